@@ -1,0 +1,1 @@
+"""ONNX graphs in, engines and manifests out."""

@@ -1,0 +1,1 @@
+"""Layer timings, tick statistics and benches."""

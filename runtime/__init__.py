@@ -1,0 +1,1 @@
+"""The tick: one batched execute advances every generation in flight by one denoising step."""

@@ -1,0 +1,1 @@
+"""Engines: one module per library that executes graphs."""

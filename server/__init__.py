@@ -1,0 +1,1 @@
+"""HTTP: audio generations as a stream, health, metrics."""
