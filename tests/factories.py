@@ -1,0 +1,304 @@
+"""Small real things for tests: a complete bundle with random weights, and a deployment that uses it.
+
+Everything is deterministic by seed and takes milliseconds to make. The graphs behave like the real ones: the velocity
+depends on every input of the decoder, masked tokens do not matter, the codec has a receptive field and a position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from engine_build.graph_writer import GraphWriter
+
+WIDTH = 16
+VOCABULARY = 257
+START_TOKEN = "<s>"
+
+
+@dataclass(frozen=True)
+class TinySpec:
+    """What a tiny bundle looks like."""
+
+    channels: int = 8
+    condition_width: int = 12
+    context: bool = True
+    mask: bool = True
+    codec: bool = True
+    encode: bool = True
+    conditioner: bool = True
+    frame_multiple: int = 2
+    canvas_frames: int = 32
+    overlap_frames: int = 8
+    sample_rate_hz: int = 8000
+    audio_channels: int = 2
+    hop_samples: int = 320
+    max_tokens: int = 32
+    guidance: float = 2.0
+    steps: int = 4
+    seed: int = 0
+    prefix: str = ""
+
+    @property
+    def context_channels(self) -> int:
+        """X of the "known+mask" layout."""
+        return 2 * self.channels
+
+    @property
+    def silence(self) -> list[float]:
+        """The latent frame that means silence."""
+        return [round(0.1 * (index - self.channels / 2), 3) for index in range(self.channels)]
+
+
+def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -> Path:
+    """Write a complete small bundle into `folder` and give the folder back.
+
+    `changes` are fields of TinySpec: `tiny_bundle(folder, channels=4, context=False, mask=False)`. `prefix` is put
+    before every tensor name, so that a test sees whether names come from the bundle's roles.
+    """
+    spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(tiny_decoder(spec), folder / "decoder.onnx")
+    if spec.codec:
+        onnx.save(tiny_codec_decode(spec), folder / "codec_decode.onnx")
+        if spec.encode:
+            onnx.save(tiny_codec_encode(spec), folder / "codec_encode.onnx")
+    if spec.conditioner:
+        onnx.save(tiny_conditioner(spec), folder / "conditioner.onnx")
+        tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
+    return folder
+
+
+def tiny_deployment(folder: Path, *, depth: int = 4, max_rows: int = 8, more: str = "", **changes: object) -> Path:
+    """Write a bundle and a deployment file that uses it; gives the path of the file.
+
+    Shape ranges: rows 1..`max_rows`, frames 2..64, tokens 1..32. `more` is TOML appended at the end.
+    """
+    tiny_bundle(folder / "tiny", **changes)  # type: ignore[arg-type]
+    path = folder / "tiny.toml"
+    path.write_text(
+        f"""[deployment]
+bundle = "tiny"
+target = "cpu"
+
+[[shapes]]
+rows = {{ min = 1, opt = {min(4, max_rows)}, max = {max_rows} }}
+frames = {{ min = 2, opt = 32, max = 64 }}
+tokens = {{ min = 1, opt = 8, max = 32 }}
+
+[runtime]
+depth = {depth}
+queue = 8
+threads = 1
+
+{more}
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
+    """hidden = latents + time + pooled condition + context, then its mean over time is mixed in; velocity = out(hidden)."""
+    graph, weight = GraphWriter("decoder"), Weights(spec.seed)
+    latents = graph.input(f"{spec.prefix}hidden_states", ("rows", "frames", spec.channels))
+    time = graph.input(f"{spec.prefix}timestep", ("rows",))
+    condition = graph.input(f"{spec.prefix}encoder_hidden_states", ("rows", "tokens", spec.condition_width))
+    hidden = graph.op("MatMul", latents, weight(graph, "w_in", spec.channels, WIDTH))
+    hidden = graph.op("Add", hidden, _time_features(graph, time, weight(graph, "w_time", 1, WIDTH)))
+    pooled = _pooled(graph, condition, spec)
+    hidden = graph.op("Add", hidden, graph.op("MatMul", pooled, weight(graph, "w_cond", spec.condition_width, WIDTH)))
+    if spec.context:
+        context = graph.input(f"{spec.prefix}context_latents", ("rows", "frames", spec.context_channels))
+        w_context = weight(graph, "w_context", spec.context_channels, WIDTH)
+        hidden = graph.op("Add", hidden, graph.op("MatMul", context, w_context))
+    mean = graph.op("ReduceMean", graph.op("Tanh", hidden), graph.constant([1], np.int64), keepdims=1)
+    hidden = graph.op("Tanh", graph.op("Add", hidden, mean))
+    velocity = graph.op("MatMul", hidden, weight(graph, "w_out", WIDTH, spec.channels))
+    graph.output(f"{spec.prefix}velocity", velocity, ("rows", "frames", spec.channels))
+    return graph.model()
+
+
+def tiny_codec_decode(spec: TinySpec) -> onnx.ModelProto:
+    """Three-tap convolution over time, one linear layer per frame, and a slow carrier over the absolute frame."""
+    graph, weight = GraphWriter("codec_decode"), Weights(spec.seed + 1)
+    latents = graph.input(f"{spec.prefix}latents", ("batch", "frames", spec.channels))
+    start = graph.input(f"{spec.prefix}start_frame", ("batch",), np.int64)
+    hidden = _convolve_time(graph, latents, weight(graph, "w_conv", WIDTH, spec.channels, 3))
+    samples = spec.audio_channels * spec.hop_samples
+    audio = graph.op("MatMul", graph.op("Tanh", hidden), weight(graph, "w_audio", WIDTH, samples))
+    audio = graph.op("Tanh", graph.op("Mul", audio, _carrier(graph, latents, start)))
+    shape = graph.constant([0, 0, spec.audio_channels, spec.hop_samples], np.int64)
+    audio = graph.op("Transpose", graph.op("Reshape", audio, shape), perm=[0, 2, 1, 3])
+    audio = graph.op("Reshape", audio, graph.constant([0, spec.audio_channels, -1], np.int64))
+    graph.output(f"{spec.prefix}audio", audio, ("batch", spec.audio_channels, "samples"))
+    return graph.model()
+
+
+def tiny_codec_encode(spec: TinySpec) -> onnx.ModelProto:
+    """One linear layer per frame of samples, then a three-tap convolution over time."""
+    graph, weight = GraphWriter("codec_encode"), Weights(spec.seed + 2)
+    audio = graph.input(f"{spec.prefix}audio", ("batch", spec.audio_channels, "samples"))
+    shape = graph.constant([0, spec.audio_channels, -1, spec.hop_samples], np.int64)
+    frames = graph.op("Transpose", graph.op("Reshape", audio, shape), perm=[0, 2, 1, 3])
+    flat = graph.constant([0, 0, spec.audio_channels * spec.hop_samples], np.int64)
+    w_in = weight(graph, "w_in", spec.audio_channels * spec.hop_samples, WIDTH)
+    hidden = graph.op("Tanh", graph.op("MatMul", graph.op("Reshape", frames, flat), w_in))
+    latents = _convolve_time(graph, hidden, weight(graph, "w_conv", spec.channels, WIDTH, 3))
+    graph.output(f"{spec.prefix}latents", latents, ("batch", "frames", spec.channels))
+    return graph.model()
+
+
+def tiny_conditioner(spec: TinySpec) -> onnx.ModelProto:
+    """Embeddings plus a position ramp, zero where the mask is 0."""
+    graph, weight = GraphWriter("conditioner"), Weights(spec.seed + 3)
+    tokens = graph.input(f"{spec.prefix}input_ids", ("batch", "tokens"), np.int64)
+    mask = graph.input(f"{spec.prefix}attention_mask", ("batch", "tokens"), np.int64)
+    kept = graph.op("Cast", mask, to=onnx.TensorProto.FLOAT)
+    embedded = graph.op("Gather", weight(graph, "embedding", VOCABULARY, spec.condition_width), tokens)
+    position = graph.op("Mul", graph.op("CumSum", kept, graph.constant(1, np.int64)), graph.constant(0.05))
+    moved = graph.op("Add", embedded, _unsqueeze(graph, position, 2))
+    condition = graph.op("Mul", moved, _unsqueeze(graph, kept, 2))
+    graph.output(f"{spec.prefix}condition", condition, ("batch", "tokens", spec.condition_width))
+    graph.output(f"{spec.prefix}condition_mask", kept, ("batch", "tokens"))
+    return graph.model()
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """One token per byte after a start token, so that the empty text has one token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {START_TOKEN: 0, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START_TOKEN} $A", special_tokens=[(START_TOKEN, 0)]
+    )
+    return tokenizer
+
+
+class Weights:
+    """Named weights in a fixed order: normal with variance 1 / fan-in."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, graph: GraphWriter, name: str, *shape: int) -> str:
+        fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
+        values: NDArray[np.float32] = self._random.standard_normal(shape).astype(np.float32)
+        return graph.constant(values / np.float32(np.sqrt(fan_in)), name=name)
+
+
+def _time_features(graph: GraphWriter, time: str, weight: str) -> str:
+    column = _unsqueeze(graph, time, 1)
+    return _unsqueeze(graph, graph.op("MatMul", column, weight), 1)
+
+
+def _pooled(graph: GraphWriter, condition: str, spec: TinySpec) -> str:
+    axis = graph.constant([1], np.int64)
+    if not spec.mask:
+        return graph.op("ReduceMean", condition, axis, keepdims=1)
+    mask = graph.input(f"{spec.prefix}condition_mask", ("rows", "tokens"))
+    kept = _unsqueeze(graph, mask, 2)
+    total = graph.op("ReduceSum", graph.op("Mul", condition, kept), axis, keepdims=1)
+    count = graph.op("Max", graph.op("ReduceSum", kept, axis, keepdims=1), graph.constant(1.0))
+    return graph.op("Div", total, count)
+
+
+def _convolve_time(graph: GraphWriter, frames: str, weight: str) -> str:
+    channels_first = graph.op("Transpose", frames, perm=[0, 2, 1])
+    convolved = graph.op("Conv", channels_first, weight, kernel_shape=[3], pads=[1, 1])
+    return graph.op("Transpose", convolved, perm=[0, 2, 1])
+
+
+def _carrier(graph: GraphWriter, latents: str, start: str) -> str:
+    length = graph.op("Gather", graph.op("Shape", latents), graph.constant(1, np.int64))
+    frames = graph.op("Range", graph.constant(0, np.int64), length, graph.constant(1, np.int64))
+    absolute = graph.op("Add", _unsqueeze(graph, start, 1), _unsqueeze(graph, frames, 0))
+    phase = graph.op("Mul", graph.op("Cast", absolute, to=onnx.TensorProto.FLOAT), graph.constant(0.05))
+    return _unsqueeze(graph, graph.op("Add", graph.op("Cos", phase), graph.constant(1.5)), 2)
+
+
+def _unsqueeze(graph: GraphWriter, value: str, axis: int) -> str:
+    return graph.op("Unsqueeze", value, graph.constant([axis], np.int64))
+
+
+def _bundle_toml(spec: TinySpec) -> str:
+    p = spec.prefix
+    mask = f'condition_mask = "{p}condition_mask"\n' if spec.mask else ""
+    context = f'context = "{p}context_latents"\n' if spec.context else ""
+    parts = [
+        f"""schema_version = 1
+name = "tiny"
+version = "1.0.0"
+family = "flow"
+license = "Apache-2.0"
+description = "Random weights, for tests."
+
+[latents]
+channels = {spec.channels}
+frame_rate_hz = {spec.sample_rate_hz / spec.hop_samples}
+frame_multiple = {spec.frame_multiple}
+canvas_frames = {spec.canvas_frames}
+
+[decoder]
+graph = "decoder.onnx"
+[decoder.inputs]
+latents = "{p}hidden_states"
+time = "{p}timestep"
+condition = "{p}encoder_hidden_states"
+{mask}{context}[decoder.outputs]
+velocity = "{p}velocity"
+
+[sampler]
+steps = {spec.steps}
+shift = 3.0
+guidance = {spec.guidance}
+denoise = 1.0
+"""
+    ]
+    if spec.context:
+        parts.append(f'[context]\nlayout = "known+mask"\nsilence = {spec.silence}\n')
+        parts.append(f"overlap_frames = {spec.overlap_frames}\n")
+    if spec.codec:
+        parts.append(_codec_toml(spec))
+    if spec.conditioner:
+        parts.append(_conditioner_toml(spec))
+    return "\n".join(parts)
+
+
+def _codec_toml(spec: TinySpec) -> str:
+    p = spec.prefix
+    decode = f"""[codec]
+sample_rate_hz = {spec.sample_rate_hz}
+channels = {spec.audio_channels}
+hop_samples = {spec.hop_samples}
+[codec.decode]
+graph = "codec_decode.onnx"
+margin_frames = 1
+inputs = {{ latents = "{p}latents", start_frame = "{p}start_frame" }}
+outputs = {{ audio = "{p}audio" }}
+"""
+    encode = f"""[codec.encode]
+graph = "codec_encode.onnx"
+margin_frames = 1
+inputs = {{ audio = "{p}audio" }}
+outputs = {{ latents = "{p}latents" }}
+"""
+    return decode + encode if spec.encode else decode
+
+
+def _conditioner_toml(spec: TinySpec) -> str:
+    p = spec.prefix
+    return f"""[conditioner]
+graph = "conditioner.onnx"
+tokenizer = "tokenizer.json"
+max_tokens = {spec.max_tokens}
+inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask" }}
+outputs = {{ condition = "{p}condition", mask = "{p}condition_mask" }}
+"""
