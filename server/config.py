@@ -1,0 +1,139 @@
+"""What the server is told: addresses, key, and every limit, in one model.
+
+Lowest to highest: the defaults here, the deployment's [server] table, environment variables TICKRT_*, flags.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from runtime.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class ServerSettings(BaseSettings):
+    """Settings of the HTTP server. Sizes in bytes, times in seconds; 0 means "no limit" only where it says so.
+
+    api_key: when set, everything but /health/live needs it. allowed_origins: web pages of other sites that may call.
+    client_in_flight: generations that one client may have at once (0: as many as there are places).
+    queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a reader that does not read.
+    tick_timeout_s: age of the last tick, with work in flight, from which /health/live says no.
+    first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of its listener while
+    others, who share its ticks, still wait for their first.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TICKRT_", extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: SecretStr | None = None
+    insecure: bool = False
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
+
+    json_bytes: int = Field(default=8 * MIB, ge=KIB, le=256 * MIB)
+    json_depth: int = Field(default=100, ge=8, le=500)
+    upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
+    body_budget_bytes: int = Field(default=512 * MIB, ge=KIB)
+    max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0)
+    max_connections: int = Field(default=1024, ge=1, le=65536)
+    client_in_flight: int = Field(default=0, ge=0)
+
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    queue_timeout_s: float = Field(default=120.0, gt=0)
+    send_timeout_s: float = Field(default=10.0, gt=0)
+    send_buffer_bytes: int = Field(default=256 * KIB, ge=4 * KIB)
+    keep_alive_s: int = Field(default=5, ge=1)
+    drain_s: float = Field(default=30.0, ge=0)
+    tick_timeout_s: float = Field(default=5.0, gt=0)
+
+    first_window_s: float = Field(default=0.5, gt=0)
+    window_s: float = Field(default=1.0, gt=0)
+    lead_s: float = Field(default=0.25, ge=0)
+
+    @field_validator("allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and ("://" not in origin or origin.endswith("/")):
+                raise ValueError(f"{origin!r} is not an origin such as https://example.org (no path, no last slash)")
+        return origins
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().strip()):
+            raise ValueError("is empty or not ASCII; leave it out to serve without a key")
+        return key
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback_host(self.host)
+
+
+def is_loopback_host(host: str) -> bool:
+    """True for localhost and loopback addresses."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def load_settings(table: Mapping[str, Any], **flags: Any) -> ServerSettings:
+    """Settings from a [server] table, the environment and flags (None: not given). Raises ConfigError."""
+
+    class _Loaded(ServerSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, dict(table))
+
+    try:
+        settings = _Loaded(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(f"server settings: {_explain(error)}", fix="see [server] and TICKRT_* variables") from None
+    check_exposure(settings)
+    return settings
+
+
+def _explain(error: ValidationError) -> str:
+    """Findings without the values found: one of them may be the key."""
+    items = error.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or '(all)'}: {item['msg']}" for item in items)
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Refuse an address that others can reach without a key. Raises ConfigError."""
+    if settings.is_loopback or settings.insecure or settings.api_key is not None:
+        return
+    raise ConfigError(
+        f"{settings.host} is reachable from other machines and no API key is set",
+        fix="set TICKRT_API_KEY, bind --host 127.0.0.1, or say --insecure",
+    )

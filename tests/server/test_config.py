@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from runtime.errors import ConfigError
+from server.config import ServerSettings, is_loopback_host, load_settings
+
+
+def test_flags_beat_environment_beats_table_beats_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"host": "127.0.0.1", "port": 1, "drain_s": 3, "keep_alive_s": 7}
+    monkeypatch.setenv("TICKRT_PORT", "2")
+    monkeypatch.setenv("TICKRT_DRAIN_S", "4.5")
+    settings = load_settings(table, port=3, host=None)
+    assert (settings.port, settings.drain_s, settings.keep_alive_s) == (3, 4.5, 7)
+    assert settings.json_bytes == 8 * 2**20
+    assert settings.upload_bytes == 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [({"prot": 1}, "prot"), ({"port": 70000}, "port"), ({"drain_s": float("nan")}, "drain_s"), ({"host": ""}, "host")],
+)
+def test_a_wrong_table_names_its_key(table: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        load_settings(table)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
+def test_an_open_address_needs_a_key_or_an_explicit_word(host: str) -> None:
+    with pytest.raises(ConfigError, match="API key") as error:
+        load_settings({"host": host})
+    assert "--insecure" in error.value.fix
+    assert load_settings({"host": host}, insecure=True).host == host
+    assert load_settings({"host": host, "api_key": "secret"}).host == host
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("LocalHost", True), ("0.0.0.0", False)],
+)
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback_host(host) is expected
+
+
+@pytest.mark.parametrize("key", ["", "   ", "schlüssel"])
+def test_an_empty_key_is_refused_not_ignored(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_API_KEY", key)
+    with pytest.raises(ConfigError, match="api_key"):
+        load_settings({})
+
+
+def test_the_key_is_in_no_text_form() -> None:
+    settings = load_settings({"api_key": "very-secret"})
+    assert "very-secret" not in repr(settings) + str(settings)
+    with pytest.raises(ConfigError) as error:
+        load_settings({"api_key": ["very-secret"]})
+    assert "very-secret" not in str(error.value)
+
+
+def test_origins_come_as_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings({"allowed_origins": ["https://a.org"]}).allowed_origins == ("https://a.org",)
+    monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", "https://a.org, http://b.org:81")
+    assert load_settings({}).allowed_origins == ("https://a.org", "http://b.org:81")
+    with pytest.raises(ConfigError, match="not an origin"):
+        load_settings({}, allowed_origins=("https://a.org/",))
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        ServerSettings().port = 1
