@@ -90,6 +90,10 @@ class Deployment(BaseModel):
         """The most condition tokens a row may have."""
         return max(shape.tokens.max for shape in self.shapes)
 
+    def rows_limit(self, frames: int, tokens: int) -> int:
+        """The most rows one execute takes at this length; 0 where no range holds it."""
+        return max((s.rows.max for s in self.shapes if s.frames.holds(frames) and s.tokens.holds(tokens)), default=0)
+
     def range_for(self, rows: int, frames: int, tokens: int) -> ShapeRanges | None:
         """The first range that holds this shape."""
         return next((shape for shape in self.shapes if shape.holds(rows, frames, tokens)), None)

@@ -59,7 +59,7 @@ def _set(instance: object, name: str, value: object) -> None:
     object.__setattr__(instance, name, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Condition:
     """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is active.
 
@@ -82,7 +82,7 @@ class Condition:
         return self.start <= step / steps < self.end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentMask:
     """1 = generate, 0 = keep `original` `[T, C]` (the source where none). `noise` `[T, C]` is drawn from the seed if absent."""
 
@@ -97,7 +97,7 @@ class LatentMask:
                 _set(self, name, array(getattr(self, name), f"mask.{name}", 2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (a share of the schedule), or by `x0_strength`."""
 
@@ -116,7 +116,7 @@ class Target:
 DcwMode = Literal["low", "high", "double", "pix"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dcw:
     """Wavelet-domain correction (Yu et al., CVPR 2026). `low` drives modes low, double and pix; in mode high it drives the high band."""
 
@@ -131,7 +131,7 @@ class Dcw:
         _set(self, "high", curve(self.high, "dcw.high"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepParameters:
     """The step lane. None means: not said here, the next lane down decides, and the neutral value at the end.
 
@@ -174,7 +174,7 @@ GuidanceMode = Literal["full", "self", "initialize"]
 Solver = Literal["ode", "sde"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerationRequest:
     """One generation, on its way from noise to latents `[T, C]`.
 

@@ -1,0 +1,140 @@
+"""What a tick will execute, as a value; what it measured; and what listeners are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import TickError
+from runtime.request import Condition, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the decoder's batch: which seat's latents, under which condition."""
+
+    seat: int
+    condition: Condition
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStep:
+    """One slot's part in a tick: its step k of K, from `time` to `next_time`, and which rows are its own."""
+
+    seat: int
+    request: GenerationRequest
+    step: int
+    steps: int
+    time: float
+    next_time: float
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+    use_kept: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the generation is finished after this step."""
+        return self.step + 1 == self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBatch:
+    """All slots of one length T. Rows: every slot's positives in seat order, then every slot's negatives.
+
+    `seats` is the prefix of the lane's seats that this tick covers; `executes` are row ranges (begin, end), each one
+    execute of the decoder, with the number of condition tokens it is padded to.
+    """
+
+    frames: int
+    seats: int
+    slots: tuple[SlotStep, ...]
+    rows: tuple[Row, ...]
+    executes: tuple[tuple[int, int, int], ...]
+    features: frozenset[str]
+    row_features: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TickBatch:
+    """Everything one tick executes."""
+
+    tick: int
+    lanes: tuple[LaneBatch, ...]
+
+    @property
+    def slots(self) -> int:
+        """Live slots."""
+        return sum(len(lane.slots) for lane in self.lanes)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the decoder, over all lanes."""
+        return sum(len(lane.rows) for lane in self.lanes)
+
+
+@dataclass(slots=True)
+class TickRecord:
+    """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state."""
+
+    tick: int
+    slots: int
+    rows: int
+    frames: tuple[int, ...]
+    executes: int
+    variants: tuple[str, ...]
+    queue_depth: int
+    tick_ms: float = 0.0
+    engine_ms: float = 0.0
+    allocations: int = 0
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A generation took a slot; its first step is in this tick."""
+
+    request_id: str
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`step` of `steps` are done."""
+
+    request_id: str
+    step: int
+    steps: int
+    tick: int
+    tick_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The clean latents `[T, C]` float32; the array belongs to the receiver."""
+
+    request_id: str
+    latents: NDArray[np.float32]
+    tick: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The generation ended with an error."""
+
+    request_id: str
+    error: TickError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The generation was cancelled; nothing of it runs any more."""
+
+    request_id: str
+
+
+Event = Started | Progress | Finished | Failed | Cancelled

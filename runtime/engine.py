@@ -1,0 +1,161 @@
+"""What an engine is, whatever compiled it: named tensors in, named tensors out, bound once, launched often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import Deployment, Target
+from runtime.device import Device, Stream, Tensor
+from runtime.errors import EngineMismatchError, EngineNotBuiltError, ShapeError
+from runtime.manifest import (
+    MANIFEST_SUFFIX,
+    Manifest,
+    TensorInfo,
+    build_command,
+    machine,
+    manifest_path,
+    read_manifest,
+    tool_versions,
+    verify_file,
+)
+
+FEATURE_SEPARATOR = "+"
+PLAIN = "plain"
+
+
+class Execution(Protocol):
+    """An engine with addresses and shapes bound: ready to launch any number of times."""
+
+    def launch(self, stream: Stream) -> None:
+        """Put one execute on the stream. Raises EngineError."""
+
+
+class Engine(Protocol):
+    """One graph, compiled for one target."""
+
+    name: str
+    manifest: Manifest
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
+        """Bind every input and output. Raises ShapeError where a tensor does not fit the graph."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """One blocking execute on host arrays, outputs allocated: for work outside the tick."""
+
+    def close(self) -> None:
+        """Release the engine's memory."""
+
+
+def run_once(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """One blocking execute with fresh outputs, inputs checked. Raises ShapeError, EngineError."""
+    check_tensors(engine.name, engine.inputs, feeds)
+    return engine.run(feeds)
+
+
+def check_tensors(engine: str, infos: Mapping[str, TensorInfo], tensors: Mapping[str, Any]) -> None:
+    """Every named tensor is there with the right dtype, rank and fixed dimensions, and equal names mean equal sizes."""
+    sizes: dict[str, int] = {}
+    for name, info in infos.items():
+        if name not in tensors:
+            raise ShapeError(f"{engine}: no tensor given for {name!r}; it takes {', '.join(infos)}")
+        _check_tensor(f"{engine}: {name}", info, tensors[name], sizes)
+
+
+def _check_tensor(where: str, info: TensorInfo, tensor: Any, sizes: dict[str, int]) -> None:
+    shape = tuple(tensor.shape)
+    if np.dtype(tensor.dtype) != np.dtype(info.dtype):
+        raise ShapeError(f"{where} has dtype {np.dtype(tensor.dtype)}, expected {info.dtype}")
+    if len(shape) != len(info.shape):
+        raise ShapeError(f"{where} has shape {shape}, expected {len(info.shape)} dimensions {tuple(info.shape)}")
+    for found, expected in zip(shape, info.shape, strict=True):
+        wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, found)
+        if found != wanted:
+            raise ShapeError(f"{where} has shape {shape}, expected {tuple(info.shape)} with {expected} = {wanted}")
+
+
+def features_of(name: str) -> frozenset[str]:
+    """The features in an engine's name: "step.dcw+guidance" -> {dcw, guidance}."""
+    variant = name.partition(".")[2]
+    return frozenset() if variant in ("", PLAIN) else frozenset(variant.split(FEATURE_SEPARATOR))
+
+
+def variant_name(features: frozenset[str]) -> str:
+    """Features sorted and joined, "plain" for none."""
+    return FEATURE_SEPARATOR.join(sorted(features)) or PLAIN
+
+
+def smallest_superset(variants: Mapping[frozenset[str], Engine], features: frozenset[str]) -> frozenset[str]:
+    """The built variant with the fewest features that has all of these. Raises EngineNotBuiltError."""
+    fitting = [variant for variant in variants if features <= variant]
+    if not fitting:
+        raise EngineNotBuiltError(
+            f"no step engine has the features {variant_name(features)}; built: "
+            + ", ".join(sorted(variant_name(variant) for variant in variants))
+        )
+    return min(fitting, key=lambda variant: (len(variant), sorted(variant)))
+
+
+@dataclass(frozen=True)
+class EngineSet:
+    """The engines that a tick executes: the decoder, and the variants of what runs before (rows) and after it (steps)."""
+
+    decoder: Engine
+    rows: Mapping[frozenset[str], Engine]
+    steps: Mapping[frozenset[str], Engine]
+
+    def close(self) -> None:
+        """Release all of them."""
+        for engine in (self.decoder, *self.rows.values(), *self.steps.values()):
+            engine.close()
+
+
+def open_engine(folder: Path, name: str, device: Device, *, threads: int = 0, fix: str = "") -> Engine:
+    """Open one built engine: manifest first, then the file's hash, then the file.
+
+    Raises EngineNotBuiltError, EngineMismatchError (both with the build command `fix`).
+    """
+    path = manifest_path(folder, name)
+    if not path.is_file():
+        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix)
+    manifest = read_manifest(path, fix=fix)
+    _check_valid_here(manifest, fix)
+    verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
+    if manifest.target == "cpu":
+        from runtime.engines.onnxruntime import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(manifest, folder, threads=threads, fix=fix)
+    raise EngineMismatchError(f"{path}: target {manifest.target!r} does not run on this installation", fix=fix)
+
+
+def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
+    """Open the decoder and every step and rows variant of a deployment. Raises EngineNotBuiltError, EngineMismatchError."""
+    folder = deployment.engine_folder(target)
+    fix = build_command(deployment.path, target or deployment.target)
+    decoder = open_engine(folder, "decoder", device, threads=deployment.runtime.threads, fix=fix)
+    return EngineSet(
+        decoder=decoder,
+        rows=_open_variants(folder, "rows", device, fix),
+        steps=_open_variants(folder, "step", device, fix),
+    )
+
+
+def _check_valid_here(manifest: Manifest, fix: str) -> None:
+    found = {"arch": machine()["arch"], **tool_versions(manifest.target)}
+    built = {"arch": manifest.device.get("arch", found["arch"]), **manifest.tool_versions}
+    if built != found:
+        raise EngineMismatchError(f"engine {manifest.name!r} was built for {built}, this machine has {found}", fix=fix)
+
+
+def _open_variants(folder: Path, kind: str, device: Device, fix: str) -> dict[frozenset[str], Engine]:
+    names = sorted(path.name.removesuffix(MANIFEST_SUFFIX) for path in folder.glob(f"{kind}.*{MANIFEST_SUFFIX}"))
+    if not names:
+        raise EngineNotBuiltError(f"no {kind} engine is built in {folder}", fix=fix)
+    return {features_of(name): open_engine(folder, name, device, threads=1, fix=fix) for name in names}

@@ -1,0 +1,464 @@
+"""The tick loop: one thread that owns scheduler, lanes and engines; everybody else talks to it through its inbox."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from runtime.admission import check_request
+from runtime.batch import Cancelled, Event, Failed, Finished, LaneBatch, Progress, Started, TickBatch, TickRecord
+from runtime.checkpoint import FrozenSlot
+from runtime.config import Deployment
+from runtime.device import Device
+from runtime.device import Event as DeviceEvent
+from runtime.engine import EngineSet
+from runtime.errors import (
+    DrainingError,
+    EngineDeadError,
+    EngineError,
+    NonFiniteError,
+    QueueFullError,
+    RequestError,
+    ShapeError,
+    TickError,
+)
+from runtime.lane import Lane
+from runtime.pool import ArrayPool
+from runtime.request import DENOISE_MIN, GenerationRequest, StepParameters
+from runtime.scheduler import Scheduler, Slot
+from runtime.spec import Bundle
+
+Listener = Callable[[Event], None]
+MAX_IDLE_LANES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new generation; `frozen` where it goes on from a checkpoint."""
+
+    request: GenerationRequest
+    listener: Listener
+    frozen: FrozenSlot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New step parameters for a session; None takes them away."""
+
+    session: str
+    parameters: StepParameters | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a generation, waiting or in flight."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Copy a generation's state between two ticks."""
+
+    request_id: str
+    reply: Future[FrozenSlot]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave run(); generations in flight end as drained."""
+
+
+Message = Submit | Update | Cancel | Freeze | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched tick: done once its events are."""
+
+    batch: TickBatch
+    lanes: tuple[tuple[LaneBatch, DeviceEvent, DeviceEvent], ...]
+    done: DeviceEvent
+    finished: tuple[Slot, ...]
+    record: TickRecord
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A snapshot: `outcomes` counts every terminal event since the start."""
+
+    slots_active: int
+    slots_capacity: int
+    queue_depth: int
+    ticks: int
+    outcomes: dict[str, int]
+    is_alive: bool
+    is_idle: bool
+    is_draining: bool
+    last_tick_s: float
+
+
+@dataclass
+class _Counters:
+    outcomes: dict[str, int] = field(
+        default_factory=lambda: {"ok": 0, "cancelled": 0, "nonfinite": 0, "engine_error": 0, "drained": 0}
+    )
+    ticks: int = 0
+    last_tick_s: float = field(default_factory=time.monotonic)
+    is_idle: bool = True
+
+
+class TickLoop:
+    """Runs ticks. submit, update, cancel, freeze and stats may be called from any thread; tick() from one only.
+
+    At most `depth + queue` generations are inside at a time; one more is refused at once.
+    """
+
+    def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
+        self.bundle, self.deployment, self.device = bundle, deployment, device
+        self.observers: list[Callable[[TickRecord], None]] = []
+        self._engines = engines
+        self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
+        self._stream = device.stream()
+        self._lanes: dict[int, Lane] = {}
+        self._pools: dict[int, ArrayPool] = {}
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._listeners: dict[str, Listener] = {}
+        self._in_flight: deque[InFlight] = deque()
+        self._places = threading.Semaphore(deployment.runtime.depth + deployment.runtime.queue)
+        self._counters = _Counters()
+        self._draining = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._fatal: TickError | None = None
+
+    # Any thread.
+
+    def submit(self, request: GenerationRequest, listener: Listener) -> str:
+        """Ask for a generation; exactly one terminal event follows. Returns the request's id.
+
+        Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
+        """
+        check_request(request, self.bundle, self.deployment, self._engines.decoder)
+        return self._enter(Submit(request, listener))
+
+    def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
+        """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
+        check_request(frozen.request, self.bundle, self.deployment, self._engines.decoder)
+        frozen.check(self.bundle)
+        return self._enter(Submit(frozen.request, listener, frozen))
+
+    def update(self, session: str, parameters: StepParameters | None) -> None:
+        """Replace a session's step parameters for all its generations, from the next tick on."""
+        self._inbox.put(Update(session, parameters))
+
+    def cancel(self, request_id: str) -> None:
+        """End a generation before the next commit; unknown ids are ignored."""
+        self._inbox.put(Cancel(request_id))
+
+    def freeze(self, request_id: str) -> Future[FrozenSlot]:
+        """A copy of a generation in flight, between two ticks; it runs on. The future raises RequestError if unknown."""
+        reply: Future[FrozenSlot] = Future()
+        self._inbox.put(Freeze(request_id, reply))
+        return reply
+
+    def stats(self) -> LoopStats:
+        """Counts as of now."""
+        return LoopStats(
+            slots_active=len(self._scheduler.slots),
+            slots_capacity=self._scheduler.depth,
+            queue_depth=len(self._listeners) - len(self._scheduler.slots),
+            ticks=self._counters.ticks,
+            outcomes=dict(self._counters.outcomes),
+            is_alive=self._fatal is None and not self._ended.is_set(),
+            is_idle=self._counters.is_idle,
+            is_draining=self._draining.is_set(),
+            last_tick_s=self._counters.last_tick_s,
+        )
+
+    def start(self) -> None:
+        """Run ticks in a thread of their own."""
+        self._thread = threading.Thread(target=self.run, name="tick", daemon=True)
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new work and let what is inside finish; False when the time ran out first."""
+        self._draining.set()
+        deadline_s = time.monotonic() + timeout_s
+        while self._listeners and time.monotonic() < deadline_s and not self._ended.is_set():
+            self._ended.wait(0.01)
+        return not self._listeners
+
+    def close(self) -> None:
+        """Stop the loop; whatever is still inside ends as drained. Engines are closed."""
+        self._draining.set()
+        self._inbox.put(Stop())
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._end()
+        self._engines.close()
+
+    # The tick thread.
+
+    def run(self) -> None:
+        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and everybody is told."""
+        try:
+            while not self._stopped:
+                if self.tick() is None and not self._stopped:
+                    self._wait_for_message()
+        except Exception as error:
+            self._fatal = error if isinstance(error, TickError) else EngineDeadError(f"the tick loop failed: {error!r}")
+            raise
+        finally:
+            self._end()
+
+    def tick(self) -> TickRecord | None:
+        """One pass: every live slot takes one step. None where nothing is live."""
+        started_s = time.perf_counter()
+        clock = _PhaseClock(started_s)
+        allocations = self._allocations()
+        self._drain_inbox()
+        clock.end("inbox")
+        self._admit()
+        batch = self._scheduler.schedule()
+        clock.end("schedule")
+        if not batch.lanes:
+            self._complete_all()
+            return None
+        record = self._record(batch)
+        for lane in batch.lanes:
+            self._lanes[lane.frames].prepare(lane)
+        clock.end("upload")
+        events = self._launch(batch)
+        clock.end("launch")
+        if events is None:
+            return record
+        self._drain_inbox()
+        finished = self._scheduler.commit(batch)
+        clock.end("commit")
+        self._in_flight.append(
+            InFlight(batch, events, self._stream.record(), tuple(finished), record, started_s)
+        )
+        while self._in_flight and self._must_wait():
+            self._complete(self._in_flight.popleft())
+        clock.end("deliver")
+        record.phases_ms = clock.phases_ms
+        record.allocations = self._allocations() - allocations
+        record.tick_ms = (time.perf_counter() - started_s) * 1e3
+        self._tell_progress(batch, record)
+        return record
+
+    def _must_wait(self) -> bool:
+        oldest = self._in_flight[0]
+        return oldest.done.is_done or len(self._in_flight) >= self.deployment.runtime.ticks_in_flight
+
+    def _launch(self, batch: TickBatch) -> tuple[tuple[LaneBatch, DeviceEvent, DeviceEvent], ...] | None:
+        """Execute every lane; an engine's failure ends the batch's generations, not the loop."""
+        try:
+            return tuple((lane, *self._lanes[lane.frames].launch(lane)) for lane in batch.lanes)
+        except EngineDeadError:
+            raise
+        except (EngineError, ShapeError) as error:
+            for step in [step for lane in batch.lanes for step in lane.slots]:
+                self._remove(step.request.id, Failed(step.request.id, error), "engine_error")
+            return None
+
+    def _complete(self, tick: InFlight) -> None:
+        """A tick's work is done: quarantine what is not finite, deliver what is finished."""
+        tick.done.wait()
+        finished = {slot.request.id: slot for slot in tick.finished}
+        for lane, begin, end in tick.lanes:
+            tick.record.engine_ms += self._stream.elapsed_ms(begin, end)
+            flags = self._lanes[lane.frames].finite(lane.seats)
+            for step in lane.slots:
+                if not flags[step.seat]:
+                    finished.pop(step.request.id, None)
+                    self._quarantine(step.request.id, step.step)
+        for slot in finished.values():
+            self._deliver(slot, tick.batch.tick)
+        for slot in tick.finished:
+            self._lanes[slot.frames].state.vacate(slot.seat)
+        tick.record.finished = tuple(finished)
+
+    def _complete_all(self) -> None:
+        while self._in_flight:
+            self._complete(self._in_flight.popleft())
+
+    def _quarantine(self, request_id: str, step: int) -> None:
+        error = NonFiniteError(
+            f"generation {request_id} became non-finite in step {step}",
+            fix="lower guidance, scales or noise; other generations are not affected",
+        )
+        self._remove(request_id, Failed(request_id, error), "nonfinite")
+
+    def _deliver(self, slot: Slot, tick: int) -> None:
+        latents = self._pool(slot.frames).lend()
+        self._lanes[slot.frames].state.read("latents", slot.seat, latents)
+        self._tell_end(Finished(slot.request.id, latents, tick, slot.steps), "ok")
+
+    def _admit(self) -> None:
+        for slot in self._scheduler.admit():
+            self._lane(slot.frames).state.admit(slot)
+            self._tell(Started(slot.request.id, self._scheduler.tick))
+
+    def _lane(self, frames: int) -> Lane:
+        """The lane of a length; a new one takes the place of one that has stood empty once there are many."""
+        if frames not in self._lanes:
+            live = {slot.frames for slot in self._scheduler.slots.values()}
+            idle = [length for length in self._lanes if length not in live]
+            if len(idle) >= MAX_IDLE_LANES:
+                del self._lanes[idle[0]]
+                self._pools.pop(idle[0], None)
+            self._lanes[frames] = Lane(
+                self.device, self._stream, self._engines, self.bundle, self.deployment, frames
+            )
+        return self._lanes[frames]
+
+    def _pool(self, frames: int) -> ArrayPool:
+        if frames not in self._pools:
+            shape = (frames, self.bundle.latents.channels)
+            self._pools[frames] = ArrayPool(shape, 2 * self._scheduler.depth)
+        return self._pools[frames]
+
+    def _drain_inbox(self) -> None:
+        while True:
+            try:
+                self._handle(self._inbox.get_nowait())
+            except Empty:
+                return
+
+    def _wait_for_message(self) -> None:
+        self._counters.is_idle = True
+        message = self._inbox.get()
+        self._counters.is_idle = False
+        self._counters.last_tick_s = time.monotonic()
+        self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._take(message)
+            case Update(session, parameters):
+                for slot in self._scheduler.override(session, parameters):
+                    self._lanes[slot.frames].state.set_parameters(slot)
+            case Cancel(request_id):
+                self._remove(request_id, Cancelled(request_id), "cancelled")
+            case Freeze(request_id, reply):
+                self._freeze(request_id, reply)
+            case Stop():
+                self._stopped = True
+
+    def _take(self, message: Submit) -> None:
+        request = message.request
+        self._listeners[request.id] = message.listener
+        if request.denoise <= DENOISE_MIN:
+            assert request.start is not None
+            self._tell_end(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
+        elif message.frozen is not None:
+            self._scheduler.frozen[request.id] = message.frozen
+            self._scheduler.waiting.push(request)
+        else:
+            self._scheduler.waiting.push(request)
+
+    def _freeze(self, request_id: str, reply: Future[FrozenSlot]) -> None:
+        slot = self._scheduler.slots.get(request_id)
+        if slot is None:
+            reply.set_exception(RequestError(f"no generation {request_id} is in flight", field="id"))
+            return
+        arrays = self._lanes[slot.frames].state.freeze(slot.seat)
+        reply.set_result(FrozenSlot(slot.request, slot.step, slot.kept, slot.parameters, arrays, self.bundle.name))
+
+    def _remove(self, request_id: str, event: Event, outcome: str) -> None:
+        slot = self._scheduler.slots.get(request_id)
+        if slot is not None:
+            self._lanes[slot.frames].state.vacate(slot.seat)
+        self._scheduler.remove(request_id)
+        self._tell_end(event, outcome)
+
+    def _enter(self, message: Submit) -> str:
+        if self._fatal is not None:
+            raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
+        if self._draining.is_set():
+            raise DrainingError("the server is shutting down and takes no new work")
+        if not self._places.acquire(blocking=False):
+            runtime = self.deployment.runtime
+            raise QueueFullError(f"all {runtime.depth} slots and {runtime.queue} waiting places are taken")
+        self._inbox.put(message)
+        return message.request.id
+
+    def _tell(self, event: Event) -> None:
+        listener = self._listeners.get(event.request_id)
+        if listener is not None:
+            listener(event)
+
+    def _tell_end(self, event: Event, outcome: str) -> None:
+        """The terminal event; a second one for the same request is not told."""
+        listener = self._listeners.pop(event.request_id, None)
+        if listener is not None:
+            self._counters.outcomes[outcome] += 1
+            self._places.release()
+            listener(event)
+
+    def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:
+        for step in (step for lane in batch.lanes for step in lane.slots):
+            self._tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
+        self._counters.ticks += 1
+        self._counters.last_tick_s = time.monotonic()
+        for observer in self.observers:
+            observer(record)
+
+    def _record(self, batch: TickBatch) -> TickRecord:
+        return TickRecord(
+            tick=batch.tick,
+            slots=batch.slots,
+            rows=batch.rows,
+            frames=tuple(lane.frames for lane in batch.lanes),
+            executes=sum(len(lane.executes) for lane in batch.lanes),
+            variants=tuple(self._lanes[lane.frames].variant(lane) for lane in batch.lanes),
+            queue_depth=len(self._scheduler.waiting),
+        )
+
+    def _allocations(self) -> int:
+        return self.device.allocations + sum(pool.allocations for pool in self._pools.values())
+
+    def _end(self) -> None:
+        """Tell everybody who is still inside; wake whoever waits for the end."""
+        self._drain_leftovers()
+        error = self._fatal or DrainingError("the server shut down before the generation was finished")
+        for request_id in list(self._listeners):
+            self._tell_end(Failed(request_id, error), "engine_error" if self._fatal else "drained")
+        self._ended.set()
+
+    def _drain_leftovers(self) -> None:
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(message, Submit):
+                self._listeners[message.request.id] = message.listener
+            elif isinstance(message, Freeze):
+                message.reply.set_exception(DrainingError("the loop has stopped"))
+
+
+class _PhaseClock:
+    """Splits a tick's time into named phases."""
+
+    def __init__(self, started_s: float) -> None:
+        self._last_s = started_s
+        self.phases_ms: dict[str, float] = {}
+
+    def end(self, phase: str) -> None:
+        now_s = time.perf_counter()
+        self.phases_ms[phase] = self.phases_ms.get(phase, 0.0) + (now_s - self._last_s) * 1e3
+        self._last_s = now_s

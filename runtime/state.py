@@ -1,0 +1,299 @@
+"""All slots' latents, curves and vectors of one length T: one array per field, a line per seat, written in place.
+
+Small fields are written on the host and uploaded when they changed; latents, momentum and kept velocities live on the
+device, double buffered: a tick reads one side and writes the other, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.batch import LaneBatch, SlotStep
+from runtime.device import Device, Stream, Tensor
+from runtime.noise import Purpose, fill_noise
+from runtime.request import Array, Curve, Dcw, GenerationRequest, StepParameters
+from runtime.scheduler import Slot, resample
+from runtime.timesteps import target_gate
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """Shape of a line (letters of T, C, B = bands), dtype and the value that changes nothing."""
+
+    line: str
+    neutral: float
+    dtype: str = "float32"
+
+
+FIELDS = {
+    "time": FieldSpec("", 1.0),
+    "next_time": FieldSpec("", 1.0),
+    "target_gate": FieldSpec("", 0.0),
+    "sde": FieldSpec("", 0, "bool"),
+    "use_kept": FieldSpec("", 0, "bool"),
+    "velocity_scale": FieldSpec("T", 1.0),
+    "guidance": FieldSpec("T", 1.0),
+    "momentum": FieldSpec("T", -0.75),
+    "rescale": FieldSpec("T", 0.0),
+    "mask": FieldSpec("T", 1.0),
+    "target_curve": FieldSpec("T", 0.0),
+    "ode_noise": FieldSpec("T", 0.0),
+    "sde_curve": FieldSpec("T", 1.0),
+    "dcw_low": FieldSpec("B", 0.0),
+    "dcw_high": FieldSpec("B", 0.0),
+    "dcw_pix": FieldSpec("T", 0.0),
+    "original": FieldSpec("TC", 0.0),
+    "mask_noise": FieldSpec("TC", 0.0),
+    "target": FieldSpec("TC", 0.0),
+    "source": FieldSpec("TC", 0.0),
+    "step_noise": FieldSpec("TC", 0.0),
+    "channel_gain": FieldSpec("TC", 1.0),
+}
+PARAMETER_FIELDS = (
+    "velocity_scale", "guidance", "momentum", "rescale", "target_curve", "ode_noise", "sde", "sde_curve",
+    "dcw_low", "dcw_high", "dcw_pix", "channel_gain",
+)  # fmt: skip
+DOUBLES = ("latents", "momentum_state", "kept_negative")
+
+
+class Field:
+    """One line per seat, written on the host, read by engines."""
+
+    def __init__(self, device: Device, shape: tuple[int, ...], spec: FieldSpec) -> None:
+        self._device = device
+        self._neutral = spec.neutral
+        self.tensor = device.zeros(shape, spec.dtype)
+        self.host: NDArray[Any] = self.tensor.host if self.tensor.host is not None else device.staging(shape, spec.dtype)
+        self.host[...] = spec.neutral
+        self._dirty = set(range(shape[0]))
+
+    def write(self, seat: int, value: Any) -> None:
+        """Set a seat's line; None is the neutral value."""
+        self.host[seat] = self._neutral if value is None else value
+        self._dirty.add(seat)
+
+    def line(self, seat: int) -> NDArray[Any]:
+        """A seat's line, to be filled in place."""
+        self._dirty.add(seat)
+        line: NDArray[Any] = self.host[seat]
+        return line
+
+    def flush(self, stream: Stream) -> None:
+        """Upload the lines that were written since the last time."""
+        if self._dirty and self.tensor.host is None:
+            size = self.host[0].size
+            for seat in self._dirty:
+                target = self.tensor.view(*self.host.shape[1:], start=seat * size)
+                self._device.upload(target, self.host[seat], stream)
+        self._dirty.clear()
+
+
+class Double:
+    """Two sides of one device array `[S, T, C]`: `current` is read by the next tick, which writes `other`."""
+
+    def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
+        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))
+        self.side = 0
+
+    @property
+    def current(self) -> Tensor:
+        """What the next tick reads."""
+        return self.sides[self.side]
+
+    @property
+    def other(self) -> Tensor:
+        """What the next tick writes."""
+        return self.sides[1 - self.side]
+
+    def flip(self) -> None:
+        """The tick wrote `other`: that is current now."""
+        self.side = 1 - self.side
+
+
+class SlotState:
+    """Every field of every seat of one length. Fields that no slot has used yet are not allocated."""
+
+    def __init__(self, device: Device, stream: Stream, *, seats: int, frames: int, channels: int) -> None:
+        self._device = device
+        self._stream = stream
+        self.seats, self.frames, self.channels = seats, frames, channels
+        self._fields: dict[str, Field] = {}
+        self._doubles: dict[str, Double] = {}
+        self._noise = device.staging((frames, channels), np.float32)
+        self._start = device.staging((frames, channels), np.float32)
+        self._shape = {"T": frames, "C": channels, "B": -(-frames // 2)}
+        for name in ("time", "next_time", "velocity_scale"):
+            self.field(name)
+        self.double("latents")
+
+    def field(self, name: str) -> Field:
+        """A field, allocated on first use with neutral lines."""
+        if name not in self._fields:
+            spec = FIELDS[name]
+            shape = (self.seats, *(self._shape[letter] for letter in spec.line))
+            self._fields[name] = Field(self._device, shape, spec)
+        return self._fields[name]
+
+    def double(self, name: str) -> Double:
+        """A double-buffered array, allocated on first use with zeros."""
+        if name not in self._doubles:
+            self._doubles[name] = Double(self._device, (self.seats, self.frames, self.channels))
+        return self._doubles[name]
+
+    def tensor(self, name: str, seats: int) -> Tensor:
+        """The first `seats` lines of a field."""
+        tensor = self.field(name).tensor
+        return tensor.view(seats, *tensor.shape[1:])
+
+    def admit(self, slot: Slot) -> None:
+        """Write a new generation's latents and fields into its seat."""
+        request, seat = slot.request, slot.seat
+        if request.noise is not None:
+            np.copyto(self._noise, request.noise)
+        else:
+            fill_noise(self._noise, request.seed)
+        self._write_double("latents", seat, self._start_latents(slot))
+        if request.guidance_mode == "self":
+            self._write_double("kept_negative", seat, self._noise)
+        if "momentum_state" in self._doubles:
+            self._start[...] = 0.0
+            self._write_double("momentum_state", seat, self._start)
+        self._write_fields(seat, _request_values(request))
+        if request.mask is not None and request.mask.noise is None:
+            fill_noise(self.field("mask_noise").line(seat), request.seed, Purpose.MASK)
+        self.set_parameters(slot)
+
+    def set_parameters(self, slot: Slot) -> None:
+        """Write a slot's step parameters."""
+        values = _parameter_values(slot.request, slot.parameters, slot.features, self._shape["B"])
+        self._write_fields(slot.seat, values)
+
+    def vacate(self, seat: int) -> None:
+        """Make a seat neutral in time: whatever its other lines hold, nothing moves."""
+        self.field("time").write(seat, None)
+        self.field("next_time").write(seat, None)
+
+    def set_step(self, batch: LaneBatch) -> None:
+        """Write what every tick changes: times, gates, and the noise of slots that add some."""
+        for step in batch.slots:
+            self.field("time").write(step.seat, step.time)
+            self.field("next_time").write(step.seat, step.next_time)
+            if "target" in batch.features and step.request.target is not None:
+                self.field("target_gate").write(step.seat, _gate(step))
+            if "rcfg" in batch.features:
+                self.field("use_kept").write(step.seat, step.use_kept)
+            if batch.features & {"sde", "ode_noise"}:
+                fill_noise(self.field("step_noise").line(step.seat), step.request.seed, Purpose.STEP, step.step)
+
+    def flush(self) -> None:
+        """Upload every line that was written."""
+        for field in self._fields.values():
+            field.flush(self._stream)
+
+    def read(self, name: str, seat: int, out: Array) -> None:
+        """Copy a seat's current line of a double-buffered array to the host."""
+        self._device.download(out, self._line(name, seat), self._stream)
+
+    def freeze(self, seat: int) -> dict[str, Array]:
+        """Copies of everything about a seat that its request does not say."""
+        arrays = {name: np.empty((self.frames, self.channels), np.float32) for name in self._doubles}
+        for name, out in arrays.items():
+            self.read(name, seat, out)
+        return arrays
+
+    def restore(self, slot: Slot, arrays: dict[str, Array]) -> None:
+        """Write a frozen generation into its seat."""
+        self.admit(slot)
+        for name, values in arrays.items():
+            self._write_double(name, slot.seat, values)
+
+    def _start_latents(self, slot: Slot) -> Array:
+        request = slot.request
+        share: Curve | None = request.initial_noise_curve
+        if share is None and request.denoise < 1.0:
+            share = float(slot.times[0])
+        if share is None or request.start is None:
+            return self._noise
+        np.subtract(self._noise, request.start, out=self._start)
+        self._start *= share if isinstance(share, float) else share[:, None]
+        self._start += request.start
+        return self._start
+
+    def _write_fields(self, seat: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if value is not None or name in self._fields:
+                self.field(name).write(seat, value)
+
+    def _write_double(self, name: str, seat: int, values: Array) -> None:
+        self.double(name)
+        self._device.upload(self._line(name, seat), values, self._stream)
+
+    def _line(self, name: str, seat: int) -> Tensor:
+        shape = (self.frames, self.channels)
+        return self.double(name).current.view(*shape, start=seat * self.frames * self.channels)
+
+
+def _gate(step: SlotStep) -> float:
+    target = step.request.target
+    assert target is not None
+    if target.curve is None:
+        return float(step.step >= step.steps // 2)
+    return target_gate(step.step, step.steps, target.gate)
+
+
+def _request_values(request: GenerationRequest) -> dict[str, Any]:
+    """Field -> line of what holds for the whole generation; None where it is neutral."""
+    mask, target = request.mask, request.target
+    return {
+        "mask": None if mask is None else mask.mask,
+        "original": None if mask is None else request.original,
+        "mask_noise": None if mask is None else mask.noise,
+        "target": None if target is None else target.latents,
+        "target_gate": None,
+        "use_kept": None,
+        "source": request.source,
+    }
+
+
+def _parameter_values(
+    request: GenerationRequest, parameters: StepParameters, features: frozenset[str], bands: int
+) -> dict[str, Any]:
+    """Field -> line of the step parameters; None where it is neutral, by value or because the slot cannot use it."""
+    has_curve = request.target is not None and request.target.curve is not None
+    drawn = request.target.curve if request.target is not None and has_curve else parameters.x0_strength
+    guidance = "guidance" in features
+    return {
+        "velocity_scale": parameters.velocity_scale,
+        "guidance": parameters.guidance if guidance else None,
+        "momentum": parameters.momentum if guidance else None,
+        "rescale": parameters.rescale if guidance else None,
+        "target_curve": drawn if "target" in features else None,
+        "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
+        "sde": True if "sde" in features else None,
+        "sde_curve": parameters.sde_curve if "sde" in features and request.source is not None else None,
+        "channel_gain": parameters.channel_gain if not _is_one(parameters.channel_gain) else None,
+        **_dcw_values(parameters.dcw if "dcw" in features else None, bands),
+    }
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, float) and value == 1.0
+
+
+def _dcw_values(dcw: Dcw | None, bands: int) -> dict[str, Any]:
+    """Coefficients per band; in mode "high" the `low` value drives the high band."""
+    if dcw is None:
+        return {"dcw_low": None, "dcw_high": None, "dcw_pix": None}
+    return {
+        "dcw_low": _band(dcw.low, bands) if dcw.mode in ("low", "double") else None,
+        "dcw_high": _band(dcw.low if dcw.mode == "high" else dcw.high, bands) if dcw.mode in ("high", "double") else None,
+        "dcw_pix": dcw.low if dcw.mode == "pix" else None,
+    }
+
+
+def _band(values: Curve, bands: int) -> Curve:
+    return resample(values, bands) if isinstance(values, np.ndarray) else values

@@ -1,0 +1,30 @@
+"""Schedules of flow time, t_0 > ... > t_K = 0, pure numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.request import DENOISE_MIN
+
+
+def schedule(steps: int, *, shift: float = 1.0, denoise: float = 1.0) -> NDArray[np.float32]:
+    """Flow times `[steps + 1]` float32, from t0 down to 0.
+
+    Linear from t0 to 0, t0 = 1 for denoise >= 1, else steps / int(steps / denoise) (the tail of a longer schedule, as
+    ComfyUI's BasicScheduler cuts it); then shifted, t <- s t / (1 + (s-1) t) (Esser et al., 2024, eq. 23).
+    `denoise` above DENOISE_MIN: below it there is nothing to do and no schedule.
+    """
+    if denoise <= DENOISE_MIN:
+        return np.zeros(1, np.float32)
+    start = 1.0 if denoise >= 1.0 else steps / int(steps / denoise)
+    times = np.linspace(start, 0.0, steps + 1, dtype=np.float32)
+    if shift != 1.0:
+        times = shift * times / (1 + (shift - 1) * times)
+    return times.astype(np.float32)
+
+
+def target_gate(step: int, steps: int, gate: float) -> float:
+    """How far a target's curve is switched on at step k of K: 0 until the gate, then linearly up to 1 at the last step."""
+    progress = step / max(steps - 1, 1)
+    return max(0.0, progress - gate) / max(1.0 - gate, 1e-6)
