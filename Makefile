@@ -1,0 +1,72 @@
+# TickRT. `make help` lists the targets; each one sets up the environment that it needs, once.
+
+# The interpreter that makes the environments: the first fit one, or yours (make PYTHON=python3.13 demo).
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c '$(FIT)' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
+# The torch that test-export installs. A CPU build is enough.
+TORCH ?= torch==2.13.0
+CONFIG ?= configs/demo.toml
+PYTEST_ARGS ?=
+
+FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
+BIN := .venv/bin
+EXPORT_BIN := .venv-export/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PACKAGES := runtime server engine_build profiling
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow test-export lint bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
+
+demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127.0.0.1:8000
+	$(BIN)/tickrt-build $(CONFIG)
+	exec $(BIN)/tickrt-serve $(CONFIG)
+
+test: .venv/.installed-test  ## the test suite: no torch, no GPU
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu" $(PYTEST_ARGS)
+
+test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
+	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
+
+test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
+	$(EXPORT_BIN)/python -m pytest -m "export and not gpu" $(PYTEST_ARGS)
+
+lint: .venv/.installed-test  ## ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES)
+
+bench: .venv/.installed  ## tick time against the bare engine, at depth 1, 4 and 8
+	$(BIN)/tickrt-build $(CONFIG)
+	for depth in 1 4 8; do for switches in "" "--guidance 3" "--guidance 3 --dcw"; do \
+		$(BIN)/tickrt-bench $(CONFIG) --depth $$depth $$switches || exit 1; done; done
+
+clean:  ## remove engines, caches and build outputs; the environments stay
+	rm -rf configs/.engines build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. A stamp file says that what pyproject.toml asks for is installed, so a second make installs nothing.
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	@echo "Installing TickRT into .venv (a few minutes the first time) ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu]'
+	@touch $@
+
+.venv/.installed-test: .venv/.installed
+	@echo "Installing the test tools into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
+	@touch $@
+
+.venv-export/.installed: pyproject.toml | .venv-export/bin/python
+	@echo "Installing torch and the exporter into .venv-export (several minutes the first time) ..."
+	$(EXPORT_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[export,test]'
+	@touch $@
+
+%/bin/python:
+	@$(PYTHON) -c '$(FIT)' || { echo "TickRT needs Python 3.11, 3.12, 3.13 or 3.14;" \
+		"$(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing)."; \
+		echo "  fix: install one of them and name it: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	$(PYTHON) -m venv $*
