@@ -1,6 +1,7 @@
 """One deployment file: which bundle, which shapes, which target, how deep.
 
-Each room reads its own table ([build], [server]) with its own model; this module reads the rest and refuses unknown tables.
+Each room reads its own table ([build], [server]) with its own model; this module reads the rest and refuses unknown
+tables.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Device memory with a shape: `address` is the device's; `host` the same memory as an array where the host can see it.
+    """Device memory with a shape: `address` is the device's; `host` the same memory as an array where the host can
+    see it.
 
     `owner` keeps the memory alive. Contiguous, row-major.
     """

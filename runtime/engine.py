@@ -105,7 +105,8 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 
 @dataclass(frozen=True)
 class EngineSet:
-    """The engines that a tick executes: the decoder, and the variants of what runs before (rows) and after it (steps)."""
+    """The engines that a tick executes: the decoder, and the variants of what runs before (rows) and after it
+    (steps)."""
 
     decoder: Engine
     rows: Mapping[frozenset[str], Engine]
@@ -136,7 +137,8 @@ def open_engine(folder: Path, name: str, device: Device, *, threads: int = 0, fi
 
 
 def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
-    """Open the decoder and every step and rows variant of a deployment. Raises EngineNotBuiltError, EngineMismatchError."""
+    """Open the decoder and every step and rows variant of a deployment. Raises EngineNotBuiltError,
+    EngineMismatchError."""
     folder = deployment.engine_folder(target)
     fix = build_command(deployment.path, target or deployment.target)
     decoder = open_engine(folder, "decoder", device, threads=deployment.runtime.threads, fix=fix)

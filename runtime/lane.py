@@ -129,7 +129,8 @@ class Lane:
         )
 
     def _bind_rows(self, batch: LaneBatch, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
-        """The rows engine; also the decoder's input, and the latents that the step starts from (masked where a mask is)."""
+        """The rows engine; also the decoder's input, and the latents that the step starts from (masked where a mask
+        is)."""
         engine = self._engines.rows[self._variant("rows", batch.row_features)]
         shape = (batch.seats, self.frames, self._channels)
         hidden_states = self._rows.hidden_states.view(len(batch.rows), self.frames, self._channels)
@@ -256,5 +257,3 @@ def _positives(step: SlotStep) -> tuple[int, ...]:
 def _negatives(step: SlotStep) -> tuple[int, ...]:
     """The negative rows; a slot without any has its positive row there, so that nothing is added."""
     return step.negatives or step.positives[:1]
-
-

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.admission import check_request
 from runtime.batch import Cancelled, Event, Failed, Finished, LaneBatch, Progress, Started, TickBatch, TickRecord
@@ -80,15 +81,24 @@ Message = Submit | Update | Cancel | Freeze | Stop
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """A lane's part of a launched tick: events around the decoder, and where its finite flags `[seats]` arrive."""
+
+    batch: LaneBatch
+    begin: DeviceEvent
+    end: DeviceEvent
+    finite: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched tick: done once its events are."""
+    """A launched tick: once `done`, its flags and finished latents can be read."""
 
     batch: TickBatch
-    lanes: tuple[tuple[LaneBatch, DeviceEvent, DeviceEvent], ...]
+    lanes: tuple[Launched, ...]
     done: DeviceEvent
-    finished: tuple[Slot, ...]
+    finished: tuple[tuple[Slot, NDArray[np.float32]], ...]
     record: TickRecord
-    started_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ class TickLoop:
         self._pools: dict[int, ArrayPool] = {}
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._listeners: dict[str, Listener] = {}
+        self._frozen: dict[str, FrozenSlot] = {}
         self._in_flight: deque[InFlight] = deque()
         self._places = threading.Semaphore(deployment.runtime.depth + deployment.runtime.queue)
         self._counters = _Counters()
@@ -166,7 +177,8 @@ class TickLoop:
         self._inbox.put(Cancel(request_id))
 
     def freeze(self, request_id: str) -> Future[FrozenSlot]:
-        """A copy of a generation in flight, between two ticks; it runs on. The future raises RequestError if unknown."""
+        """A copy of a generation in flight, between two ticks; it runs on. The future raises RequestError if
+        unknown."""
         reply: Future[FrozenSlot] = Future()
         self._inbox.put(Freeze(request_id, reply))
         return reply
@@ -211,7 +223,8 @@ class TickLoop:
     # The tick thread.
 
     def run(self) -> None:
-        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and everybody is told."""
+        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and everybody is
+        told."""
         try:
             while not self._stopped:
                 if self.tick() is None and not self._stopped:
@@ -239,16 +252,14 @@ class TickLoop:
         for lane in batch.lanes:
             self._lanes[lane.frames].prepare(lane)
         clock.end("upload")
-        events = self._launch(batch)
+        launched = self._launch(batch)
         clock.end("launch")
-        if events is None:
+        if launched is None:
             return record
         self._drain_inbox()
-        finished = self._scheduler.commit(batch)
+        finished = self._commit(batch)
         clock.end("commit")
-        self._in_flight.append(
-            InFlight(batch, events, self._stream.record(), tuple(finished), record, started_s)
-        )
+        self._in_flight.append(InFlight(batch, launched, self._stream.record(), finished, record))
         while self._in_flight and self._must_wait():
             self._complete(self._in_flight.popleft())
         clock.end("deliver")
@@ -262,10 +273,10 @@ class TickLoop:
         oldest = self._in_flight[0]
         return oldest.done.is_done or len(self._in_flight) >= self.deployment.runtime.ticks_in_flight
 
-    def _launch(self, batch: TickBatch) -> tuple[tuple[LaneBatch, DeviceEvent, DeviceEvent], ...] | None:
+    def _launch(self, batch: TickBatch) -> tuple[Launched, ...] | None:
         """Execute every lane; an engine's failure ends the batch's generations, not the loop."""
         try:
-            return tuple((lane, *self._lanes[lane.frames].launch(lane)) for lane in batch.lanes)
+            return tuple(self._launch_lane(lane) for lane in batch.lanes)
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
@@ -273,22 +284,34 @@ class TickLoop:
                 self._remove(step.request.id, Failed(step.request.id, error), "engine_error")
             return None
 
+    def _launch_lane(self, batch: LaneBatch) -> Launched:
+        lane = self._lanes[batch.frames]
+        begin, end = lane.launch(batch)
+        return Launched(batch, begin, end, lane.finite(batch.seats))
+
+    def _commit(self, batch: TickBatch) -> tuple[tuple[Slot, NDArray[np.float32]], ...]:
+        """Advance every slot; copy out those that are finished (in stream order) and free their seats."""
+        finished = []
+        for slot in self._scheduler.commit(batch):
+            latents = self._pool(slot.frames).lend()
+            state = self._lanes[slot.frames].state
+            state.read("latents", slot.seat, latents)
+            state.vacate(slot.seat)
+            finished.append((slot, latents))
+        return tuple(finished)
+
     def _complete(self, tick: InFlight) -> None:
         """A tick's work is done: quarantine what is not finite, deliver what is finished."""
         tick.done.wait()
-        finished = {slot.request.id: slot for slot in tick.finished}
-        for lane, begin, end in tick.lanes:
-            tick.record.engine_ms += self._stream.elapsed_ms(begin, end)
-            flags = self._lanes[lane.frames].finite(lane.seats)
-            for step in lane.slots:
-                if not flags[step.seat]:
-                    finished.pop(step.request.id, None)
+        for lane in tick.lanes:
+            tick.record.engine_ms += self._stream.elapsed_ms(lane.begin, lane.end)
+            for step in lane.batch.slots:
+                if not lane.finite[step.seat]:
                     self._quarantine(step.request.id, step.step)
-        for slot in finished.values():
-            self._deliver(slot, tick.batch.tick)
-        for slot in tick.finished:
-            self._lanes[slot.frames].state.vacate(slot.seat)
-        tick.record.finished = tuple(finished)
+        delivered = [pair for pair in tick.finished if pair[0].request.id in self._listeners]
+        for slot, latents in delivered:
+            self._tell_end(Finished(slot.request.id, latents, tick.batch.tick, slot.steps), "ok")
+        tick.record.finished = tuple(slot.request.id for slot, _ in delivered)
 
     def _complete_all(self) -> None:
         while self._in_flight:
@@ -301,14 +324,15 @@ class TickLoop:
         )
         self._remove(request_id, Failed(request_id, error), "nonfinite")
 
-    def _deliver(self, slot: Slot, tick: int) -> None:
-        latents = self._pool(slot.frames).lend()
-        self._lanes[slot.frames].state.read("latents", slot.seat, latents)
-        self._tell_end(Finished(slot.request.id, latents, tick, slot.steps), "ok")
-
     def _admit(self) -> None:
         for slot in self._scheduler.admit():
-            self._lane(slot.frames).state.admit(slot)
+            state = self._lane(slot.frames).state
+            frozen = self._frozen.pop(slot.request.id, None)
+            if frozen is None:
+                state.admit(slot)
+            else:
+                slot.step, slot.kept = frozen.step, frozen.kept
+                state.restore(slot, frozen.arrays)
             self._tell(Started(slot.request.id, self._scheduler.tick))
 
     def _lane(self, frames: int) -> Lane:
@@ -319,9 +343,7 @@ class TickLoop:
             if len(idle) >= MAX_IDLE_LANES:
                 del self._lanes[idle[0]]
                 self._pools.pop(idle[0], None)
-            self._lanes[frames] = Lane(
-                self.device, self._stream, self._engines, self.bundle, self.deployment, frames
-            )
+            self._lanes[frames] = Lane(self.device, self._stream, self._engines, self.bundle, self.deployment, frames)
         return self._lanes[frames]
 
     def _pool(self, frames: int) -> ArrayPool:
@@ -365,7 +387,7 @@ class TickLoop:
             assert request.start is not None
             self._tell_end(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
         elif message.frozen is not None:
-            self._scheduler.frozen[request.id] = message.frozen
+            self._frozen[request.id] = message.frozen
             self._scheduler.waiting.push(request)
         else:
             self._scheduler.waiting.push(request)
@@ -376,24 +398,28 @@ class TickLoop:
             reply.set_exception(RequestError(f"no generation {request_id} is in flight", field="id"))
             return
         arrays = self._lanes[slot.frames].state.freeze(slot.seat)
-        reply.set_result(FrozenSlot(slot.request, slot.step, slot.kept, slot.parameters, arrays, self.bundle.name))
+        request = slot.request.with_parameters(slot.parameters)
+        reply.set_result(FrozenSlot(request, slot.step, slot.kept, arrays, self.bundle.name))
 
     def _remove(self, request_id: str, event: Event, outcome: str) -> None:
         slot = self._scheduler.slots.get(request_id)
         if slot is not None:
             self._lanes[slot.frames].state.vacate(slot.seat)
         self._scheduler.remove(request_id)
+        self._frozen.pop(request_id, None)
         self._tell_end(event, outcome)
 
     def _enter(self, message: Submit) -> str:
         if self._fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
-        if self._draining.is_set():
+        if self._draining.is_set() or self._ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
         if not self._places.acquire(blocking=False):
             runtime = self.deployment.runtime
             raise QueueFullError(f"all {runtime.depth} slots and {runtime.queue} waiting places are taken")
         self._inbox.put(message)
+        if self._ended.is_set():
+            self._tell_leftovers()
         return message.request.id
 
     def _tell(self, event: Event) -> None:
@@ -432,23 +458,22 @@ class TickLoop:
         return self.device.allocations + sum(pool.allocations for pool in self._pools.values())
 
     def _end(self) -> None:
-        """Tell everybody who is still inside; wake whoever waits for the end."""
-        self._drain_leftovers()
-        error = self._fatal or DrainingError("the server shut down before the generation was finished")
-        for request_id in list(self._listeners):
-            self._tell_end(Failed(request_id, error), "engine_error" if self._fatal else "drained")
+        """Tell everybody who is still inside, and wake whoever waits for the end."""
         self._ended.set()
+        self._complete_all()
+        self._tell_leftovers()
 
-    def _drain_leftovers(self) -> None:
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return
+    def _tell_leftovers(self) -> None:
+        """Messages that came too late, and generations that nobody will run any more."""
+        while not self._inbox.empty():
+            message = self._inbox.get()
             if isinstance(message, Submit):
                 self._listeners[message.request.id] = message.listener
             elif isinstance(message, Freeze):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
+        error = self._fatal or DrainingError("the server shut down before the generation was finished")
+        for request_id in list(self._listeners):
+            self._tell_end(Failed(request_id, error), "engine_error" if self._fatal else "drained")
 
 
 class _PhaseClock:

@@ -26,7 +26,9 @@ def fill_noise(out: NDArray[np.float32], seed: int, purpose: Purpose = Purpose.S
     np.random.Generator(bits).standard_normal(dtype=np.float32, out=out)
 
 
-def noise(frames: int, channels: int, seed: int, purpose: Purpose = Purpose.START, step: int = 0) -> NDArray[np.float32]:
+def noise(
+    frames: int, channels: int, seed: int, purpose: Purpose = Purpose.START, step: int = 0
+) -> NDArray[np.float32]:
     """Standard normal noise `[T, C]` float32; see fill_noise."""
     out = np.empty((frames, channels), np.float32)
     fill_noise(out, seed, purpose, step)

@@ -1,7 +1,8 @@
 """What one generation is asked to be: frozen data, checked when it is made.
 
 Every scalar of the step may also be a per-frame curve `[T]` (float32). Two lanes: everything in `GenerationRequest`
-holds from admission to the end; `StepParameters` can also be overridden for a whole session while its slots are in flight.
+holds from admission to the end; `StepParameters` can also be overridden for a whole session while its slots are in
+flight.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _set(instance: object, name: str, value: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is active.
+    """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is
+    active.
 
     Active at step k of K when `start <= k/K < end`.
     """
@@ -84,7 +86,8 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class LatentMask:
-    """1 = generate, 0 = keep `original` `[T, C]` (the source where none). `noise` `[T, C]` is drawn from the seed if absent."""
+    """1 = generate, 0 = keep `original` `[T, C]` (the source where none). `noise` `[T, C]` is drawn from the seed if
+    absent."""
 
     mask: Curve
     original: Array | None = None
@@ -99,7 +102,8 @@ class LatentMask:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (a share of the schedule), or by `x0_strength`."""
+    """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (a share of the schedule), or by
+    `x0_strength`."""
 
     latents: Array
     curve: Curve | None = None
@@ -118,7 +122,8 @@ DcwMode = Literal["low", "high", "double", "pix"]
 
 @dataclass(frozen=True, eq=False)
 class Dcw:
-    """Wavelet-domain correction (Yu et al., CVPR 2026). `low` drives modes low, double and pix; in mode high it drives the high band."""
+    """Wavelet-domain correction (Yu et al., CVPR 2026). `low` drives modes low, double and pix; in mode high it
+    drives the high band."""
 
     mode: DcwMode = "double"
     low: Curve = 0.0
@@ -135,7 +140,8 @@ class Dcw:
 class StepParameters:
     """The step lane. None means: not said here, the next lane down decides, and the neutral value at the end.
 
-    velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or `[T]`.
+    velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
+    `[T]`.
     channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw.
     """
 
@@ -179,7 +185,8 @@ class GenerationRequest:
     """One generation, on its way from noise to latents `[T, C]`.
 
     conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none).
-    context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`: instead of the seed's.
+    context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
+    instead of the seed's.
     initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the step lane that the
     generation listens to; `client` is whom fairness counts. Raises RequestError with the field.
     """

@@ -41,7 +41,15 @@ class RowBuffers:
     """Everything with a row dimension, for lanes of T frames and up to `capacity` rows of up to `tokens` tokens."""
 
     def __init__(
-        self, device: Device, stream: Stream, decoder: Engine, bundle: Bundle, *, frames: int, capacity: int, tokens: int
+        self,
+        device: Device,
+        stream: Stream,
+        decoder: Engine,
+        bundle: Bundle,
+        *,
+        frames: int,
+        capacity: int,
+        tokens: int,
     ) -> None:
         self._stream = stream
         self._roles = bundle.decoder.inputs

@@ -89,7 +89,8 @@ class WaitingLine:
 
 @dataclass
 class Scheduler:
-    """Admission and slots. `fold_tokens` says whether rows of unequal L may share an execute (the decoder has a mask)."""
+    """Admission and slots. `fold_tokens` says whether rows of unequal L may share an execute (the decoder has a
+    mask)."""
 
     deployment: Deployment
     fold_tokens: bool
@@ -228,7 +229,8 @@ def active_conditions(slot: Slot) -> tuple[Condition, ...]:
 
 
 def active_negatives(slot: Slot) -> tuple[Condition, ...]:
-    """The negative conditions that the present step executes: none without guidance or where a kept velocity stands in."""
+    """The negative conditions that the present step executes: none without guidance or where a kept velocity stands
+    in."""
     if not slot.is_guided or uses_kept(slot):
         return ()
     negatives = slot.request.negatives
@@ -236,7 +238,8 @@ def active_negatives(slot: Slot) -> tuple[Condition, ...]:
 
 
 def uses_kept(slot: Slot) -> bool:
-    """Residual guidance: the negative is the initial noise ("self"), or the velocity kept from before ("initialize")."""
+    """Residual guidance: the negative is the initial noise ("self"), or the velocity kept from before
+    ("initialize")."""
     mode = slot.request.guidance_mode
     return slot.is_guided and (mode == "self" or (mode == "initialize" and slot.kept))
 
@@ -269,7 +272,9 @@ def row_features(request: GenerationRequest, parameters: StepParameters) -> froz
 
 def has_dcw(dcw: Dcw | None) -> bool:
     """Whether a correction corrects anything."""
-    return dcw is not None and not (is_everywhere(dcw.low, 0.0) and (dcw.mode != "double" or is_everywhere(dcw.high, 0.0)))
+    return dcw is not None and not (
+        is_everywhere(dcw.low, 0.0) and (dcw.mode != "double" or is_everywhere(dcw.high, 0.0))
+    )
 
 
 def fit(parameters: StepParameters, frames: int) -> StepParameters:
@@ -289,7 +294,8 @@ def fit(parameters: StepParameters, frames: int) -> StepParameters:
 def resample(values: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
     """A curve of any length, interpolated linearly at half-pixel centres to `frames` values; ends held."""
     positions = (np.arange(frames) + 0.5) * (len(values) / frames) - 0.5
-    return np.interp(positions, np.arange(len(values)), values).astype(np.float32)
+    values_at: NDArray[np.float32] = np.interp(positions, np.arange(len(values)), values).astype(np.float32)
+    return values_at
 
 
 def _fit(value: float | NDArray[np.float32], frames: int) -> float | NDArray[np.float32]:

@@ -37,7 +37,8 @@ class LatentSpec(_Section):
 
 
 class DecoderInputs(_Section):
-    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, condition_mask `[R,L]`, context `[R,T,X]`."""
+    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, condition_mask `[R,L]`, context
+    `[R,T,X]`."""
 
     latents: str
     time: str
@@ -61,7 +62,8 @@ class DecoderSpec(_Section):
 
 
 class ContextSpec(_Section):
-    """What the context channels `[T, X]` hold: C channels of known latents (silence where unknown), C of mask (1 = generate)."""
+    """What the context channels `[T, X]` hold: C channels of known latents (silence where unknown), C of mask (1 =
+    generate)."""
 
     layout: Literal["known+mask"] = "known+mask"
     silence: tuple[float, ...]
@@ -205,7 +207,9 @@ def load_bundle(folder: Path) -> Bundle:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder") from None
+        raise ConfigError(
+            f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     try:

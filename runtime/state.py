@@ -67,7 +67,9 @@ class Field:
         self._device = device
         self._neutral = spec.neutral
         self.tensor = device.zeros(shape, spec.dtype)
-        self.host: NDArray[Any] = self.tensor.host if self.tensor.host is not None else device.staging(shape, spec.dtype)
+        self.host: NDArray[Any] = (
+            self.tensor.host if self.tensor.host is not None else device.staging(shape, spec.dtype)
+        )
         self.host[...] = spec.neutral
         self._dirty = set(range(shape[0]))
 
@@ -290,7 +292,9 @@ def _dcw_values(dcw: Dcw | None, bands: int) -> dict[str, Any]:
         return {"dcw_low": None, "dcw_high": None, "dcw_pix": None}
     return {
         "dcw_low": _band(dcw.low, bands) if dcw.mode in ("low", "double") else None,
-        "dcw_high": _band(dcw.low if dcw.mode == "high" else dcw.high, bands) if dcw.mode in ("high", "double") else None,
+        "dcw_high": _band(dcw.low if dcw.mode == "high" else dcw.high, bands)
+        if dcw.mode in ("high", "double")
+        else None,
         "dcw_pix": dcw.low if dcw.mode == "pix" else None,
     }
 
