@@ -105,7 +105,7 @@ threads = 1
 
 
 def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
-    """hidden = latents + time + pooled condition + context, then its mean over time is mixed in; velocity = out(hidden)."""
+    """Latents, time, pooled condition and context are added up, the mean over time is mixed in, tanh, out."""
     graph, weight = GraphWriter("decoder"), Weights(spec.seed)
     latents = graph.input(f"{spec.prefix}hidden_states", ("rows", "frames", spec.channels))
     time = graph.input(f"{spec.prefix}timestep", ("rows",))

@@ -1,0 +1,232 @@
+"""The step semantics in plain numpy, float64, one generation at a time: what other implementations are held against.
+
+It shares no code with the runtime but the request's types. Shapes: x, noise, source, target `[T, C]`; curves are
+scalars or `[T]`. `decode(x, t, tokens, context)` gives the velocity `[T, C]` of one condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
+
+F64 = NDArray[np.float64]
+Decode = Callable[[F64, float, NDArray[np.float32], NDArray[np.float32] | None], ArrayLike]
+
+NORM_LIMIT = 2.5
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class State:
+    """One generation between two steps: latents, APG momentum, the negative velocity that RCFG keeps."""
+
+    x: F64
+    momentum: F64
+    kept: F64 | None = None
+
+
+@dataclass(frozen=True)
+class Noises:
+    """The random inputs: start noise and mask noise `[T, C]`, and each step's own noise."""
+
+    start: NDArray[np.float32]
+    mask: NDArray[np.float32] | None = None
+    step: Callable[[int], ArrayLike] | None = None
+
+
+def schedule(steps: int, shift: float, denoise: float) -> F64:
+    """t_0 > ... > t_K = 0, `[K + 1]`."""
+    start = 1.0 if denoise >= 1 else steps / int(steps / denoise)
+    times = np.linspace(start, 0.0, steps + 1)
+    return shift * times / (1 + (shift - 1) * times)
+
+
+def first_state(request: GenerationRequest, noise: ArrayLike, times: F64) -> State:
+    """What the first step starts from."""
+    noise = np.asarray(noise, np.float64)
+    source = request.source if request.source is not None else request.original
+    if request.initial_noise_curve is not None and source is not None:
+        c = column(request.initial_noise_curve)
+        x = c * noise + (1 - c) * source
+    elif source is not None and request.denoise < 1:
+        x = times[0] * noise + (1 - times[0]) * source
+    else:
+        x = noise
+    kept = noise if request.guidance_mode == "self" else None
+    return State(np.asarray(x, np.float64), np.zeros_like(noise), kept)
+
+
+def generate(
+    request: GenerationRequest,
+    decode: Decode,
+    noises: Noises,
+    overrides: Mapping[int, StepParameters] | None = None,
+) -> list[F64]:
+    """The latents after each step, `[T, C]` each. `overrides` maps a step to the session's parameters at that step."""
+    if request.denoise <= 1e-6:
+        assert request.source is not None
+        return [np.asarray(request.source, np.float64)]
+    times = schedule(request.steps, request.shift, request.denoise)
+    state, results = first_state(request, noises.start, times), []
+    for k in range(request.steps):
+        now = request
+        if overrides and k in overrides:
+            now = replace(request, parameters=overrides[k].over(request.parameters))
+        state = step(now, state, decode, noises, k, float(times[k]), float(times[k + 1]))
+        results.append(state.x)
+    return results
+
+
+def step(
+    request: GenerationRequest, state: State, decode: Decode, noises: Noises, k: int, t: float, t_next: float
+) -> State:
+    """One step of one generation: DESIGN section 5, numbers 1 to 7."""
+    p = request.parameters
+    x = mask_before(request, state.x, noises.mask, t)
+    decoder_input = x * said(p.channel_gain, 1.0)
+    v = blend(request.conditions, decode, decoder_input, t, k, request)
+    momentum, kept = state.momentum, state.kept
+    if guides(request):
+        negative = kept
+        if negative is None or request.guidance_mode == "full":
+            negative = blend(request.negatives, decode, decoder_input, t, k, request)
+        kept = negative if request.guidance_mode != "full" else None
+        v, momentum = guide(v, negative, momentum, p)
+    x0 = x - t * v * column(said(p.velocity_scale, 1.0))
+    x0 = aim(request, mask_after(request, x0), k)
+    noise = None if noises.step is None else np.asarray(noises.step(k), np.float64)
+    new = integrate(request, x, x0, noise, t, t_next)
+    new = correct(p.dcw, new, x - t * v, t)
+    return State(new, momentum, kept)
+
+
+def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] | None, t: float) -> F64:
+    """1. Known frames are put back, noised to time t."""
+    if request.mask is None:
+        return x
+    m = column(request.mask.mask)
+    noise = request.mask.noise if request.mask.noise is not None else noise
+    assert noise is not None
+    return m * x + (1 - m) * (t * noise + (1 - t) * request.original)
+
+
+def blend(conditions: Sequence[Condition], decode: Decode, x: F64, t: float, k: int, request: GenerationRequest) -> F64:
+    """3. Weighted mean over the active conditions, per frame."""
+    active = [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
+    total, weights = np.zeros_like(x), np.zeros((len(x), 1))
+    for condition in active:
+        w = np.broadcast_to(column(condition.weight), weights.shape)
+        total = total + w * np.asarray(decode(x, t, condition.tokens, request.context), np.float64)
+        weights = weights + w
+    return total / np.maximum(weights, 1e-8)
+
+
+def guides(request: GenerationRequest) -> bool:
+    """Whether there is anything to push away from."""
+    return bool(request.negatives) or request.guidance_mode == "self"
+
+
+def guide(v: F64, negative: F64, momentum: F64, p: StepParameters) -> tuple[F64, F64]:
+    """4. APG (Sadat et al., 2024) and rescale; norms are per channel over time."""
+    momentum = (v - negative) + column(said(p.momentum, -0.75)) * momentum
+    d = momentum * np.minimum(1, NORM_LIMIT / np.maximum(norm(momentum), TINY))
+    unit = v / np.maximum(norm(v), TINY)
+    d = d - (d * unit).sum(axis=0, keepdims=True) * unit
+    guided = v + (column(said(p.guidance, 1.0)) - 1) * d
+    r = column(said(p.rescale, 0.0))
+    return r * guided * norm(v) / np.maximum(norm(guided), TINY) + (1 - r) * guided, momentum
+
+
+def mask_after(request: GenerationRequest, x0: F64) -> F64:
+    """5. Known frames of x0 are the original's."""
+    if request.mask is None:
+        return x0
+    m = column(request.mask.mask)
+    return m * x0 + (1 - m) * request.original
+
+
+def aim(request: GenerationRequest, x0: F64, k: int) -> F64:
+    """5. x0 is drawn to the target: along its curve after the gate, or by the strength in the second half."""
+    if request.target is None:
+        return x0
+    last = max(request.steps - 1, 1)
+    if request.target.curve is not None:
+        gate = request.target.gate
+        a = column(request.target.curve) * max(0.0, k / last - gate) / max(1 - gate, 1e-6)
+    else:
+        a = column(said(request.parameters.x0_strength, 0.0)) * (k >= request.steps // 2)
+    return (1 - a) * x0 + a * request.target.latents
+
+
+def integrate(request: GenerationRequest, x: F64, x0: F64, noise: F64 | None, t: float, t_next: float) -> F64:
+    """6. From t to t': Euler with optional noise, or SDE."""
+    p = request.parameters
+    if request.solver == "sde":
+        c = column(said(p.sde_curve, 1.0))
+        source = 0.0 if request.source is None else request.source
+        assert noise is not None
+        return t_next * noise + (1 - t_next) * (c * x0 + (1 - c) * source)
+    new = (t_next / t) * x + (1 - t_next / t) * x0
+    if p.ode_noise is not None:
+        assert noise is not None
+        new = new + noise * column(p.ode_noise) * t_next
+    return new
+
+
+def correct(dcw: Dcw | None, x: F64, y: F64, t: float) -> F64:
+    """7. Wavelet-domain correction of the new x towards or away from y = x_before - t v."""
+    if dcw is None:
+        return x
+    if dcw.mode == "pix":
+        return x + column(dcw.low) * (x - y)
+    odd = len(x) % 2
+    pad = ((0, odd), (0, 0))
+    x_low, x_high = haar(np.pad(x, pad))
+    y_low, y_high = haar(np.pad(y, pad))
+    if dcw.mode in ("low", "double"):
+        x_low = x_low + t * resample(dcw.low, len(x_low)) * (x_low - y_low)
+    if dcw.mode in ("high", "double"):
+        curve = dcw.low if dcw.mode == "high" else dcw.high
+        x_high = x_high + (1 - t) * resample(curve, len(x_high)) * (x_high - y_high)
+    return unhaar(x_low, x_high)[: len(x)]
+
+
+def haar(x: F64) -> tuple[F64, F64]:
+    """One level of the Haar transform over time: low and high band `[T/2, C]`."""
+    return (x[0::2] + x[1::2]) / np.sqrt(2), (x[0::2] - x[1::2]) / np.sqrt(2)
+
+
+def unhaar(low: F64, high: F64) -> F64:
+    """The inverse of `haar`."""
+    x = np.empty((2 * len(low), low.shape[1]))
+    x[0::2], x[1::2] = (low + high) / np.sqrt(2), (low - high) / np.sqrt(2)
+    return x
+
+
+def resample(curve: Any, length: int) -> F64:
+    """A scalar or `[T]` as a column `[length, 1]`, linear with half-pixel centres, ends held."""
+    values = np.atleast_1d(np.asarray(curve, np.float64))
+    centres = (np.arange(length) + 0.5) * len(values) / length - 0.5
+    return np.interp(centres, np.arange(len(values)), values)[:, None]
+
+
+def norm(v: F64) -> F64:
+    """Norm per channel over time, `[1, C]`."""
+    return np.sqrt((v * v).sum(axis=0, keepdims=True))
+
+
+def said(value: Any, otherwise: float) -> Any:
+    """`value`, or the neutral one where nothing was said."""
+    return otherwise if value is None else value
+
+
+def column(value: Any) -> F64:
+    """A scalar stays one, `[T]` becomes `[T, 1]`, `[T, C]` stays."""
+    array = np.asarray(value, np.float64)
+    return array[:, None] if array.ndim == 1 else array

@@ -1,0 +1,93 @@
+"""The oracle agrees with an independent implementation on all of its vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import oracle
+import parity
+import pytest
+from numpy.typing import NDArray
+
+from runtime.request import Condition, Dcw, StepParameters
+
+
+@pytest.fixture(scope="module")
+def session() -> ort.InferenceSession:
+    return ort.InferenceSession(str(parity.DECODER), providers=["CPUExecutionProvider"])
+
+
+def run(session: ort.InferenceSession, scenario: parity.Scenario, expected: parity.Expected) -> list[oracle.F64]:
+    def decode(x: oracle.F64, t: float, tokens: NDArray[np.float32], context: NDArray[np.float32] | None) -> oracle.F64:
+        feeds = {
+            "hidden_states": x[None].astype(np.float32),
+            "timestep": np.array([t], np.float32),
+            "encoder_hidden_states": tokens[None],
+            "context_latents": context[None],  # type: ignore[index]
+        }
+        return np.asarray(session.run(None, feeds)[0][0], np.float64)
+
+    steps = range(expected.request.steps)
+    said = {k: scenario.parameters_at(expected.submit_tick + k) for k in steps}
+    overrides = {k: parameters for k, parameters in said.items() if parameters is not None}
+    assert expected.request.noise is not None
+    return oracle.generate(expected.request, decode, oracle.Noises(expected.request.noise), overrides)
+
+
+@pytest.mark.parametrize("name", parity.scenario_names())
+def test_the_oracle_agrees_with_the_vectors(session: ort.InferenceSession, name: str) -> None:
+    scenario = parity.load_scenario(name)
+    for expected in scenario.expected:
+        states = run(session, scenario, expected)
+        np.testing.assert_allclose(states[-1], expected.final, atol=parity.TOLERANCE, rtol=0)
+        if expected.after_each_step is not None:
+            np.testing.assert_allclose(states, expected.after_each_step, atol=parity.TOLERANCE, rtol=0)
+
+
+def test_there_are_14_scenarios() -> None:
+    assert len(parity.scenario_names()) == 14
+
+
+def test_haar_comes_back_and_keeps_the_energy() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 3))
+    low, high = oracle.haar(x)
+    np.testing.assert_allclose(oracle.unhaar(low, high), x, atol=1e-12)
+    np.testing.assert_allclose((low**2).sum() + (high**2).sum(), (x**2).sum())
+
+
+def test_resampling_uses_half_pixel_centres() -> None:
+    np.testing.assert_allclose(oracle.resample([0, 1, 2, 3], 2)[:, 0], [0.5, 2.5])
+    np.testing.assert_allclose(oracle.resample([0, 1, 2], 2)[:, 0], [0.25, 1.75])
+    np.testing.assert_allclose(oracle.resample(0.3, 3)[:, 0], [0.3] * 3)
+
+
+def test_dcw_in_mode_high_is_driven_by_low() -> None:
+    x, y = np.random.default_rng(1).standard_normal((2, 7, 3))
+    high = oracle.correct(Dcw("high", low=0.4), x, y, 0.25)
+    double = oracle.correct(Dcw("double", low=0.0, high=0.4), x, y, 0.25)
+    np.testing.assert_allclose(high, double)
+    assert np.abs(high - x).max() > 0.01
+
+
+def test_a_condition_outside_its_part_of_the_schedule_is_left_out() -> None:
+    scenario = parity.load_scenario("plain")
+    tokens = scenario.expected[0].request.conditions[0].tokens
+    early, late = Condition(tokens, end=0.5), Condition(tokens * 2, start=0.5)
+    seen: list[float] = []
+
+    def decode(x: oracle.F64, t: float, tokens: NDArray[np.float32], _: object) -> oracle.F64:
+        seen.append(float(tokens[0, 0]))
+        return x * 0
+
+    request = scenario.expected[0].request
+    for k in (3, 4):
+        oracle.blend((early, late), decode, np.zeros((48, 64)), 0.5, k, request)
+    assert seen == [float(tokens[0, 0]), float(2 * tokens[0, 0])]
+    oracle.blend((Condition(tokens, start=0.9),), decode, np.zeros((48, 64)), 0.5, 0, request)
+    assert len(seen) == 3
+
+
+def test_guidance_one_changes_nothing() -> None:
+    v, negative, momentum = np.random.default_rng(2).standard_normal((3, 6, 4))
+    guided, _ = oracle.guide(v, negative, momentum, StepParameters(guidance=1.0))
+    np.testing.assert_allclose(guided, v)
