@@ -22,7 +22,8 @@ def fill_noise(out: NDArray[np.float32], seed: int, purpose: Purpose = Purpose.S
     Philox 4x64 (Salmon et al., 2011) with key (seed, purpose) and the step in the counter's highest word, so a step's
     noise needs no state from the steps before it. A shorter T is a prefix of a longer one.
     """
-    bits = np.random.Philox(key=[seed, int(purpose)], counter=[0, 0, 0, step])
+    key = np.array([seed, purpose], np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([0, 0, 0, step], np.uint64))
     np.random.Generator(bits).standard_normal(dtype=np.float32, out=out)
 
 

@@ -1,148 +1,221 @@
-"""The tick parity vectors as requests: what an independent implementation made of the same inputs."""
+"""Runs scenarios of an independent implementation through the real tick loop.
+
+A folder has decoder.onnx, inputs.npz, scenarios.json and expected.npz (its README says what they hold); TICKRT_PARITY_DIR
+names another folder of the same format. Keys that this harness does not know are refused, never ignored.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import cache
+import os
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.batch import Event, Failed, Finished
+from runtime.loop import TickLoop
 from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
-FOLDER = Path(__file__).parent / "data" / "tick_parity"
-DECODER = FOLDER / "decoder.onnx"
-FRAMES, CHANNELS, CONDITION_WIDTH = 48, 64, 48
-TOLERANCE = 4e-5
-
-Array = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """One request of a scenario, the tick it enters at, and what becomes of it. `id` is the request's id."""
-
-    id: str
-    submit_tick: int
-    request: GenerationRequest
-    final: Array
-    after_each_step: Array | None
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Requests of one run; `overrides` are the session's parameters from a tick on (None takes them away)."""
-
-    name: str
-    depth: int
-    expected: tuple[Expected, ...]
-    overrides: dict[int, StepParameters | None]
-
-    def parameters_at(self, tick: int) -> StepParameters | None:
-        """The session's parameters that hold in a tick."""
-        said = [at for at in sorted(self.overrides) if at <= tick]
-        return self.overrides[said[-1]] if said else None
+DATA = Path(__file__).parent / "data" / "tick_parity"
+SESSION = "parity"
+STEP_NAMES = {
+    "velocity_scale": "velocity_scale",
+    "guidance_scale": "guidance",
+    "guidance_curve": "guidance",
+    "guidance": "guidance",
+    "apg_momentum": "momentum",
+    "momentum": "momentum",
+    "cfg_rescale": "rescale",
+    "cfg_rescale_curve": "rescale",
+    "rescale": "rescale",
+    "x0_target_strength": "x0_strength",
+    "x0_strength": "x0_strength",
+    "sde_denoise_curve": "sde_curve",
+    "sde_curve": "sde_curve",
+    "ode_noise_curve": "ode_noise",
+    "ode_noise": "ode_noise",
+    "channel_gain": "channel_gain",
+}
+REQUEST_NAMES = {
+    "id", "submit_at_tick", "encoder_hidden_states", "context_latents", "noise", "seed", "source_latents", "denoise",
+    "negative", "rcfg_mode", "x0_target", "x0_target_curve", "x0_target_gate", "initial_noise_curve", "latent_mask",
+    "temporal_weight", "step_range", "extra_conditions", *STEP_NAMES,
+}  # fmt: skip
+SCENARIO_NAMES = {"steps", "shift", "depth", "requests", "finishes", "dcw", "shared_at_tick", "channel_gain"}
 
 
-def scenario_names() -> list[str]:
-    """The 14 scenarios."""
-    return list(_table())
+def folder() -> Path:
+    """Where the vectors are."""
+    return Path(os.environ.get("TICKRT_PARITY_DIR", DATA))
 
 
-def load_scenario(name: str) -> Scenario:
-    """One scenario with its expected latents."""
-    table, results = _table()[name], _arrays("expected.npz")
-    expected = tuple(
-        Expected(
-            id=item["id"],
-            submit_tick=item["submit_at_tick"],
-            request=_request(item, table),
-            final=results[f"{name}/{item['id']}/final"],
-            after_each_step=results.get(f"{name}/{item['id']}/after_each_step"),
-        )
-        for item in table["requests"]
-    )
-    overrides = {int(tick): _override(said) for tick, said in table.get("shared_at_tick", {}).items()}
-    return Scenario(name, table["depth"], expected, overrides)
+def load() -> tuple[dict[str, Any], dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
+    """Scenarios, inputs and expected arrays."""
+    scenarios = json.loads((folder() / "scenarios.json").read_text())
+    return scenarios, dict(np.load(folder() / "inputs.npz")), dict(np.load(folder() / "expected.npz"))
 
 
-def _request(item: dict[str, Any], table: dict[str, Any]) -> GenerationRequest:
-    first = Condition(_tokens(item), weight=_value(item.get("temporal_weight", 1.0)))
-    more = [Condition(_tokens(c), weight=_value(c["temporal_weight"])) for c in item.get("extra_conditions", [])]
+def write_deployment(target: Path, *, depth: int = 4, max_rows: int = 16) -> Path:
+    """A bundle around the reference decoder (it has no condition mask), and a deployment that uses it."""
+    bundle = target / "reference"
+    bundle.mkdir()
+    shutil.copy(folder() / "decoder.onnx", bundle / "decoder.onnx")
+    (bundle / "bundle.toml").write_text(BUNDLE)
+    path = target / "reference.toml"
+    path.write_text(DEPLOYMENT.format(depth=depth, max_rows=max_rows))
+    return path
+
+
+@dataclass
+class Run:
+    """What a scenario gave: finals, states after each tick, the tick each generation was delivered in."""
+
+    finals: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    states: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    delivered: dict[str, int] = field(default_factory=dict)
+
+
+def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> Run:
+    """Submit and override at the scenario's ticks, tick until all is delivered."""
+    _refuse_unknown(scenario, SCENARIO_NAMES)
+    run, shared = Run(), dict(_session_wide(scenario))
+    requests = [(item["submit_at_tick"], _request(item, scenario, inputs)) for item in scenario["requests"]]
+    first = loop.stats().ticks
+    for tick in range(max(at for at, _ in requests) + 2 * scenario["steps"]):
+        shared.update(scenario.get("shared_at_tick", {}).get(str(tick), {}))
+        loop.update(SESSION, _step_parameters(shared, inputs))
+        live = [request.id for at, request in requests if at < tick and request.id not in run.finals]
+        replies = {name: loop.freeze(name) for name in live}
+        for request in (request for at, request in requests if at == tick):
+            loop.submit(request, lambda event: _note(run, event, first))
+        loop.tick()
+        for name, reply in replies.items():
+            run.states.setdefault(name, []).append(reply.result(0).arrays["latents"])
+    for name, final in run.finals.items():
+        run.states.setdefault(name, []).append(final)
+    return run
+
+
+def _note(run: Run, event: Event, first: int) -> None:
+    if isinstance(event, Failed):
+        raise event.error
+    if isinstance(event, Finished):
+        run.finals[event.request_id] = event.latents
+        run.delivered[event.request_id] = event.tick - first
+
+
+def _session_wide(scenario: dict[str, Any]) -> dict[str, Any]:
+    return {name: scenario[name] for name in ("dcw", "channel_gain") if name in scenario}
+
+
+def _request(
+    item: dict[str, Any], scenario: dict[str, Any], inputs: dict[str, NDArray[np.float32]]
+) -> GenerationRequest:
+    _refuse_unknown(item, REQUEST_NAMES)
+    source = _value(item.get("source_latents"), inputs)
+    context = _value(item["context_latents"], inputs)
+    mode = item.get("rcfg_mode") or "full"
     return GenerationRequest(
-        frames=FRAMES,
-        conditions=(first, *more),
-        negatives=tuple(Condition(_tokens(c)) for c in item.get("negative", [])),
-        steps=table["steps"],
-        shift=table["shift"],
+        frames=len(context),
+        conditions=(_condition(item, inputs), *(_condition(c, inputs) for c in item.get("extra_conditions", ()))),
+        negatives=tuple(_condition(c, inputs) for c in item.get("negative", ())),
+        guidance_mode=mode,
+        steps=scenario["steps"],
+        shift=scenario["shift"],
         denoise=item.get("denoise", 1.0),
-        guidance_mode=item.get("rcfg_mode", "full"),
-        context=_value(item["context_latents"]),
-        source=_optional(item, "source_latents"),
-        noise=_value(item["noise"]),
-        initial_noise_curve=_optional(item, "initial_noise_curve"),
-        mask=_mask(item),
-        target=_target(item),
-        parameters=_parameters(item, table),
-        session="parity",
+        seed=item.get("seed", 0),
+        context=context,
+        source=source,
+        noise=_value(item.get("noise"), inputs),
+        initial_noise_curve=_value(item.get("initial_noise_curve"), inputs),
+        mask=_mask(item.get("latent_mask"), inputs),
+        target=_target(item, inputs),
+        parameters=_step_parameters({k: v for k, v in item.items() if k in STEP_NAMES}, inputs),
+        session=SESSION,
         id=item["id"],
     )
 
 
-def _parameters(item: dict[str, Any], table: dict[str, Any]) -> StepParameters:
-    dcw = {name: value for name, value in table.get("dcw", {}).items() if name != "wavelet"}
-    return StepParameters(
-        velocity_scale=_optional(item, "velocity_scale"),
-        guidance=item.get("guidance_scale"),
-        rescale=_optional(item, "cfg_rescale"),
-        dcw=Dcw(**dcw) if dcw else None,
-    )
+def _condition(item: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> Condition:
+    start, end = item.get("step_range") or (0.0, 1.0)
+    weight = _value(item.get("temporal_weight", 1.0), inputs)
+    return Condition(_value(item["encoder_hidden_states"], inputs), weight, start, end)
 
 
-def _mask(item: dict[str, Any]) -> LatentMask | None:
-    if "latent_mask" not in item:
+def _mask(item: dict[str, Any] | None, inputs: dict[str, NDArray[np.float32]]) -> LatentMask | None:
+    if item is None:
         return None
-    said = item["latent_mask"]
-    return LatentMask(_value(said["mask"]), original=_value(said["original_latents"]), noise=_value(said["noise"]))
+    _refuse_unknown(item, {"mask", "original_latents", "noise"})
+    original, noise = _value(item.get("original_latents"), inputs), _value(item.get("noise"), inputs)
+    return LatentMask(_value(item["mask"], inputs), original, noise)
 
 
-def _target(item: dict[str, Any]) -> Target | None:
+def _target(item: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> Target | None:
     if "x0_target" not in item:
         return None
-    return Target(_value(item["x0_target"]), curve=_value(item["x0_target_curve"]), gate=item["x0_target_gate"])
+    curve = _value(item.get("x0_target_curve"), inputs)
+    return Target(_value(item["x0_target"], inputs), curve, item.get("x0_target_gate", 0.0))
 
 
-def _override(said: dict[str, Any]) -> StepParameters | None:
-    values = {name: _value(value) for name, value in said.items() if value is not None}
-    return StepParameters(**values) if values else None
+def _step_parameters(table: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> StepParameters:
+    values = {STEP_NAMES[name]: _value(value, inputs) for name, value in table.items() if name != "dcw"}
+    dcw = table.get("dcw")
+    if dcw is not None:
+        _refuse_unknown(dcw, {"mode", "low", "high", "wavelet"})
+        assert dcw.get("wavelet", "haar") == "haar"
+        low, high = _value(dcw.get("low", 0.0), inputs), _value(dcw.get("high", 0.0), inputs)
+        values["dcw"] = Dcw(dcw["mode"], low, high)
+    return StepParameters(**values)
 
 
-def _tokens(item: dict[str, Any]) -> Array:
-    return np.asarray(_value(item["encoder_hidden_states"]), np.float32)
+def _value(value: Any, inputs: dict[str, NDArray[np.float32]]) -> Any:
+    """A number, the name of an input, or an expression over inputs; the batch dimension of 1 is taken off."""
+    if not isinstance(value, str):
+        return value
+    result = np.asarray(eval(value, {"__builtins__": {}}, inputs), np.float32)
+    return result[0] if result.ndim == 3 else result
 
 
-def _optional(item: dict[str, Any], name: str) -> Any:
-    return _value(item[name]) if name in item else None
+def _refuse_unknown(table: dict[str, Any], known: set[str]) -> None:
+    unknown = set(table) - known
+    if unknown:
+        raise KeyError(f"the scenario uses {sorted(unknown)}, which this harness does not know")
 
 
-def _value(said: Any) -> Any:
-    """A number, or an expression over the inputs such as "1+4*curve_ramp"; the leading batch dimension is dropped."""
-    if not isinstance(said, str):
-        return said
-    inputs = _arrays("inputs.npz")
-    value = np.asarray(eval(said, {"__builtins__": {}}, dict(inputs)), np.float32)
-    return value[0] if value.ndim == 3 else value
+BUNDLE = """
+schema_version = 1
+name = "reference"
+family = "flow"
+[latents]
+channels = 64
+frame_rate_hz = 25.0
+frame_multiple = 2
+canvas_frames = 48
+[decoder]
+graph = "decoder.onnx"
+[decoder.inputs]
+latents = "hidden_states"
+time = "timestep"
+condition = "encoder_hidden_states"
+context = "context_latents"
+[decoder.outputs]
+velocity = "velocity"
+[context]
+silence = [{zeros}]
+""".replace("{zeros}", ", ".join(["0.0"] * 64))
 
-
-@cache
-def _table() -> dict[str, Any]:
-    return dict(json.loads((FOLDER / "scenarios.json").read_text(encoding="utf-8")))
-
-
-@cache
-def _arrays(name: str) -> dict[str, Array]:
-    with np.load(FOLDER / name) as file:
-        return {key: file[key] for key in file.files}
+DEPLOYMENT = """
+[deployment]
+bundle = "reference"
+[[shapes]]
+rows = {{ min = 1, opt = 4, max = {max_rows} }}
+frames = {{ min = 2, opt = 48, max = 64 }}
+tokens = {{ min = 1, opt = 12, max = 32 }}
+[runtime]
+depth = {depth}
+threads = 2
+"""

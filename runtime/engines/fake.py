@@ -1,0 +1,71 @@
+"""A real engine that misbehaves on purpose: the faults that a server must survive, at a chosen execute."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.device import Stream, Tensor
+from runtime.engine import Engine, Execution
+from runtime.errors import EngineDeadError, EngineError
+
+
+@dataclass
+class Faults:
+    """What goes wrong and when; executes are counted from 0.
+
+    delay_s: before every execute. nan_at: execute -> rows whose outputs become NaN. fail_at: executes that raise a
+    recoverable EngineError. die_at: the execute that raises EngineDeadError. hang_at: the execute that blocks until
+    `release` is set.
+    """
+
+    delay_s: float = 0.0
+    nan_at: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    fail_at: frozenset[int] = frozenset()
+    die_at: int | None = None
+    hang_at: int | None = None
+    release: threading.Event = field(default_factory=threading.Event)
+    executes: int = 0
+
+
+class FaultyEngine:
+    """Wraps an engine; everything but its launches is the engine's own."""
+
+    def __init__(self, engine: Engine, faults: Faults) -> None:
+        self._engine, self._faults = engine, faults
+        self.name, self.manifest = engine.name, engine.manifest
+        self.inputs, self.outputs = engine.inputs, engine.outputs
+        self.run, self.close = engine.run, engine.close
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> FaultyExecution:
+        """Bind the real engine."""
+        outputs = [tensors[name] for name in self.outputs]
+        return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults)
+
+
+class FaultyExecution:
+    """Launches the real execution, then spoils it."""
+
+    def __init__(self, name: str, execution: Execution, outputs: list[Tensor], faults: Faults) -> None:
+        self._name, self._execution, self._outputs, self._faults = name, execution, outputs, faults
+
+    def launch(self, stream: Stream) -> None:
+        """One execute with whatever is due. Raises EngineError, EngineDeadError."""
+        faults, number = self._faults, self._faults.executes
+        faults.executes += 1
+        time.sleep(faults.delay_s)
+        if number == faults.hang_at:
+            faults.release.wait()
+        if number == faults.die_at:
+            raise EngineDeadError(f"{self._name} died at execute {number}")
+        if number in faults.fail_at:
+            raise EngineError(f"{self._name} failed at execute {number}")
+        self._execution.launch(stream)
+        for row in faults.nan_at.get(number, ()):
+            for output in self._outputs:
+                assert output.host is not None
+                output.host[row] = np.nan
