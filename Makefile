@@ -66,7 +66,7 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	@touch $@
 
 %/bin/python:
-	@$(PYTHON) -c '$(FIT)' || { echo "TickRT needs Python 3.11, 3.12, 3.13 or 3.14;" \
-		"$(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing)."; \
+	@$(PYTHON) -c '$(FIT)' 2>/dev/null || { echo "TickRT needs Python 3.11, 3.12, 3.13 or 3.14;" \
+		"$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
 		echo "  fix: install one of them and name it: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
 	$(PYTHON) -m venv $*

@@ -1,0 +1,157 @@
+"""tickrt-bench: what a tick costs beside the bare engine, on the production tick path."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from profiling.stream import Result, SteadyStream, Workload
+from profiling.tick_statistics import Percentiles
+from runtime.batch import TickRecord
+from runtime.config import Deployment, load_deployment
+from runtime.device import open_device
+from runtime.engine import EngineSet, open_engines
+from runtime.errors import ConfigError, TickError
+from runtime.manifest import machine
+from runtime.spec import Bundle, load_bundle
+
+# Tick over bare engine on a CPU, by the features in use; and on a GPU.
+BUDGETS = {"plain": 1.04, "guidance": 1.08, "guidance+dcw": 1.12}
+GPU_BUDGET = 1.02
+
+
+def report(result: Result, bundle: Bundle, deployment: Deployment, engines: EngineSet) -> dict[str, Any]:
+    """The result as one JSON object."""
+    load, manifest = result.workload, engines.decoder.manifest
+    budget = budget_of(deployment, load)
+    return {
+        "bundle": bundle.name,
+        "target": deployment.target,
+        "variant": load.variant,
+        "depth": load.depth,
+        "rows": result.records[-1].rows,
+        "executes": result.records[-1].executes,
+        "frames": load.frames,
+        "steps": load.steps,
+        "tokens": load.tokens,
+        "ticks": len(result.ticks_ms),
+        "tick_ms": _rounded(asdict(Percentiles.of(result.ticks_ms))),
+        "engine_ms": _rounded(asdict(Percentiles.of(result.engine_ms))),
+        "overhead_ratio": round(result.overhead.median, 4),
+        "overhead_quartiles": [round(result.overhead.low, 4), round(result.overhead.high, 4)],
+        "budget": budget,
+        "within_budget": budget is None or result.overhead.median <= budget,
+        "finished_per_s": round(result.finished_per_s, 3),
+        "audio_s_per_s": round(result.finished_per_s * load.frames / bundle.latents.frame_rate_hz, 3),
+        "allocations_per_tick": sum(result.allocations) / len(result.allocations),
+        "shared_vs_alone": result.worst_difference,
+        "phases_ms": _rounded(_phases(result.records)),
+        "engine_sha256": manifest.engine_sha256,
+        "versions": {name: metadata.version(name) for name in ("tickrt", "numpy")}
+        | {"python": platform.python_version()}
+        | manifest.tool_versions,
+        "machine": machine(),
+    }
+
+
+def budget_of(deployment: Deployment, load: Workload) -> float | None:
+    """The most that tick over engine may be, None where nothing is promised."""
+    return BUDGETS.get(load.variant) if deployment.target == "cpu" else GPU_BUDGET
+
+
+def _phases(records: list[TickRecord]) -> dict[str, float]:
+    return {name: float(np.median([r.phases_ms.get(name, 0.0) for r in records])) for name in records[-1].phases_ms}
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def print_card(console: Console, card: dict[str, Any], sites: list[tuple[int, int, tuple[str, ...]]]) -> None:
+    """The result for people."""
+    title = f"{card['bundle']} on {card['target']}: depth {card['depth']}, {card['variant']}"
+    table = Table("what", "value", title=title, title_justify="left", show_header=False)
+    tick, engine = card["tick_ms"], card["engine_ms"]
+    low, high = card["overhead_quartiles"]
+    table.add_row("shape", f"{card['rows']} rows x {card['frames']} frames, {card['steps']} steps")
+    table.add_row("tick", f"p50 {tick['p50']:.2f} ms   p95 {tick['p95']:.2f}   p99 {tick['p99']:.2f}")
+    table.add_row("bare engine", f"p50 {engine['p50']:.2f} ms")
+    table.add_row("tick / engine", f"{card['overhead_ratio']:.3f}  (quartiles {low:.3f} to {high:.3f})")
+    table.add_row("budget", _verdict(card))
+    table.add_row("throughput", f"{card['finished_per_s']:.2f} generations/s, {card['audio_s_per_s']:.1f} s of audio/s")
+    table.add_row("allocations", f"{card['allocations_per_tick']:g} per tick")
+    table.add_row("shared vs alone", f"{card['shared_vs_alone']:.1e} largest difference")
+    table.add_row("phases", "  ".join(f"{name} {value:.3f}" for name, value in card["phases_ms"].items()) + " ms")
+    console.print(table)
+    for count, size_bytes, site in sites[:5]:
+        console.print(f"allocated {count} times, {size_bytes} bytes in all:", *site, sep="\n  ", style="yellow")
+
+
+def _verdict(card: dict[str, Any]) -> str:
+    if card["budget"] is None:
+        return "none for this variant"
+    return f"{card['budget']:.2f}: " + ("[green]kept[/]" if card["within_budget"] else "[red]missed[/]")
+
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.command()
+def bench(
+    config: Annotated[Path, typer.Argument(help="Deployment file, for example configs/demo.toml.")],
+    depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.")] = 8,
+    guidance: Annotated[float, typer.Option(help="Guidance scale; 1 is off.")] = 1.0,
+    dcw: Annotated[bool, typer.Option("--dcw", help="With the wavelet-domain correction.")] = False,
+    frames: Annotated[int, typer.Option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0,
+    ticks: Annotated[int, typer.Option(min=1, help="Ticks to measure.")] = 64,
+    two_pass: Annotated[bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
+    fail_over_budget: Annotated[bool, typer.Option("--fail-over-budget", help="Exit 1 over budget.")] = False,
+) -> None:
+    """Measure ticks against the bare engine. The last line of output is one JSON object."""
+    console = Console()
+    deployment = _at_depth(load_deployment(config), depth, fused=not two_pass)
+    bundle = load_bundle(deployment.bundle)
+    load = Workload(
+        depth, frames or bundle.latents.canvas_frames, steps or bundle.sampler.steps, guidance=guidance, dcw=dcw
+    )
+    if deployment.range_for(1, load.frames, load.tokens) is None:
+        raise ConfigError(f"{config} has no shape range for {load.frames} frames", fix="choose other --frames")
+    device = open_device(deployment.target)
+    engines = open_engines(deployment, device)
+    stream = SteadyStream(bundle, deployment, engines, device, load)
+    with console.status("measuring"):
+        result = stream.run(ticks, probe_ticks=2 * load.steps)
+    card = report(result, bundle, deployment, engines)
+    stream.loop.close()
+    print_card(console, card, result.sites)
+    print(json.dumps(card))
+    if fail_over_budget and not card["within_budget"]:
+        raise typer.Exit(1)
+
+
+def _at_depth(deployment: Deployment, depth: int, *, fused: bool) -> Deployment:
+    runtime = deployment.runtime.model_copy(update={"depth": depth, "fused_guidance": fused})
+    return deployment.model_copy(update={"runtime": runtime})
+
+
+def main() -> None:
+    """Entry point of tickrt-bench."""
+    try:
+        app()
+    except TickError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

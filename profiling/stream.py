@@ -1,0 +1,261 @@
+"""A steady stream through the production tick path, and the bare engine beside it: what `tickrt-bench` measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.allocations import AllocationProbe
+from profiling.tick_statistics import Block, Ratio, paired_ratio
+from runtime.batch import Event, Failed, Finished, TickRecord
+from runtime.config import Deployment
+from runtime.device import Device, Tensor
+from runtime.engine import EngineSet, Execution
+from runtime.errors import EngineError
+from runtime.loop import TickLoop
+from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.spec import Bundle
+
+BLOCK_TICKS = 4
+VERIFY_STEPS = 4
+VERIFY_TOLERANCE = 1e-4
+TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the slots do: how many at once, how long, how many steps, with which features."""
+
+    depth: int
+    frames: int
+    steps: int
+    guidance: float = 1.0
+    dcw: bool = False
+    tokens: int = TOKENS
+
+    @property
+    def variant(self) -> str:
+        """Name of the features in use, as in the budgets."""
+        used = [name for name, on in (("guidance", self.guidance != 1.0), ("dcw", self.dcw)) if on]
+        return "+".join(used) or "plain"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that one run measured."""
+
+    workload: Workload
+    blocks: list[Block]
+    records: list[TickRecord]
+    allocations: list[int]
+    sites: list[tuple[int, int, tuple[str, ...]]]
+    worst_difference: float
+
+    @property
+    def ticks_ms(self) -> list[float]:
+        """Wall time of every measured tick."""
+        return [sample for block in self.blocks for sample in block.ticks_ms]
+
+    @property
+    def engine_ms(self) -> list[float]:
+        """Wall time of every measured execute of the bare engine."""
+        return [sample for block in self.blocks for sample in block.engine_ms]
+
+    @property
+    def overhead(self) -> Ratio:
+        """Tick over bare engine."""
+        return paired_ratio(self.blocks)
+
+    @property
+    def finished_per_s(self) -> float:
+        """Generations that are finished in a second of ticking: each of `depth` slots takes `steps` ticks."""
+        return self.workload.depth / self.workload.steps / (float(np.mean(self.ticks_ms)) / 1e3)
+
+
+@dataclass
+class SteadyStream:
+    """Drives a loop: a slot that finishes is taken again before the next tick."""
+
+    bundle: Bundle
+    deployment: Deployment
+    engines: EngineSet
+    device: Device
+    workload: Workload
+    loop: TickLoop = field(init=False)
+    finished: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
+        self._requests = [
+            _request(self.workload, self.bundle, self.engines, seed) for seed in range(self.workload.depth)
+        ]
+
+    def run(self, ticks: int, probe_ticks: int) -> Result:
+        """Warm up, verify, measure, count. Raises TickError when a tick's result is not what the slots give alone."""
+        worst = self.verify()
+        self._fill()
+        rows = self._warm_up()
+        bare = BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
+        bare.time_ms()
+        records: list[TickRecord] = []
+        blocks = [self._block(bare, records) for _ in range(max(2, -(-ticks // BLOCK_TICKS)))]
+        allocations, sites = self._count_allocations(probe_ticks)
+        self.loop.drain(0.0)
+        return Result(self.workload, blocks, records, allocations, sites, worst)
+
+    def verify(self) -> float:
+        """Largest difference between generations that share their ticks and the same generations alone."""
+        requests = [replace(request, steps=VERIFY_STEPS, id=uuid4().hex) for request in self._requests]
+        self._run_out(requests)
+        together = [self.finished.pop(request.id) for request in requests]
+        worst = 0.0
+        for request, shared in zip(requests, together, strict=True):
+            again = replace(request, id=uuid4().hex)
+            self._run_out([again])
+            worst = max(worst, float(np.max(np.abs(shared - self.finished.pop(again.id)))))
+        if not worst <= VERIFY_TOLERANCE:
+            raise EngineError(
+                f"a generation that shares its ticks differs by {worst:.2e} from the same one alone, "
+                f"expected at most {VERIFY_TOLERANCE:.0e}",
+                fix="build the engines again: tickrt-build CONFIG --force",
+            )
+        return worst
+
+    def _run_out(self, requests: list[GenerationRequest]) -> None:
+        """Run these to their end, one more entering with each tick, so that they are at different steps."""
+        waiting = list(requests)
+        while waiting or any(request.id not in self.finished for request in requests):
+            if waiting:
+                self.loop.submit(waiting.pop(0), self._note)
+            self.loop.tick()
+
+    def _fill(self) -> None:
+        """Take all slots, evenly spread over the schedule, so that finishes are too."""
+        for index in range(self.workload.depth):
+            self._submit(index)
+            for _ in range(max(1, self.workload.steps // self.workload.depth)):
+                self.tick()
+
+    def _warm_up(self) -> int:
+        """Two whole schedules: every shape gets bound, every buffer lent and returned. Gives the rows of a tick."""
+        record = self.tick()
+        for _ in range(2 * self.workload.steps):
+            record = self.tick()
+        return record.rows
+
+    def _block(self, bare: BareEngine, records: list[TickRecord]) -> Block:
+        """Ticks, then bare executes; the first of each finds the other's data in the caches and does not count."""
+        self.tick()
+        ticks_ms = [self._timed_tick(records) for _ in range(BLOCK_TICKS)]
+        bare.time_ms()
+        return Block(tuple(ticks_ms), tuple(bare.time_ms() for _ in range(BLOCK_TICKS)))
+
+    def _timed_tick(self, records: list[TickRecord]) -> float:
+        begin_s = time.perf_counter()
+        record = self.loop.tick()
+        elapsed_ms = (time.perf_counter() - begin_s) * 1e3
+        records.append(self._replace_finished(record))
+        return elapsed_ms
+
+    def _count_allocations(self, ticks: int) -> tuple[list[int], list[tuple[int, int, tuple[str, ...]]]]:
+        """Per tick: NumPy buffers of 1 KiB or more plus the device's own allocations; and where NumPy's came from."""
+        counts, seen = [], AllocationProbe(trace=True)
+        for _ in range(ticks):
+            before = seen.count
+            with seen:
+                record = self.loop.tick()
+            counts.append(seen.count - before + self._replace_finished(record).allocations)
+        return counts, seen.sites()
+
+    def tick(self) -> TickRecord:
+        """One tick, and the finished slots taken again."""
+        return self._replace_finished(self.loop.tick())
+
+    def _replace_finished(self, record: TickRecord | None) -> TickRecord:
+        assert record is not None
+        for request_id in list(self.finished):
+            del self.finished[request_id]
+            self._submit(int(request_id.partition("-")[0]))
+        return record
+
+    def _submit(self, index: int) -> None:
+        request_id = f"{index}-{uuid4().hex}"
+        self.loop.submit(replace(self._requests[index], id=request_id), self._note)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            self.finished[event.request_id] = event.latents
+
+
+class BareEngine:
+    """The decoder on its own buffers, for as many rows as a tick executes, in as few executes as fit."""
+
+    def __init__(
+        self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device, load: Workload, rows: int
+    ) -> None:
+        self._stream = device.stream()
+        limit = deployment.rows_limit(load.frames, load.tokens)
+        parts = [min(limit, rows - begin) for begin in range(0, rows, limit)]
+        self._executions = [_bind_decoder(engines, bundle, device, load, part) for part in parts]
+
+    def time_ms(self) -> float:
+        """Wall time of all rows once."""
+        begin_s = time.perf_counter()
+        for execution in self._executions:
+            execution.launch(self._stream)
+        self._stream.record().wait()
+        return (time.perf_counter() - begin_s) * 1e3
+
+
+def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
+    decoder, stream, random = engines.decoder, device.stream(), np.random.default_rng(rows)
+    sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
+    free = dict(zip(_free_dimensions(engines, bundle), (sizes["rows"], sizes["frames"], sizes["tokens"]), strict=True))
+    tensors: dict[str, Tensor] = {}
+    for name, info in {**decoder.inputs, **decoder.outputs}.items():
+        shape = tuple(size if isinstance(size, int) else free[size] for size in info.shape)
+        tensors[name] = device.zeros(shape, info.dtype)
+        values = np.ones(shape) if name == bundle.decoder.inputs.condition_mask else random.uniform(0.1, 1.0, shape)
+        device.upload(tensors[name], values.astype(info.dtype), stream)
+    return decoder.bind(tensors)
+
+
+def _free_dimensions(engines: EngineSet, bundle: Bundle) -> Iterator[str]:
+    """Names that the decoder's graph gives to R, T and L."""
+    roles, inputs = bundle.decoder.inputs, engines.decoder.inputs
+    yield str(inputs[roles.latents].shape[0])
+    yield str(inputs[roles.latents].shape[1])
+    yield str(inputs[roles.condition].shape[1])
+
+
+def _request(load: Workload, bundle: Bundle, engines: EngineSet, seed: int) -> GenerationRequest:
+    """A generation of the workload; its condition is random, which costs a tick as much as a prompt."""
+    random = np.random.default_rng(seed)
+    width = engines.decoder.inputs[bundle.decoder.inputs.condition].shape[2]
+    assert isinstance(width, int)
+    positive, negative = (random.standard_normal((load.tokens, width), dtype=np.float32) for _ in range(2))
+    return GenerationRequest(
+        frames=load.frames,
+        steps=load.steps,
+        seed=seed,
+        shift=bundle.sampler.shift,
+        conditions=(Condition(positive),),
+        negatives=(Condition(negative),) if load.guidance != 1.0 else (),
+        context=_unknown(bundle, load.frames),
+        parameters=StepParameters(guidance=load.guidance, dcw=Dcw("double", low=0.05, high=0.02) if load.dcw else None),
+    )
+
+
+def _unknown(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
+    """The context that knows nothing: silence, and a mask that says: generate all of it."""
+    if bundle.context is None:
+        return None
+    silence = np.tile(bundle.silence(), (frames, 1))
+    return np.concatenate([silence, np.ones_like(silence)], axis=1)

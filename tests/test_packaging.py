@@ -1,0 +1,121 @@
+"""What a stranger installs: extras, commands, and the Makefile that sets it up."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Distribution names, without versions."""
+    return {re.split(r"[<>=!~;\[ ]", requirement)[0] for requirement in requirements}
+
+
+def test_the_extras_are_the_documented_ones() -> None:
+    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "test"}
+
+
+@pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
+def test_an_environment_has_one_onnxruntime(extra: str) -> None:
+    assert len(names(EXTRAS[extra]) & {"onnxruntime", "onnxruntime-gpu"}) == 1
+    assert not names(PROJECT["dependencies"]) & {"onnxruntime", "onnxruntime-gpu"}
+
+
+def test_serving_needs_no_torch() -> None:
+    needed = names(PROJECT["dependencies"]) | names(EXTRAS["cpu"]) | names(EXTRAS["test"])
+    assert not needed & {"torch", "diffusers", "onnxscript", "transformers"}
+
+
+@pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))
+def test_every_command_is_a_function(command: str) -> None:
+    module, _, function = PROJECT["scripts"][command].partition(":")
+    assert command.startswith("tickrt-")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_license_and_changelog_go_with_the_version() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = re.findall(r"^make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert commands == ["lint", "test", "test-export"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the Makefile and pyproject.toml, nothing installed."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make without what an outer make hands down."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "PYTHON"}
+    command = ["make", "-C", str(folder), "--no-print-directory", *arguments]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
+
+
+def fake_python(path: Path, version: str) -> str:
+    """An interpreter that says it is too old."""
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "Python {version}"; exit; }}\nexit 1\n', encoding="utf-8"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_unfit_python_is_refused_by_name(checkout: Path) -> None:
+    result = make(checkout, f"PYTHON={fake_python(checkout / 'old-python', '3.10.12')}", "demo")
+    assert result.returncode != 0
+    assert "needs Python 3.11, 3.12, 3.13 or 3.14" in result.stderr
+    assert "Python 3.10.12" in result.stderr
+    assert "fix:" in result.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_absent_python_is_refused_by_name(checkout: Path) -> None:
+    result = make(checkout, "PYTHON=no-such-python", "test")
+    assert result.returncode != 0
+    assert "no-such-python is missing" in result.stderr
+
+
+def test_a_second_make_installs_nothing(checkout: Path) -> None:
+    before = make(checkout, "--dry-run", "test").stdout
+    assert "pip install" in before
+    for stamp in (".venv/bin/python", ".venv/.installed", ".venv/.installed-test"):
+        (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / stamp).touch()
+    after = make(checkout, "--dry-run", "test").stdout
+    assert "pip install" not in after
+    assert "pytest" in after
+
+
+def test_a_changed_project_installs_again(checkout: Path) -> None:
+    for stamp in (".venv/bin/python", ".venv/.installed", ".venv/.installed-test"):
+        (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / stamp).touch()
+    later = (checkout / ".venv/.installed-test").stat().st_mtime + 10
+    os.utime(checkout / "pyproject.toml", (later, later))
+    assert "pip install" in make(checkout, "--dry-run", "test").stdout
+
+
+def test_help_lists_every_target(checkout: Path) -> None:
+    text = make(checkout, "help").stdout
+    for target in ("demo", "test", "test-export", "test-slow", "lint", "bench", "clean"):
+        assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target
