@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 import oracle
-import parity
+import oracle_vectors as parity
 import pytest
 from numpy.typing import NDArray
 
