@@ -16,7 +16,7 @@ from runtime.batch import Event, Failed, Finished, TickRecord
 from runtime.config import Deployment
 from runtime.device import Device, Tensor
 from runtime.engine import EngineSet, Execution
-from runtime.errors import EngineError
+from runtime.errors import EngineError, TickError
 from runtime.loop import TickLoop
 from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
 from runtime.spec import Bundle
@@ -88,6 +88,7 @@ class SteadyStream:
     workload: Workload
     loop: TickLoop = field(init=False)
     finished: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    failures: list[TickError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
@@ -105,7 +106,6 @@ class SteadyStream:
         records: list[TickRecord] = []
         blocks = [self._block(bare, records) for _ in range(max(2, -(-ticks // BLOCK_TICKS)))]
         allocations, sites = self._count_allocations(probe_ticks)
-        self.loop.drain(0.0)
         return Result(self.workload, blocks, records, allocations, sites, worst)
 
     def verify(self) -> float:
@@ -133,6 +133,7 @@ class SteadyStream:
             if waiting:
                 self.loop.submit(waiting.pop(0), self._note)
             self.loop.tick()
+            self._check()
 
     def _fill(self) -> None:
         """Take all slots, evenly spread over the schedule, so that finishes are too."""
@@ -177,6 +178,7 @@ class SteadyStream:
         return self._replace_finished(self.loop.tick())
 
     def _replace_finished(self, record: TickRecord | None) -> TickRecord:
+        self._check()
         assert record is not None
         for request_id in list(self.finished):
             del self.finished[request_id]
@@ -187,9 +189,13 @@ class SteadyStream:
         request_id = f"{index}-{uuid4().hex}"
         self.loop.submit(replace(self._requests[index], id=request_id), self._note)
 
+    def _check(self) -> None:
+        if self.failures:
+            raise self.failures[0]
+
     def _note(self, event: Event) -> None:
         if isinstance(event, Failed):
-            raise event.error
+            self.failures.append(event.error)
         if isinstance(event, Finished):
             self.finished[event.request_id] = event.latents
 
