@@ -1,0 +1,41 @@
+"""python -m engine_build.demo_model train | export | evaluate | plot."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="The demo bundle: train it, export it, measure it, draw it.", no_args_is_help=True)
+
+DEFAULT_FOLDER = Path("configs/demo")
+DEFAULT_CHECKPOINT = Path("build/demo_model/checkpoint.pt")
+
+Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
+Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
+
+
+@app.command()
+def train(
+    folder: Folder = DEFAULT_FOLDER,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 65.0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
+) -> None:
+    """Train on the corpus and export the bundle."""
+    from engine_build.demo_model import export_bundle, train
+
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
+    export_bundle.export_bundle(checkpoint, folder)
+
+
+@app.command()
+def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
+    """Export a checkpoint's averaged weights as the bundle."""
+    from engine_build.demo_model.export_bundle import export_bundle
+
+    export_bundle(checkpoint, folder)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,58 @@
+"""A trained checkpoint -> the demo bundle's folder."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import torch
+
+from engine_build.demo_model.bundle import (
+    SIZE_LIMIT_BYTES,
+    bundle_size_bytes,
+    write_bundle_file,
+    write_codec,
+    write_text_side,
+)
+from engine_build.demo_model.latents import CHANNELS
+from engine_build.demo_model.model import CONDITION_WIDTH, DemoModel, num_parameters
+from engine_build.export import DecoderShape, export_decoder, max_error, paths_in
+
+SHAPE: Final = DecoderShape(CHANNELS, 2 * CHANNELS, CONDITION_WIDTH, frame_multiple=2)
+_CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
+_ERROR_LIMIT: Final = 1e-5
+_RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
+
+
+def load_average(checkpoint: Path) -> tuple[DemoModel, dict[str, Any]]:
+    """The averaged weights of a checkpoint as a model, and the figures of its training."""
+    state = torch.load(checkpoint, weights_only=True)
+    model = DemoModel()
+    model.load_state_dict(state["average"])
+    figures = {"parameters": num_parameters(model), "steps": state["step"], "minutes": round(state["elapsed_s"] / 60, 1)}
+    return model.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
+
+
+def export_bundle(checkpoint: Path, folder: Path) -> None:
+    """Write the whole bundle and check it: decoder against torch, no machine paths, size.
+
+    Raises:
+        RuntimeError: a check failed; the text says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model, figures = load_average(checkpoint)
+    onnx.save(export_decoder(model.decoder, SHAPE), folder / "decoder.onnx")
+    write_text_side(folder, model.concepts.weight.detach().numpy())
+    write_codec(folder)
+    error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
+    write_bundle_file(folder, figures | {"export_max_error": error}, {})
+    _check(folder, error)
+
+
+def _check(folder: Path, error: float) -> None:
+    if error > _ERROR_LIMIT:
+        raise RuntimeError(f"decoder.onnx differs from torch by {error:.1e}, allowed is {_ERROR_LIMIT:.0e}")
+    for file in folder.iterdir():
+        if file.suffix in (".onnx", ".json", ".toml") and (found := paths_in(file)):
+            raise RuntimeError(f"{file.name} holds paths of this machine, such as {found[0]!r}")
+    if (size := bundle_size_bytes(folder)) > SIZE_LIMIT_BYTES:
+        raise RuntimeError(f"the bundle has {size} bytes, allowed are {SIZE_LIMIT_BYTES}")

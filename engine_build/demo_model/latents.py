@@ -1,0 +1,38 @@
+"""What the demo model's 64 latent channels mean: a piano roll with drums at 25 frames per second.
+
+Channels 0..59 hold the level of MIDI pitches 36..95, 60..62 kick, snare and hat, 63 is reserved and stays silent.
+A level lies in [0, 1]; a latent is `LATENT_SCALE * level + SILENCE`, which brings the corpus to unit order.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+CHANNELS: Final = 64
+NUM_PITCHES: Final = 60
+FIRST_PITCH: Final = 36
+KICK: Final = 60
+SNARE: Final = 61
+HAT: Final = 62
+RESERVED: Final = 63
+
+FRAME_RATE_HZ: Final = 25.0
+CANVAS_FRAMES: Final = 256
+SAMPLE_RATE_HZ: Final = 48_000
+HOP_SAMPLES: Final = 1920
+
+LATENT_SCALE: Final = 6.0
+SILENCE: Final = -0.25
+
+
+def latents_from_levels(levels: npt.ArrayLike) -> FloatArray:
+    """Scale levels `[..., T, C]` in [0, 1] to float32 latents of the same shape."""
+    return np.asarray(LATENT_SCALE * np.asarray(levels, np.float32) + np.float32(SILENCE), np.float32)
+
+
+def levels_from_latents(latents: npt.ArrayLike) -> FloatArray:
+    """Scale latents `[..., T, C]` back to float32 levels, negative ones clamped to 0."""
+    return np.maximum((np.asarray(latents, np.float32) - np.float32(SILENCE)) / np.float32(LATENT_SCALE), 0.0)

@@ -1,0 +1,170 @@
+"""Training: flow matching on the corpus, AdamW, warm up - hold - decay, an average of the weights, checkpoints."""
+
+import copy
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_build.demo_model.batches import LONG_EVERY, SONG_FRAMES, Batch, Pool, draw_batch, make_pool
+from engine_build.demo_model.latents import CANVAS_FRAMES
+from engine_build.demo_model.model import DemoModel, new_model, num_parameters
+
+HELD_OUT_SEED = 1_000_003
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The recipe. Training ends at `steps` or at `minutes`, whichever comes first; the decay fits either end."""
+
+    steps: int = 24_000
+    minutes: float = 65.0
+    batch_size: int = 16
+    learning_rate: float = 1.5e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 300
+    decay_share: float = 0.3
+    average_decay: float = 0.999
+    num_songs: int = 14_000
+    seed: int = 1
+    threads: int = 2
+    exact_share: float = 0.1
+    checkpoint_every: int = 500
+    log_every: int = 100
+
+
+class Trainer:
+    """Owns the model, its averaged twin, the optimizer and the count of steps; all of it goes into a checkpoint."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        torch.set_num_threads(config.threads)
+        self.config = config
+        self.model = new_model(config.seed)
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.step = 0
+        self.elapsed_s = 0.0
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done, by steps or by time, whichever is further."""
+        return max(self.step / self.config.steps, self.elapsed_s / (60.0 * self.config.minutes))
+
+    def train_step(self, batch: Batch) -> float:
+        """One optimizer step; returns the loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.step, self.progress)
+        coarse = self.progress < 1.0 - self.config.exact_share
+        with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+            loss = flow_loss(self.model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._update_average()
+        return float(loss.item())
+
+    def _update_average(self) -> None:
+        weight = 1.0 - min(self.config.average_decay, self.step / (self.step + 10.0))
+        torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.model.parameters()], weight)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint; a reader never sees half of one."""
+        state = {
+            "config": asdict(self.config),
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Resume from a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.elapsed_s = int(state["step"]), float(state["elapsed_s"])
+
+
+def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
+    """Warm up over the first steps, hold, then fall to zero over the last `decay_share` of the run."""
+    warm = min(1.0, (step + 1) / config.warmup_steps)
+    decay = min(1.0, max(0.0, 1.0 - progress) / config.decay_share)
+    return config.learning_rate * warm * decay
+
+
+def flow_loss(model: DemoModel, batch: Batch) -> Tensor:
+    """Mean squared error of the velocity `noise - clean` at `t noise + (1 - t) clean` (Lipman et al., 2023)."""
+    clean, noise, at = (torch.from_numpy(array) for array in (batch.latents, batch.noise, batch.time))
+    mixed = at[:, None, None] * noise + (1.0 - at[:, None, None]) * clean
+    ids, mask, context = (torch.from_numpy(array) for array in (batch.concept_ids, batch.mask, batch.context))
+    velocity = model(mixed, at, ids, mask, context)
+    return torch.mean((velocity.float() - (noise - clean)) ** 2)
+
+
+def training_batch(pool: Pool, config: TrainConfig, step: int) -> Batch:
+    """The batch of a step, the same whether or not the run was interrupted; every eighth one has long songs."""
+    rng = np.random.default_rng([config.seed, step])
+    if step % LONG_EVERY == LONG_EVERY - 1:
+        return draw_batch(pool, rng, config.batch_size // 2, SONG_FRAMES)
+    return draw_batch(pool, rng, config.batch_size, CANVAS_FRAMES)
+
+
+def held_out_loss(model: DemoModel, num_batches: int = 4) -> float:
+    """Loss in float32 on songs that training never sees."""
+    pool = make_pool(64, HELD_OUT_SEED)
+    batches = [draw_batch(pool, np.random.default_rng([7, index]), 16, CANVAS_FRAMES) for index in range(num_batches)]
+    with torch.no_grad():
+        return float(np.mean([flow_loss(model, batch).item() for batch in batches]))
+
+
+def train(config: TrainConfig, checkpoint: Path) -> Trainer:
+    """Train to the end of the recipe, resuming from the checkpoint where there is one."""
+    trainer = Trainer(config)
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    _log(parameters=num_parameters(trainer.model), songs=config.num_songs, resumed_at=trainer.step)
+    pool = make_pool(config.num_songs, config.seed)
+    losses: list[float] = []
+    while trainer.progress < 1.0:
+        with _clock(trainer):
+            losses.append(trainer.train_step(training_batch(pool, config, trainer.step)))
+        if trainer.step % config.log_every == 0:
+            rate = learning_rate(config, trainer.step, trainer.progress)
+            _log(step=trainer.step, loss=float(np.mean(losses)), lr=rate, elapsed_s=trainer.elapsed_s)
+            losses.clear()
+        if trainer.step % config.checkpoint_every == 0 or trainer.progress >= 1.0:
+            trainer.save(checkpoint)
+            _log(step=trainer.step, held_out_loss=held_out_loss(trainer.average))
+    return trainer
+
+
+@contextmanager
+def _clock(trainer: Trainer) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    trainer.elapsed_s += time.monotonic() - start
+
+
+def _log(**fields: Any) -> None:
+    rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in fields.items()}
+    print(json.dumps(rounded), flush=True)
