@@ -382,7 +382,6 @@ class TickLoop:
 
     def _take(self, message: Submit) -> None:
         request = message.request
-        self._listeners[request.id] = message.listener
         if request.denoise <= DENOISE_MIN:
             assert request.start is not None
             self._tell_end(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
@@ -414,9 +413,12 @@ class TickLoop:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
         if self._draining.is_set() or self._ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
+        if message.request.id in self._listeners:
+            raise RequestError(f"a generation {message.request.id!r} is inside already", field="id")
         if not self._places.acquire(blocking=False):
             runtime = self.deployment.runtime
             raise QueueFullError(f"all {runtime.depth} slots and {runtime.queue} waiting places are taken")
+        self._listeners[message.request.id] = message.listener
         self._inbox.put(message)
         if self._ended.is_set():
             self._tell_leftovers()
@@ -464,12 +466,10 @@ class TickLoop:
         self._tell_leftovers()
 
     def _tell_leftovers(self) -> None:
-        """Messages that came too late, and generations that nobody will run any more."""
+        """Generations that nobody will run any more, and questions that nobody will answer."""
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, Submit):
-                self._listeners[message.request.id] = message.listener
-            elif isinstance(message, Freeze):
+            if isinstance(message, Freeze):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
         error = self._fatal or DrainingError("the server shut down before the generation was finished")
         for request_id in list(self._listeners):

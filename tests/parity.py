@@ -1,7 +1,7 @@
 """Runs scenarios of an independent implementation through the real tick loop.
 
-A folder has decoder.onnx, inputs.npz, scenarios.json and expected.npz (its README says what they hold); TICKRT_PARITY_DIR
-names another folder of the same format. Keys that this harness does not know are refused, never ignored.
+A folder has decoder.onnx, inputs.npz, scenarios.json and expected.npz (its README says what they hold);
+TICKRT_PARITY_DIR names another folder of the same format. Keys that are not known here are refused, never ignored.
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""The whole tick against vectors of an independent implementation (tests/data/tick_parity, or TICKRT_PARITY_DIR)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import parity
+import pytest
+from conftest import Built, Loops
+
+from runtime.config import Deployment, RuntimeConfig
+
+TOLERANCE = 2e-4
+SCENARIOS, INPUTS, EXPECTED = parity.load()
+
+
+@pytest.fixture(scope="module")
+def reference(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    depth = max(scenario["depth"] for scenario in SCENARIOS.values())
+    return built(parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth))
+
+
+def assert_agrees(name: str, scenario: dict[str, Any], run: parity.Run) -> None:
+    for tick, request_id in scenario["finishes"]:
+        np.testing.assert_allclose(
+            run.finals[request_id], EXPECTED[f"{name}/{request_id}/final"], atol=TOLERANCE, rtol=0
+        )
+        assert run.delivered[request_id] == tick - 1, "delivered by the tick of the last step"
+        steps = EXPECTED.get(f"{name}/{request_id}/after_each_step")
+        if steps is not None:
+            np.testing.assert_allclose(np.stack(run.states[request_id]), steps, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_scenario_agrees(name: str, reference: Deployment, loops: Loops) -> None:
+    run = parity.run_scenario(loops(reference), SCENARIOS[name], INPUTS)
+    assert_agrees(name, SCENARIOS[name], run)
+
+
+@pytest.mark.parametrize("name", ["cfg_full", "two_conditions", "stream_depth4_staggered"])
+def test_scenario_agrees_when_rows_are_split_and_guidance_takes_two_passes(
+    name: str, reference: Deployment, loops: Loops
+) -> None:
+    config = RuntimeConfig(depth=reference.runtime.depth, fused_guidance=False)
+    narrow = reference.shapes[0].model_copy(
+        update={"rows": reference.shapes[0].rows.model_copy(update={"max": 2, "opt": 2})}
+    )
+    split = reference.model_copy(update={"runtime": config, "shapes": (narrow,)})
+    assert_agrees(name, SCENARIOS[name], parity.run_scenario(loops(split), SCENARIOS[name], INPUTS))
+
+
+def test_an_unknown_key_is_refused(reference: Deployment, loops: Loops) -> None:
+    scenario = dict(SCENARIOS["plain"], moonlight=True)
+    with pytest.raises(KeyError, match="moonlight"):
+        parity.run_scenario(loops(reference), scenario, INPUTS)
