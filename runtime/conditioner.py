@@ -1,0 +1,98 @@
+"""Text -> condition tokens. The empty text is the null condition."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from runtime.engine import Engine, run_once
+from runtime.errors import ConfigError, EngineError, RequestError
+from runtime.spec import Bundle
+
+Tokens = NDArray[np.float32]
+
+CACHE_ENTRIES = 256
+
+
+class Conditioner:
+    """The bundle's conditioner. Any thread may call it. The latest texts are remembered, `cache_entries` of them.
+
+    Raises ConfigError where the bundle has no conditioner or its tokenizer cannot be read.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, *, cache_entries: int = CACHE_ENTRIES) -> None:
+        if bundle.conditioner is None:
+            raise ConfigError(f"bundle {bundle.name!r} has no [conditioner]: it takes no text")
+        self.spec = bundle.conditioner
+        self._tokenizer = _open_tokenizer(bundle)
+        self._engine = engine
+        self._cache_entries = cache_entries
+        self._cache: OrderedDict[str, Tokens] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def token_count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self._ids(text))
+
+    def encode(self, text: str, *, field: str = "prompt") -> Tokens:
+        """`[L, D]` float32, read-only, only kept tokens. Raises RequestError (beyond `max_tokens`), EngineError."""
+        with self._lock:
+            if text in self._cache:
+                self._cache.move_to_end(text)
+            else:
+                self._remember(text, self._run(self._checked_ids(text, field)))
+            return self._cache[text]
+
+    def _checked_ids(self, text: str, field: str) -> list[int]:
+        ids = self._ids(text)
+        if len(ids) > self.spec.max_tokens:
+            raise RequestError(
+                f"the text has {len(ids)} tokens, the model takes {self.spec.max_tokens}",
+                field=field,
+                fix=f"shorten it by {len(ids) - self.spec.max_tokens} tokens",
+            )
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def _run(self, ids: list[int]) -> Tokens:
+        roles = self.spec.inputs
+        tokens = np.array([ids], np.int64)
+        outputs = run_once(self._engine, {roles.tokens: tokens, roles.mask: np.ones_like(tokens)})
+        condition, mask = outputs[self.spec.outputs.condition], outputs[self.spec.outputs.mask]
+        if condition.ndim != 3 or mask.shape != condition.shape[:2]:
+            raise EngineError(
+                f"{self._engine.name} gave shapes {condition.shape} and {mask.shape}, expected [1, L, D], [1, L]"
+            )
+        kept: Tokens = np.ascontiguousarray(condition[0][mask[0] > 0.5])
+        if not len(kept):
+            raise EngineError(f"{self._engine.name} keeps no token of the text, expected at least one")
+        kept.flags.writeable = False
+        return kept
+
+    def _remember(self, text: str, tokens: Tokens) -> None:
+        self._cache[text] = tokens
+        if len(self._cache) > self._cache_entries:
+            self._cache.popitem(last=False)
+
+
+def _open_tokenizer(bundle: Bundle) -> Tokenizer:
+    assert bundle.conditioner is not None
+    path = bundle.folder / bundle.conditioner.tokenizer
+    try:
+        text = path.read_text(encoding="utf-8")
+        is_tokenizer = "model" in json.loads(text)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not is_tokenizer:
+        raise ConfigError(f"{path} has no model, expected a tokenizer.json of the tokenizers library")
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
