@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
+from graph_engine import GraphEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -14,8 +16,6 @@ from numpy.typing import NDArray
 from runtime.codec import Codec, DecodeStream
 from runtime.errors import ConfigError, RequestError, ShapeError
 from runtime.spec import Bundle, load_bundle
-from tests.factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
-from tests.runtime.graphs import GraphEngine
 
 SPEC = TinySpec(prefix="x_")
 HOP = SPEC.hop_samples

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from factories import TinySpec, tiny_bundle, tiny_conditioner
+from graph_engine import GraphEngine
 
 from engine_build.graph_writer import GraphWriter
 from runtime.conditioner import Conditioner
 from runtime.errors import ConfigError, RequestError
 from runtime.spec import Bundle, load_bundle
-from tests.factories import TinySpec, tiny_bundle, tiny_conditioner
-from tests.runtime.graphs import GraphEngine
 
 SPEC = TinySpec(prefix="y_")
 
