@@ -51,10 +51,14 @@ def dumps(frozen: FrozenSlot) -> bytes:
     """A frozen generation as safetensors bytes, with a checksum."""
     arrays: dict[str, NDArray[Any]] = {f"state/{name}": array for name, array in frozen.arrays.items()}
     scalars = _flatten(frozen.request, "request", arrays)
-    head = {
-        "format": FORMAT, "model": frozen.model, "step": frozen.step, "kept": frozen.kept, "request": scalars,
-        "sha256": _digest(arrays),
-    }  # fmt: skip
+    head: dict[str, Any] = {
+        "format": FORMAT,
+        "model": frozen.model,
+        "step": frozen.step,
+        "kept": frozen.kept,
+        "request": scalars,
+    }
+    head["sha256"] = _digest(head, arrays)
     arrays[META] = np.frombuffer(json.dumps(head).encode(), np.uint8)
     return bytes(save(arrays))
 
@@ -64,10 +68,10 @@ def loads(data: bytes) -> FrozenSlot:
     try:
         arrays = load(data)
         head = json.loads(arrays.pop(META).tobytes())
-        expected = head["sha256"]
-    except (SafetensorError, KeyError, ValueError) as error:
+        expected = head.pop("sha256")
+    except (SafetensorError, KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not a checkpoint: {error}") from error
-    if head.get("format") != FORMAT or _digest(arrays) != expected:
+    if head.get("format") != FORMAT or _digest(head, arrays) != expected:
         raise CheckpointError("the checkpoint is damaged: its checksum does not match")
     try:
         request = _restore(GenerationRequest, head["request"], "request", arrays)
@@ -110,8 +114,8 @@ def _restore(kind: Any, table: dict[str, Any], path: str, arrays: dict[str, NDAr
     return kind(**values)
 
 
-def _digest(arrays: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256()
+def _digest(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).tobytes())
