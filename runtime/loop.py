@@ -7,8 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,59 +24,19 @@ from runtime.errors import (
     EngineDeadError,
     EngineError,
     NonFiniteError,
-    QueueFullError,
     RequestError,
     ShapeError,
     TickError,
 )
+from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Update
 from runtime.lane import Lane
 from runtime.pool import ArrayPool
+from runtime.registry import Listener, Registry
 from runtime.request import DENOISE_MIN, GenerationRequest, StepParameters
 from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
 
-Listener = Callable[[Event], None]
 MAX_IDLE_LANES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A new generation; `frozen` where it goes on from a checkpoint."""
-
-    request: GenerationRequest
-    listener: Listener
-    frozen: FrozenSlot | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """New step parameters for a session; None takes them away."""
-
-    session: str
-    parameters: StepParameters | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a generation, waiting or in flight."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Freeze:
-    """Copy a generation's state between two ticks."""
-
-    request_id: str
-    reply: Future[FrozenSlot]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Leave run(); generations in flight end as drained."""
-
-
-Message = Submit | Update | Cancel | Freeze | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +75,6 @@ class LoopStats:
     last_tick_s: float
 
 
-@dataclass
-class _Counters:
-    outcomes: dict[str, int] = field(
-        default_factory=lambda: {"ok": 0, "cancelled": 0, "nonfinite": 0, "engine_error": 0, "drained": 0}
-    )
-    ticks: int = 0
-    last_tick_s: float = field(default_factory=time.monotonic)
-    is_idle: bool = True
-
-
 class TickLoop:
     """Runs ticks. submit, update, cancel, freeze and stats may be called from any thread; tick() from one only.
 
@@ -140,12 +89,13 @@ class TickLoop:
         self._stream = device.stream()
         self._lanes: dict[int, Lane] = {}
         self._pools: dict[int, ArrayPool] = {}
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._listeners: dict[str, Listener] = {}
+        self._inbox = Inbox()
+        self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
         self._frozen: dict[str, FrozenSlot] = {}
         self._in_flight: deque[InFlight] = deque()
-        self._places = threading.Semaphore(deployment.runtime.depth + deployment.runtime.queue)
-        self._counters = _Counters()
+        self._ticks = 0
+        self._last_tick_s = time.monotonic()
+        self._is_idle = True
         self._draining = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -160,13 +110,13 @@ class TickLoop:
         Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
         """
         check_request(request, self.bundle, self.deployment, self._engines.decoder)
-        return self._enter(Submit(request, listener))
+        return self._enter(Submit(request), listener)
 
     def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
         """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
         check_request(frozen.request, self.bundle, self.deployment, self._engines.decoder)
         frozen.check(self.bundle)
-        return self._enter(Submit(frozen.request, listener, frozen))
+        return self._enter(Submit(frozen.request, frozen), listener)
 
     def update(self, session: str, parameters: StepParameters | None) -> None:
         """Replace a session's step parameters for all its generations, from the next tick on."""
@@ -188,13 +138,13 @@ class TickLoop:
         return LoopStats(
             slots_active=len(self._scheduler.slots),
             slots_capacity=self._scheduler.depth,
-            queue_depth=len(self._listeners) - len(self._scheduler.slots),
-            ticks=self._counters.ticks,
-            outcomes=dict(self._counters.outcomes),
+            queue_depth=max(0, len(self._registry) - len(self._scheduler.slots)),
+            ticks=self._ticks,
+            outcomes=dict(self._registry.outcomes),
             is_alive=self._fatal is None and not self._ended.is_set(),
-            is_idle=self._counters.is_idle,
+            is_idle=self._is_idle,
             is_draining=self._draining.is_set(),
-            last_tick_s=self._counters.last_tick_s,
+            last_tick_s=self._last_tick_s,
         )
 
     def start(self) -> None:
@@ -206,9 +156,9 @@ class TickLoop:
         """Take no new work and let what is inside finish; False when the time ran out first."""
         self._draining.set()
         deadline_s = time.monotonic() + timeout_s
-        while self._listeners and time.monotonic() < deadline_s and not self._ended.is_set():
+        while len(self._registry) and time.monotonic() < deadline_s and not self._ended.is_set():
             self._ended.wait(0.01)
-        return not self._listeners
+        return len(self._registry) == 0
 
     def close(self) -> None:
         """Stop the loop; whatever is still inside ends as drained. Engines are closed."""
@@ -308,9 +258,9 @@ class TickLoop:
             for step in lane.batch.slots:
                 if not lane.finite[step.seat]:
                     self._quarantine(step.request.id, step.step)
-        delivered = [pair for pair in tick.finished if pair[0].request.id in self._listeners]
+        delivered = [pair for pair in tick.finished if pair[0].request.id in self._registry]
         for slot, latents in delivered:
-            self._tell_end(Finished(slot.request.id, latents, tick.batch.tick, slot.steps), "ok")
+            self._registry.leave(Finished(slot.request.id, latents, tick.batch.tick, slot.steps), "ok")
         tick.record.finished = tuple(slot.request.id for slot, _ in delivered)
 
     def _complete_all(self) -> None:
@@ -333,7 +283,7 @@ class TickLoop:
             else:
                 slot.step, slot.kept = frozen.step, frozen.kept
                 state.restore(slot, frozen.arrays)
-            self._tell(Started(slot.request.id, self._scheduler.tick))
+            self._registry.tell(Started(slot.request.id, self._scheduler.tick))
 
     def _lane(self, frames: int) -> Lane:
         """The lane of a length; a new one takes the place of one that has stood empty once there are many."""
@@ -353,17 +303,14 @@ class TickLoop:
         return self._pools[frames]
 
     def _drain_inbox(self) -> None:
-        while True:
-            try:
-                self._handle(self._inbox.get_nowait())
-            except Empty:
-                return
+        for message in self._inbox.drain():
+            self._handle(message)
 
     def _wait_for_message(self) -> None:
-        self._counters.is_idle = True
-        message = self._inbox.get()
-        self._counters.is_idle = False
-        self._counters.last_tick_s = time.monotonic()
+        self._is_idle = True
+        message = self._inbox.wait()
+        self._is_idle = False
+        self._last_tick_s = time.monotonic()
         self._handle(message)
 
     def _handle(self, message: Message) -> None:
@@ -384,7 +331,7 @@ class TickLoop:
         request = message.request
         if request.denoise <= DENOISE_MIN:
             assert request.start is not None
-            self._tell_end(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
+            self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
         elif message.frozen is not None:
             self._frozen[request.id] = message.frozen
             self._scheduler.waiting.push(request)
@@ -406,42 +353,24 @@ class TickLoop:
             self._lanes[slot.frames].state.vacate(slot.seat)
         self._scheduler.remove(request_id)
         self._frozen.pop(request_id, None)
-        self._tell_end(event, outcome)
+        self._registry.leave(event, outcome)
 
-    def _enter(self, message: Submit) -> str:
+    def _enter(self, message: Submit, listener: Listener) -> str:
         if self._fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
         if self._draining.is_set() or self._ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
-        if message.request.id in self._listeners:
-            raise RequestError(f"a generation {message.request.id!r} is inside already", field="id")
-        if not self._places.acquire(blocking=False):
-            runtime = self.deployment.runtime
-            raise QueueFullError(f"all {runtime.depth} slots and {runtime.queue} waiting places are taken")
-        self._listeners[message.request.id] = message.listener
+        self._registry.enter(message.request.id, listener)
         self._inbox.put(message)
         if self._ended.is_set():
             self._tell_leftovers()
         return message.request.id
 
-    def _tell(self, event: Event) -> None:
-        listener = self._listeners.get(event.request_id)
-        if listener is not None:
-            listener(event)
-
-    def _tell_end(self, event: Event, outcome: str) -> None:
-        """The terminal event; a second one for the same request is not told."""
-        listener = self._listeners.pop(event.request_id, None)
-        if listener is not None:
-            self._counters.outcomes[outcome] += 1
-            self._places.release()
-            listener(event)
-
     def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:
         for step in (step for lane in batch.lanes for step in lane.slots):
-            self._tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
-        self._counters.ticks += 1
-        self._counters.last_tick_s = time.monotonic()
+            self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
+        self._ticks += 1
+        self._last_tick_s = time.monotonic()
         for observer in self.observers:
             observer(record)
 
@@ -467,13 +396,12 @@ class TickLoop:
 
     def _tell_leftovers(self) -> None:
         """Generations that nobody will run any more, and questions that nobody will answer."""
-        while not self._inbox.empty():
-            message = self._inbox.get()
+        for message in self._inbox.drain():
             if isinstance(message, Freeze):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
         error = self._fatal or DrainingError("the server shut down before the generation was finished")
-        for request_id in list(self._listeners):
-            self._tell_end(Failed(request_id, error), "engine_error" if self._fatal else "drained")
+        for request_id in self._registry.ids():
+            self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")
 
 
 class _PhaseClock:
