@@ -129,11 +129,15 @@ class Codec:
 class DecodeStream:
     """Latents that arrive in pieces, one after the other, as one continuous stream of PCM.
 
-    The last `margin_frames` of what arrived wait for what comes behind them. One thread at a time.
+    The last `margin_frames` of what arrived wait for what comes behind them. `total_samples`: where the stream ends, in
+    the middle of a frame if need be. One thread at a time.
     """
 
-    def __init__(self, codec: Codec, *, window_frames: int, start_frame: int = 0) -> None:
+    def __init__(
+        self, codec: Codec, *, window_frames: int, start_frame: int = 0, total_samples: int | None = None
+    ) -> None:
         self._codec = codec
+        self._samples_left = total_samples
         self._window_frames = window_frames
         self._next_frame = start_frame
         self._decoded = np.empty((0, codec.latent_channels), np.float32)
@@ -157,10 +161,14 @@ class DecodeStream:
         history = np.concatenate((before, ready))
         self._decoded = history[max(len(history) - self._codec.margin_frames, 0) :]
         self._next_frame += frames
-        yield from self._codec.windows(
-            ready,
-            window_frames=self._window_frames,
-            start_frame=start_frame,
-            before=before,
-            after=self._waiting,
+        windows = self._codec.windows(
+            ready, window_frames=self._window_frames, start_frame=start_frame, before=before, after=self._waiting
         )
+        yield from map(self._trimmed, windows)
+
+    def _trimmed(self, pcm: Pcm) -> Pcm:
+        if self._samples_left is None:
+            return pcm
+        pcm = pcm[: self._samples_left]
+        self._samples_left -= len(pcm)
+        return pcm

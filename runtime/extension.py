@@ -1,0 +1,128 @@
+"""A generation longer than one canvas: request, latents, next request, until the whole is there.
+
+The machine knows no threads and no clocks: whoever drives it submits `next_request()`, and gives the finished latents
+to `take()`, which gives back the new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+
+from runtime.errors import ShapeError
+from runtime.options import GenerationOptions
+from runtime.request import GenerationRequest
+from runtime.stretches import Latents, Stretch, next_stretch, plan
+from runtime.studio import SEED_BITS, Studio
+
+__all__ = ["Extension", "Stretch", "next_request", "plan", "seed_of"]
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of stretch `index`: the first has the generation's own, each later one another, always the same."""
+    if index == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"tickrt {seed} {index}".encode()).digest()[:8], "little")
+
+
+def next_request(
+    studio: Studio,
+    options: GenerationOptions,
+    stretch: Stretch,
+    tail_latents: Latents | None = None,
+    *,
+    index: int | None = None,
+    source: Latents | None = None,
+    target: Latents | None = None,
+    session: str = "",
+    client: str = "",
+) -> GenerationRequest:
+    """The request for one stretch. `tail_latents`: the end of what is before it, at least its `keep_frames`.
+
+    `index` is the stretch's number, for its seed; by default its place in a row of full canvases. Raises RequestError.
+    """
+    if index is None:
+        index = -(-stretch.start_frame // (studio.canvas_frames - studio.overlap_frames))
+    seed = None if options.seed is None else seed_of(options.seed, index)
+    return studio.compose(
+        options, stretch, tail=tail_latents, source=source, target=target, seed=seed, session=session, client=client
+    )
+
+
+class Extension:
+    """One generation of any length, or without end. One thread at a time.
+
+    options: may be replaced between stretches; what is replaced holds from the next request on. source, target `[N, C]`
+    begin at frame 0 of the whole. Raises RequestError from next_request().
+    """
+
+    def __init__(
+        self,
+        studio: Studio,
+        options: GenerationOptions,
+        *,
+        source: Latents | None = None,
+        target: Latents | None = None,
+        endless: bool = False,
+        session: str = "",
+        client: str = "",
+    ) -> None:
+        self.options = options
+        self.seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
+        self.total_frames = None if endless else studio.total_frames(options, source)
+        self.total_samples = None if endless else studio.total_samples(options, source)
+        self.done_frames = 0
+        self._studio = studio
+        self._source, self._target = source, target
+        self._session, self._client = session, client
+        self._index = 0
+        self._tail = np.empty((0, studio.bundle.latents.channels), np.float32)
+
+    @property
+    def stretch(self) -> Stretch | None:
+        """The stretch that is to be generated now; None where all is done."""
+        return next_stretch(
+            self.done_frames,
+            self.total_frames,
+            canvas_frames=self._studio.canvas_frames,
+            overlap_frames=self._studio.overlap_frames,
+        )
+
+    @property
+    def stretches(self) -> int | None:
+        """How many there are in all; None without an end."""
+        if self.total_frames is None:
+            return None
+        return len(plan(self.total_frames, self._studio.canvas_frames, self._studio.overlap_frames))
+
+    def next_request(self) -> GenerationRequest | None:
+        """What to submit now; None where all is done. Asked twice, the same generation under another id."""
+        stretch = self.stretch
+        if stretch is None:
+            return None
+        return next_request(
+            self._studio,
+            self.options.model_copy(update={"seed": self.seed}),
+            stretch,
+            self._tail,
+            index=self._index,
+            source=self._source,
+            target=self._target,
+            session=self._session,
+            client=self._client,
+        )
+
+    def take(self, latents: Latents) -> Latents:
+        """The finished `[T, C]` of the present stretch; gives its new frames `[n, C]`. Raises ShapeError."""
+        stretch = self.stretch
+        if stretch is None or len(latents) != stretch.frames:
+            expected = "nothing: all is done" if stretch is None else f"{stretch.frames} frames"
+            raise ShapeError(f"got {len(latents)} frames of latents, expected {expected}")
+        new = latents[stretch.keep_frames :]
+        kept = np.concatenate((self._tail, new))
+        self._tail = kept[max(len(kept) - self._studio.canvas_frames, 0) :]
+        self.done_frames = stretch.end_frame
+        self._index += 1
+        return new
