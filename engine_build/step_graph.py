@@ -7,83 +7,19 @@ slot's choice is never a branch. All arithmetic is float32 and per slot: a NaN s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from engine_build.graph_writer import GraphWriter
+from engine_build.tick_inputs import ROWS_FEATURES, STEP_FEATURES, InputSpec, rows_inputs, step_inputs
 from runtime.engine import variant_name
 from runtime.errors import BuildError
-
-ROWS_FEATURES = frozenset({"gain", "mask"})
-STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "sde", "target"})
 
 APG_NORM_LIMIT = 2.5
 BLEND_EPSILON = 1e-8
 NORM_EPSILON = 1e-12
 LARGEST = float(np.finfo(np.float32).max)
-
-DIMENSIONS = {"S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands"}
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """An input: its shape in shape letters, its dtype, and the features that need it (none = always there)."""
-
-    name: str
-    letters: str
-    features: frozenset[str] = frozenset()
-    dtype: str = "float32"
-
-    def wanted(self, features: frozenset[str]) -> bool:
-        """Whether a graph with these features has it."""
-        return not self.features or bool(self.features & features)
-
-    def shape(self, channels: int) -> tuple[int | str, ...]:
-        """Dimensions, names for the free ones."""
-        sizes: dict[str, int | str] = {**DIMENSIONS, "C": channels, "1": 1}
-        return tuple(sizes[letter] for letter in self.letters)
-
-
-def _specs(features: str, *specs: tuple[str, ...]) -> list[InputSpec]:
-    return [InputSpec(name, letters, frozenset(features.split()), *dtype) for name, letters, *dtype in specs]
-
-
-ROWS_INPUTS = (
-    *_specs("", ("latents", "STC"), ("row_slots", "R", "int64")),
-    *_specs("mask", ("time", "S"), ("mask", "ST"), ("original", "STC"), ("mask_noise", "STC")),
-    *_specs("gain", ("channel_gain", "STC")),
-)
-STEP_INPUTS = (
-    *_specs("", ("latents", "STC"), ("velocity", "RTC"), ("positive_rows", "SK", "int64")),
-    *_specs("", ("time", "S"), ("next_time", "S"), ("velocity_scale", "ST")),
-    *_specs("blend", ("positive_weights", "SKT")),
-    *_specs("guidance", ("negative_rows", "SN", "int64"), ("momentum_state", "STC")),
-    *_specs("guidance", ("guidance", "ST"), ("momentum", "ST"), ("rescale", "ST")),
-    *_specs("rcfg", ("use_kept", "S", "bool"), ("kept_negative", "STC")),
-    *_specs("mask", ("mask", "ST"), ("original", "STC")),
-    *_specs("target", ("target", "STC"), ("target_curve", "ST"), ("target_gate", "S")),
-    *_specs("ode_noise sde", ("step_noise", "STC")),
-    *_specs("ode_noise", ("ode_noise", "ST")),
-    *_specs("sde", ("sde", "S", "bool"), ("source", "STC"), ("sde_curve", "ST")),
-    *_specs("dcw", ("dcw_low", "SB"), ("dcw_high", "SB"), ("dcw_pix", "ST")),
-)
-NEGATIVE_WEIGHTS = InputSpec("negative_weights", "SNT")
-
-
-def step_inputs(features: Iterable[str]) -> tuple[InputSpec, ...]:
-    """The inputs of the step graph with these features, in order. Without `blend`, K and N are 1."""
-    features = frozenset(features)
-    specs = [spec for spec in STEP_INPUTS if spec.wanted(features)]
-    if "blend" not in features:
-        return tuple(_one_condition(spec) for spec in specs)
-    return (*specs, NEGATIVE_WEIGHTS) if "guidance" in features else tuple(specs)
-
-
-def rows_inputs(features: Iterable[str]) -> tuple[InputSpec, ...]:
-    """The inputs of the rows graph with these features, in order."""
-    return tuple(spec for spec in ROWS_INPUTS if spec.wanted(frozenset(features)))
 
 
 def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
@@ -159,11 +95,6 @@ def _checked(features: Iterable[str], known: frozenset[str]) -> frozenset[str]:
     if "rcfg" in features and "guidance" not in features:
         raise BuildError("the feature rcfg needs guidance", fix="build guidance+rcfg")
     return features
-
-
-def _one_condition(spec: InputSpec) -> InputSpec:
-    letters = spec.letters.replace("K", "1").replace("N", "1")
-    return InputSpec(spec.name, letters, spec.features, spec.dtype)
 
 
 def _mask_before(graph: GraphWriter, inputs: _Inputs) -> str:

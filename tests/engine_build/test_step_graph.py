@@ -15,14 +15,13 @@ import oracle
 import pytest
 from numpy.typing import NDArray
 
-from engine_build.step_graph import (
+from engine_build.step_graph import rows_graph, step_graph
+from engine_build.tick_inputs import (
     NEGATIVE_WEIGHTS,
     ROWS_FEATURES,
     STEP_FEATURES,
     STEP_INPUTS,
-    rows_graph,
     rows_inputs,
-    step_graph,
     step_inputs,
 )
 from runtime.errors import BuildError

@@ -1,0 +1,126 @@
+"""Per engine: build or reuse, and why. Reads, never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from engine_build.config import BuildConfig, BuildRequest
+from engine_build.jobs import Job, jobs_of
+from runtime.config import Target
+from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.manifest import (
+    MANIFEST_SUFFIX,
+    Identity,
+    Manifest,
+    machine,
+    manifest_path,
+    metadata_matches,
+    read_manifest,
+    tool_versions,
+    verify_file,
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What will be done about one engine. `last` is its manifest of the last build, where there is a readable one."""
+
+    job: Job
+    wanted: Identity
+    action: Literal["build", "reuse"]
+    reason: str
+    last: Manifest | None
+
+    @property
+    def size_bytes(self) -> int:
+        """The engine's files: what they are, or the graph's own size where there are none yet."""
+        return self.last.size_bytes if self.last and self.action == "reuse" else self.job.graph.size_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it will hold when open: weights, and its tensors at the largest shape (not what happens inside)."""
+        return self.job.graph.weights_bytes + tensor_bytes(self.job)
+
+
+def decide(request: BuildRequest, target: Target, *, force: bool = False) -> list[Decision]:
+    """What to do about every engine of a deployment. Raises ConfigError, BuildError."""
+    folder = request.deployment.engine_folder(target)
+    return [_decide_one(job, identity(job, target, request.options), folder, force) for job in jobs_of(request)]
+
+
+def identity(job: Job, target: Target, options: BuildConfig) -> Identity:
+    """Everything that governs whether an engine of this job may be used."""
+    return Identity(
+        name=job.name,
+        target=target,
+        tool_versions=tool_versions(target),
+        device=valid_on(options),
+        graph_sha256=job.graph.sha256,
+        build=build_options(options),
+        shapes=job.shapes,
+        features=job.features,
+    )
+
+
+def valid_on(options: BuildConfig) -> dict[str, str]:
+    """Where an engine may run: on one architecture; with optimization "all" on one processor model only."""
+    here = machine()
+    return here if options.optimization == "all" else {"arch": here["arch"]}
+
+
+def build_options(options: BuildConfig) -> dict[str, Any]:
+    """The options that change the engine or what is accepted as one."""
+    return options.model_dump(include={"optimization", "tolerance", "inline_limit_bytes"})
+
+
+def tensor_bytes(job: Job) -> int:
+    """Bytes of all inputs and outputs at the job's largest sizes."""
+    return sum(
+        np.dtype(port.dtype).itemsize * prod(job.largest[letter] for letter in port.letters)
+        for port in (*job.inputs, *job.outputs)
+    )
+
+
+def total_memory_bytes(decisions: Iterable[Decision]) -> int:
+    """What all engines hold when open. Variants of one kind (step.*, rows.*) work on the same tensors."""
+    weights, tensors = 0, dict[str, int]()
+    for decision in decisions:
+        kind = decision.job.name.partition(".")[0]
+        weights += decision.job.graph.weights_bytes
+        tensors[kind] = max(tensors.get(kind, 0), tensor_bytes(decision.job))
+    return weights + sum(tensors.values())
+
+
+def leftovers(folder: Path, decisions: list[Decision]) -> list[Path]:
+    """Manifests of engines that the deployment no longer has."""
+    wanted = {manifest_path(folder, decision.job.name) for decision in decisions}
+    return sorted(set(folder.glob(f"*{MANIFEST_SUFFIX}")) - wanted)
+
+
+def _decide_one(job: Job, wanted: Identity, folder: Path, force: bool) -> Decision:
+    try:
+        last = read_manifest(manifest_path(folder, job.name))
+    except EngineNotBuiltError:
+        return Decision(job, wanted, "build", "not built yet", None)
+    except EngineMismatchError:
+        return Decision(job, wanted, "build", "its manifest is damaged or of another version", None)
+    if force:
+        return Decision(job, wanted, "build", "--force", last)
+    matches, reason = metadata_matches(last, wanted)
+    if not matches:
+        return Decision(job, wanted, "build", reason, last)
+    return _decide_by_file(job, wanted, folder, last)
+
+
+def _decide_by_file(job: Job, wanted: Identity, folder: Path, last: Manifest) -> Decision:
+    try:
+        verify_file(last, folder)
+    except EngineError as error:
+        return Decision(job, wanted, "build", error.what, last)
+    return Decision(job, wanted, "reuse", "up to date", last)

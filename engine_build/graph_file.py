@@ -1,0 +1,166 @@
+"""ONNX graphs as the builder gets them: a file with its external data, or bytes just written; read, checked, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import helper
+
+from runtime.errors import BuildError, ConfigError
+from runtime.manifest import TensorInfo, file_sha256
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph: where it is (`source`: a path, or the bytes themselves), its hash with its data, its tensors.
+
+    `size_bytes` counts file and data; `weights_bytes` is what its initializers hold in memory.
+    """
+
+    source: Path | bytes
+    sha256: str
+    size_bytes: int
+    weights_bytes: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return str(self.source) if isinstance(self.source, Path) else "generated graph"
+
+
+def graph_of(model: onnx.ModelProto) -> Graph:
+    """A graph that was just written."""
+    data = model.SerializeToString(deterministic=True)
+    return Graph(
+        source=data,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        weights_bytes=_weights_bytes(model),
+        inputs=_tensor_infos(model.graph.input),
+        outputs=_tensor_infos(model.graph.output),
+    )
+
+
+def read_graph(path: Path) -> Graph:
+    """Read a graph's structure, not its external data, and hash all of it.
+
+    Raises ConfigError where there is no file, BuildError where it is no ONNX graph or its external data is not there.
+    """
+    _check_is_file(path)
+    model = _parse(path)
+    data = [path.parent / location for location in _check_external_data(model, path)]
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return Graph(
+        source=path,
+        sha256=_sha256(path, data),
+        size_bytes=sum(file.stat().st_size for file in (path, *data)),
+        weights_bytes=_weights_bytes(model),
+        inputs=_tensor_infos([value for value in model.graph.input if value.name not in weights]),
+        outputs=_tensor_infos(model.graph.output),
+    )
+
+
+def _check_is_file(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, expected an ONNX file", fix="correct the graph's name in bundle.toml")
+    if not path.is_file():
+        found = ", ".join(sorted(file.name for file in path.parent.glob("*.onnx"))) or "none"
+        raise ConfigError(f"no graph at {path} (ONNX files there: {found})", fix="correct its name in bundle.toml")
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    fix = "copy or export the file again"
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise BuildError(f"{path} is no ONNX graph, or a truncated one ({_size(path)}): {error}", fix=fix) from error
+    if not model.graph.node or not model.graph.output:
+        raise BuildError(f"{path} is no ONNX graph: it has no nodes or no outputs ({_size(path)})", fix=fix)
+    return model
+
+
+def _check_external_data(model: onnx.ModelProto, path: Path) -> list[str]:
+    """Locations of the external data, each checked to lie beside the graph and to be long enough."""
+    ends: dict[str, int] = {}
+    for tensor in _initializers(model.graph):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entry = {item.key: item.value for item in tensor.external_data}
+            end = int(entry.get("offset", 0)) + int(entry.get("length", _tensor_bytes(tensor)))
+            ends[entry["location"]] = max(end, ends.get(entry["location"], 0))
+    for location, end in ends.items():
+        _check_data_file(path, location, end)
+    return sorted(ends)
+
+
+def _check_data_file(path: Path, location: str, end: int) -> None:
+    data = path.parent / location
+    if not data.resolve().is_relative_to(path.parent.resolve()):
+        raise BuildError(f"{path} keeps weights in {location!r}, expected a file in its own folder")
+    if not data.is_file():
+        raise BuildError(f"{path} keeps its weights in {data}, which does not exist", fix=f"copy {location} beside it")
+    if data.stat().st_size < end:
+        raise BuildError(f"{data} is truncated: {_size(data)}, {path.name} needs {end} bytes", fix="copy it again")
+
+
+def _sha256(path: Path, data: Sequence[Path]) -> str:
+    """The file's own hash where there is no external data; else a hash over all files' hashes."""
+    if not data:
+        return file_sha256(path)
+    lines = [f"{file.relative_to(path.parent)} {file_sha256(file)}" for file in data]
+    return hashlib.sha256("\n".join([file_sha256(path), *lines]).encode()).hexdigest()
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that may be stored outside: initializers and constants, of subgraphs too."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _initializers(inner)
+
+
+def _weights_bytes(model: onnx.ModelProto) -> int:
+    return sum(_tensor_bytes(tensor) for tensor in _initializers(model.graph))
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    return int(prod(tensor.dims)) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:
+    return tuple(_tensor_info(value) for value in values)
+
+
+def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise BuildError(f"the graph's {value.name!r} has no shape", fix="polygraphy surgeon sanitize --fold-constants")
+    shape = tuple(_dimension(value.name, axis, dim) for axis, dim in enumerate(kind.shape.dim))
+    return TensorInfo(name=value.name, dtype=_dtype_name(value.name, kind.elem_type), shape=shape)
+
+
+def _dimension(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    """A free dimension that has no name gets one of its own, so that no two are taken for equal."""
+    return int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or f"{name}.{axis}"
+
+
+def _dtype_name(name: str, element: int) -> str:
+    try:
+        return str(np.dtype(helper.tensor_dtype_to_np_dtype(element)).name)
+    except KeyError:
+        raise BuildError(f"the graph's {name!r} has ONNX data type {element}, which numpy has not") from None
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size} bytes"

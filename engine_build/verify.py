@@ -1,0 +1,89 @@
+"""An engine against its ONNX graph, on the same seeded inputs, at several shapes of its range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from polygraphy.backend.onnxrt import OnnxrtRunner
+from polygraphy.comparator import Comparator
+from polygraphy.logger import G_LOGGER
+
+from engine_build.jobs import Job, Sizes
+from engine_build.roles import Port
+from runtime.errors import BuildError
+
+SEED = 20_251_120
+SMALLEST_PEAK = 1e-6
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def verify(job: Job, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
+    """Run graph and engine, both as ONNX Runtime sessions, and measure how far they are apart.
+
+    Gives max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError above `tolerance`
+    (of max_rel), and where either gives a value that is not finite.
+    """
+    runners = [OnnxrtRunner(graph_session, name="graph"), OnnxrtRunner(engine_session, name="engine")]
+    error = {"max_abs": 0.0, "max_rel": 0.0}
+    for sizes, feeds in zip(job.samples, sample_feeds(job), strict=True):
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            results = Comparator.run(runners, data_loader=[feeds])
+        expected, found = results["graph"][0], results["engine"][0]
+        for port in job.outputs:
+            measured = _error(_where(job, port, sizes), expected[port.name], found[port.name])
+            error = {name: max(error[name], value) for name, value in measured.items()}
+    if error["max_rel"] > tolerance:
+        raise BuildError(
+            f"engine {job.name!r} is off by {error['max_rel']:.2g} of its largest output, "
+            f"expected at most {tolerance:.2g}",
+            fix="a lower optimization in [build], or a higher tolerance if that is what you want",
+        )
+    return error
+
+
+def sample_feeds(job: Job, seed: int = SEED) -> Iterator[dict[str, NDArray[Any]]]:
+    """Inputs for each of the job's samples: the same ones every time."""
+    for index, sizes in enumerate(job.samples):
+        random = np.random.default_rng([seed, index])
+        yield {port.name: _sample(port, sizes, random) for port in job.inputs}
+
+
+def _sample(port: Port, sizes: Sizes, random: np.random.Generator) -> NDArray[Any]:
+    shape = [sizes[letter] for letter in port.letters]
+    if port.values == "count":
+        return random.integers(0, sizes[port.limit], shape, np.int64)
+    if port.values == "flag":
+        return random.random(shape) < 0.5
+    if port.values == "keep":
+        kept = random.random(shape) < 0.7
+        kept[..., 0] = True
+        return kept.astype(port.dtype)
+    if port.values == "unit":
+        return random.uniform(0.05, 1.0, shape).astype(port.dtype)
+    return random.standard_normal(shape).astype(port.dtype)
+
+
+def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str, float]:
+    if expected.shape != found.shape:
+        raise BuildError(f"{where}: the engine gives shape {found.shape}, the graph {expected.shape}")
+    for name, values in (("graph", expected), ("engine", found)):
+        if not np.isfinite(values).all():
+            raise BuildError(f"{where}: the {name} gives values that are not finite", fix="check the weights")
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    largest = float(difference.max(initial=0.0))
+    peak = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
+    return {"max_abs": largest, "max_rel": largest / max(peak, SMALLEST_PEAK)}
+
+
+def _where(job: Job, port: Port, sizes: Sizes) -> str:
+    shape = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys(_letters(job.inputs)) if letter in sizes)
+    return f"{job.name}: {port.name} at {shape}"
+
+
+def _letters(ports: Iterable[Port]) -> Iterator[str]:
+    for port in ports:
+        yield from (letter for letter in port.letters if letter.isalpha())
