@@ -36,13 +36,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build
 
 
+def resized(deployment: Deployment, depth: int, max_rows: int) -> Deployment:
+    """The same engines with another number of slots and of rows per execute."""
+    shapes = deployment.shapes[0]
+    rows = shapes.rows.model_copy(update={"opt": min(shapes.rows.opt, max_rows), "max": max_rows})
+    runtime = deployment.runtime.model_copy(update={"depth": depth})
+    return deployment.model_copy(update={"runtime": runtime, "shapes": (shapes.model_copy(update={"rows": rows}),)})
+
+
 @pytest.fixture
 def loops(built: Built) -> Iterator[Loops]:
     """`loops(**changes)` gives a tick loop on a tiny deployment, without a thread; closed at the end of the test."""
     opened: list[TickLoop] = []
 
-    def open_loop(deployment: Deployment | None = None, **changes: Any) -> TickLoop:
-        deployment = deployment or built(**changes)
+    def open_loop(
+        deployment: Deployment | None = None, *, depth: int = 4, max_rows: int = 8, **changes: Any
+    ) -> TickLoop:
+        deployment = deployment or resized(built(max_rows=16, **changes), depth, max_rows)
         device = open_device("cpu")
         opened.append(TickLoop(open_engines(deployment, device), load_bundle(deployment.bundle), deployment, device))
         return opened[-1]

@@ -205,6 +205,7 @@ context = "context_latents"
 [decoder.outputs]
 velocity = "velocity"
 [context]
+overlap_frames = 8
 silence = [{zeros}]
 """.replace("{zeros}", ", ".join(["0.0"] * 64))
 
