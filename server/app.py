@@ -1,0 +1,65 @@
+"""The app: routes, the layers in front of them, and the studio behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from runtime.studio import Studio
+from server import generations, health, models
+from server.access import Envelope, Guard
+from server.config import ServerSettings
+from server.problems import REQUEST_ID_HEADER, install_handlers
+from server.schema import openapi_document
+from server.service import Service
+
+VERSION = "0.1.0"
+DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audio out while it is made."
+EXPOSED = (REQUEST_ID_HEADER, "X-Generation-Id", "X-Seed", "X-Sample-Rate", "X-Channels", "X-Bit-Depth", "Retry-After")
+
+
+def create_app(open_studio: Callable[[], Studio], settings: ServerSettings) -> FastAPI:
+    """The ASGI app. It opens a studio when it starts, in the background, and closes it when it stops."""
+    service = Service(open_studio, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.close()
+
+    app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app.state.service = service
+    for room in (generations, models, health):
+        app.include_router(room.router)
+    install_handlers(app)
+    _add_layers(app, service)
+    app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]
+    return app
+
+
+def _add_layers(app: FastAPI, service: Service) -> None:
+    """The last one added is the first one passed."""
+    settings = service.settings
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key", REQUEST_ID_HEADER],
+            expose_headers=list(EXPOSED),
+        )
+    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Envelope, metrics=service.metrics, max_connections=settings.max_connections)
+
+
+def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
+    def openapi() -> dict[str, Any]:
+        channels = None if service.studio is None else service.studio.bundle.latents.channels
+        return openapi_document(app, service.body_model, channels)
+
+    return openapi

@@ -1,0 +1,103 @@
+"""Is it alive, may work come in, and what has it counted: /health/live, /health/ready, /metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from runtime.loop import LoopStats
+from server.metrics import CONTENT_TYPE
+from server.problems import ProblemError, unavailable
+from server.schema import problem_responses
+from server.service import Service, service_of
+
+router = APIRouter(tags=["operation"])
+
+
+class Live(BaseModel):
+    """The server answers and its tick loop moves. `tick_age_s`: since the last tick; None while the loop rests."""
+
+    status: Literal["live"] = "live"
+    tick_age_s: float | None = None
+
+
+class Ready(BaseModel):
+    """New work is taken."""
+
+    status: Literal["ready"] = "ready"
+    model: str
+    slots_active: int
+    slots_capacity: int
+    queue_depth: int
+
+
+def tick_age_s(stats: LoopStats) -> float | None:
+    """Seconds since the last tick; None while the loop rests."""
+    return None if stats.is_idle else max(0.0, time.monotonic() - stats.last_tick_s)
+
+
+def not_live(service: Service) -> ProblemError | None:
+    """Why the server is not alive, None if it is."""
+    if service.failure:
+        return ProblemError(503, "failed", service.failure)
+    if service.studio is None:
+        return None
+    stats = service.studio.loop.stats()
+    if not stats.is_alive:
+        return ProblemError(503, "engine_dead", "the tick loop has stopped", fix="restart the server; its log says why")
+    age_s = tick_age_s(stats)
+    if age_s is not None and age_s > service.settings.tick_timeout_s:
+        return ProblemError(503, "tick_overdue", f"work is in flight and the last tick was {age_s:.1f} s ago")
+    return None
+
+
+def not_ready(service: Service) -> ProblemError | None:
+    """Why new work is not taken, None if it is."""
+    if service.gate.is_draining:
+        return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
+    problem = not_live(service)
+    if problem is None and service.studio is None:
+        return unavailable("loading", "the engines are being opened and warmed", retry_after_s=2)
+    return problem
+
+
+@router.get("/health/live", response_model=Live, responses=problem_responses(503))
+async def live(request: Request) -> Live:
+    """200 while the tick loop moves or rests; 503 with the cause when it has died or hangs."""
+    service = service_of(request)
+    problem = not_live(service)
+    if problem is not None:
+        raise problem
+    return Live(tick_age_s=None if service.studio is None else tick_age_s(service.studio.loop.stats()))
+
+
+@router.get("/health/ready", response_model=Ready, responses=problem_responses(401, 403, 503))
+async def ready(request: Request) -> Ready:
+    """200 when engines are open and warm and the server is not shutting down; 503 with the cause otherwise."""
+    service = service_of(request)
+    problem = not_ready(service)
+    if problem is not None:
+        raise problem
+    studio = service.ready_studio()
+    stats = studio.loop.stats()
+    return Ready(
+        model=studio.bundle.name,
+        slots_active=stats.slots_active,
+        slots_capacity=stats.slots_capacity,
+        queue_depth=stats.queue_depth,
+    )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problem_responses(401, 403)},
+)
+async def metrics(request: Request) -> Response:
+    """Everything that is counted, in the Prometheus text format."""
+    service = service_of(request)
+    service.metrics.is_ready.set(not_ready(service) is None)
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)

@@ -1,0 +1,113 @@
+"""What can be asked for: /v1/models in the shape of OpenAI's list, and /v1/schema."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from runtime.audio import FORMATS
+from runtime.spec import BUNDLE_FILE, SamplerSpec
+from runtime.studio import Studio
+from server.problems import ProblemError
+from server.schema import body_schema, problem_responses
+from server.service import service_of
+
+router = APIRouter(prefix="/v1", tags=["models"])
+SCHEMA_TYPE = "application/schema+json"
+
+
+class EngineCard(BaseModel):
+    """One engine in use."""
+
+    target: str
+    sha256: str
+
+
+class ModelCard(BaseModel):
+    """One model: OpenAI's four fields, and what a client needs to know about the audio it gives."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tickrt"
+    version: str
+    license: str
+    description: str
+    target: str
+    sample_rate_hz: int | None
+    audio_channels: int | None
+    latent_channels: int
+    frame_rate_hz: float
+    canvas_seconds: float
+    max_seconds: float
+    takes_source: bool
+    slots: int
+    queue: int
+    response_formats: list[str]
+    defaults: SamplerSpec
+    engines: dict[str, EngineCard]
+
+
+class ModelList(BaseModel):
+    """All models: the one that this server runs."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+def model_card(studio: Studio, max_seconds: float) -> ModelCard:
+    """Describe what a studio runs."""
+    bundle, deployment = studio.bundle, studio.deployment
+    return ModelCard(
+        id=bundle.name,
+        created=int((bundle.folder / BUNDLE_FILE).stat().st_mtime),
+        version=bundle.version,
+        license=bundle.license,
+        description=bundle.description,
+        target=deployment.target,
+        sample_rate_hz=bundle.codec.sample_rate_hz if bundle.codec else None,
+        audio_channels=bundle.codec.channels if bundle.codec else None,
+        latent_channels=bundle.latents.channels,
+        frame_rate_hz=bundle.latents.frame_rate_hz,
+        canvas_seconds=bundle.latents.canvas_frames / bundle.latents.frame_rate_hz,
+        max_seconds=max_seconds,
+        takes_source=bundle.codec is not None and bundle.codec.encode is not None,
+        slots=deployment.runtime.depth,
+        queue=deployment.runtime.queue,
+        response_formats=list(FORMATS) if bundle.codec else ["latents"],
+        defaults=bundle.sampler,
+        engines={
+            engine.name: EngineCard(target=engine.manifest.target, sha256=engine.manifest.engine_sha256)
+            for engine in studio.all_engines()
+        },
+    )
+
+
+@router.get("/models", responses=problem_responses(401, 403, 503))
+async def list_models(request: Request) -> ModelList:
+    """The models that this server runs."""
+    service = service_of(request)
+    return ModelList(data=[model_card(service.ready_studio(), service.settings.max_seconds)])
+
+
+@router.get("/models/{model_id}", responses=problem_responses(401, 403, 404, 422, 503))
+async def get_model(request: Request, model_id: str) -> ModelCard:
+    """One model by its id."""
+    service = service_of(request)
+    card = model_card(service.ready_studio(), service.settings.max_seconds)
+    if model_id != card.id:
+        raise ProblemError(404, "model_not_found", "there is no model of this name", fix="GET /v1/models lists them")
+    return card
+
+
+@router.get(
+    "/schema",
+    response_class=Response,
+    responses={200: {"content": {SCHEMA_TYPE: {"schema": {"type": "object"}}}}, **problem_responses(401, 403)},
+)
+async def schema(request: Request) -> Response:
+    """JSON schema of the body of POST /v1/audio/generations."""
+    return JSONResponse(body_schema(service_of(request).body_model), media_type=SCHEMA_TYPE)

@@ -1,0 +1,212 @@
+"""Every refusal is one RFC 9457 problem document: what happened, what was expected, and the fix."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from runtime.errors import (
+    CheckpointError,
+    DrainingError,
+    EngineDeadError,
+    EngineNotBuiltError,
+    QueueFullError,
+    RequestError,
+    ShapeError,
+    TickError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+REQUEST_ID_HEADER = "X-Request-ID"
+CLIENT_CLOSED_REQUEST = 499
+logger = logging.getLogger("tickrt.server")
+
+
+class Finding(BaseModel):
+    """One thing that is wrong, and where: `pointer` is a JSON pointer into the request body."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pointer: str = Field(examples=["/guidance"])
+    detail: str
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457 problem details. `code` is stable and machine-readable; `fix` says what mends it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = Field(examples=["urn:tickrt:problem:queue_full"])
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str
+    code: str
+    instance: str | None = None
+    fix: str | None = None
+    errors: list[Finding] | None = None
+
+
+class ProblemError(Exception):
+    """A refusal on its way to the client. `what` and `fix` are shown; `headers` go with the response."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        what: str,
+        *,
+        fix: str = "",
+        errors: Sequence[Finding] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.status = status
+        self.code = code
+        self.what = what
+        self.fix = fix
+        self.errors = list(errors)
+        self.headers = dict(headers or {})
+
+    def document(self, request_id: str = "") -> ProblemDocument:
+        """The document that the client gets."""
+        return ProblemDocument(
+            type=f"urn:tickrt:problem:{self.code}",
+            title=self.code.replace("_", " ").capitalize(),
+            status=self.status,
+            detail=printable(self.what),
+            code=self.code,
+            instance=f"urn:tickrt:request:{request_id}" if request_id else None,
+            fix=self.fix or None,
+            errors=[Finding(pointer=printable(f.pointer), detail=printable(f.detail)) for f in self.errors] or None,
+        )
+
+
+def printable(text: str) -> str:
+    """`text` without lone surrogates, which JSON escapes can make and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+STATUS_BY_ERROR: dict[type[TickError], int] = {
+    RequestError: 422,
+    ShapeError: 422,
+    QueueFullError: 503,
+    DrainingError: 503,
+    EngineDeadError: 503,
+    EngineNotBuiltError: 503,
+    CheckpointError: 409,
+    TickError: 500,
+}
+
+
+def status_of(error: TickError) -> int:
+    """The HTTP status of an error of the runtime: that of its nearest class in STATUS_BY_ERROR."""
+    return next(STATUS_BY_ERROR[cls] for cls in type(error).__mro__ if cls in STATUS_BY_ERROR)
+
+
+def problem_of(error: TickError) -> ProblemError:
+    """The problem that an error of the runtime is for an HTTP client."""
+    status = status_of(error)
+    headers = {"Retry-After": retry_after(getattr(error, "retry_after_s", 1.0))} if status == 503 else {}
+    findings = []
+    if isinstance(error, RequestError) and error.field:
+        findings.append(Finding(pointer=pointer(error.field.split(".")), detail=error.what))
+    return ProblemError(status, error.code, error.what, fix=error.fix, errors=findings, headers=headers)
+
+
+def unavailable(code: str, what: str, *, retry_after_s: float = 1.0, fix: str = "") -> ProblemError:
+    """503 with Retry-After."""
+    return ProblemError(503, code, what, fix=fix, headers={"Retry-After": retry_after(retry_after_s)})
+
+
+def retry_after(seconds: float) -> str:
+    """Whole seconds, at least 1."""
+    return str(max(1, math.ceil(seconds)))
+
+
+def pointer(parts: Sequence[str | int]) -> str:
+    """JSON pointer (RFC 6901) of a path."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def problem_response(problem: ProblemError, request_id: str = "") -> Response:
+    """The response that carries a problem."""
+    content = problem.document(request_id).model_dump_json(exclude_none=True)
+    return Response(content, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+
+
+HTTP_CODES = {
+    400: ("bad_request", "the request could not be read", ""),
+    401: ("unauthorized", "an API key is needed", "send Authorization: Bearer KEY"),
+    403: ("forbidden", "this is not allowed", ""),
+    404: ("not_found", "there is nothing at this address", "GET /openapi.json lists every route"),
+    405: ("method_not_allowed", "this address does not take this method", "the Allow header names those it takes"),
+    413: ("content_too_large", "the body is larger than this server takes", ""),
+    415: ("unsupported_media_type", "this content type is not understood", ""),
+}
+
+
+def http_problem(error: HTTPException) -> ProblemError:
+    """The problem that one of Starlette's own refusals is."""
+    phrase = HTTPStatus(error.status_code).phrase
+    code, what, fix = HTTP_CODES.get(error.status_code, (phrase.lower().replace(" ", "_"), phrase, ""))
+    detail = what if error.detail in ("", phrase) else str(error.detail)
+    return ProblemError(error.status_code, code, detail, fix=fix, headers=error.headers)
+
+
+def validation_problem(error: RequestValidationError) -> ProblemError:
+    """422 for parameters outside of the body. The values found are not repeated: JSON cannot hold all of them."""
+    findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in error.errors()]
+    return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the outermost layer gave this request."""
+    return str(request.scope.get("state", {}).get("request_id", ""))
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Turn every exception that leaves an endpoint into a problem document."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return problem_response(_as_problem(error), request_id_of(request))
+
+    async def answer_bug(request: Request, error: Exception) -> Response:
+        request_id = request_id_of(request)
+        logger.error("request %s failed: %s", request_id, type(error).__name__)
+        problem = ProblemError(
+            500, "internal_error", "the server made a mistake", fix="the server's log has it under this request's id"
+        )
+        response = problem_response(problem, request_id)
+        response.headers[REQUEST_ID_HEADER] = request_id
+        return response
+
+    async def answer_nobody(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    handled: tuple[Any, ...] = (ProblemError, TickError, HTTPException, RequestValidationError)
+    for kind in handled:
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(ClientDisconnect, answer_nobody)
+    app.add_exception_handler(Exception, answer_bug)
+
+
+def _as_problem(error: Exception) -> ProblemError:
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, TickError):
+        return problem_of(error)
+    if isinstance(error, RequestValidationError):
+        return validation_problem(error)
+    if isinstance(error, HTTPException):
+        return http_problem(error)
+    raise error

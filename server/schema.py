@@ -1,0 +1,137 @@
+"""The request body as a model, and what is published about it: JSON schema and OpenAPI."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import Field, create_model
+from pydantic.json_schema import models_json_schema
+
+from runtime.audio import FORMATS
+from runtime.options import MAX_SECONDS, MIN_SECONDS, GenerationOptions
+from server.problems import MEDIA_TYPE, ProblemDocument
+
+REF = "#/components/schemas/{model}"
+SOURCE_ONLY = ("initial_noise_curve", "mask", "repaint", "target_curve", "x0_strength", "sde_curve")
+STATUS_TEXTS = {
+    400: "The body could not be read",
+    401: "An API key is needed",
+    403: "Pages of this origin may not call",
+    404: "There is no such thing",
+    405: "This address does not take this method",
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The content type is not understood",
+    422: "The body says something that cannot be",
+    429: "This client has as many generations in flight as it may",
+    500: "The generation failed",
+    503: "No place, loading, or shutting down; come back after Retry-After",
+    504: "No slot became free in time",
+}
+
+
+class GenerationBody(GenerationOptions):
+    """What POST /v1/audio/generations takes: the options of a generation, and how to answer."""
+
+    response_format: Literal["wav", "pcm", "flac", "ogg", "latents"] = Field(
+        default="wav",
+        description="wav, pcm (s16le without a header), flac, ogg (Opus), or latents (safetensors, float32 [T, C]).",
+    )
+    stream: bool = Field(
+        default=True, description="Send audio while it is made; false waits for all of it and states its length."
+    )
+
+
+def body_model(max_seconds: float) -> type[GenerationBody]:
+    """GenerationBody with this server's limit on `seconds`."""
+    limit = min(max_seconds, MAX_SECONDS)
+    description = GenerationOptions.model_fields["seconds"].description
+    seconds = Field(default=None, ge=min(MIN_SECONDS, limit), le=limit, description=description)
+    return create_model("GenerationBody", __base__=GenerationBody, seconds=(float | None, seconds))
+
+
+def body_schema(model: type[GenerationBody]) -> dict[str, Any]:
+    """JSON schema of the request body, for pages and tools that draw controls from it."""
+    schema = model.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries of problem documents."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="ProblemDocument")}}}
+    retry = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+    return {
+        status: {
+            "description": STATUS_TEXTS[status],
+            "content": content,
+            **({"headers": retry} if status in (429, 503) else {}),
+        }
+        for status in statuses
+    }
+
+
+def audio_response() -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entry of a generation's answer."""
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    integer = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
+    headers = {
+        "X-Generation-Id": {"description": "The generation's id", "schema": {"type": "string"}},
+        "X-Seed": {"description": "The seed in use: the one given, or the one drawn", **integer},
+        "X-Sample-Rate": {"description": "Samples per second", **integer},
+        "X-Channels": {"description": "Audio channels", **integer},
+        "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},
+    }
+    content = {item.media_type: binary for item in FORMATS.values()}
+    return {200: {"description": "The audio, or the latents", "content": content, "headers": headers}}
+
+
+def request_body() -> dict[str, Any]:
+    """The OpenAPI entry of the two forms a request may have."""
+    json_form = {"schema": {"$ref": REF.format(model="TextGenerationBody")}}
+    source = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
+    form = {
+        "type": "object",
+        "required": ["request"],
+        "additionalProperties": False,
+        "properties": {"request": {"$ref": REF.format(model="GenerationBody")}, "source": source},
+    }
+    encoding = {"request": {"contentType": "application/json"}, "source": {"contentType": "application/octet-stream"}}
+    return {
+        "required": True,
+        "content": {"application/json": json_form, "multipart/form-data": {"schema": form, "encoding": encoding}},
+    }
+
+
+def openapi_document(app: FastAPI, model: type[GenerationBody], latent_channels: int | None) -> dict[str, Any]:
+    """The OpenAPI document, with the schemas that the routes refer to.
+
+    Where the latent channels are known, a list of channel gains has exactly as many values.
+    """
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    _, definitions = models_json_schema([(ProblemDocument, "serialization"), (model, "validation")], ref_template=REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions["$defs"])
+    if latent_channels is not None:
+        _fix_gain(schemas["GenerationBody"], latent_channels)
+    schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
+    return document
+
+
+def _fix_gain(schema: dict[str, Any], channels: int) -> None:
+    for branch in schema["properties"]["channel_gain"]["anyOf"]:
+        if branch.get("type") == "array":
+            row = branch["items"] if branch["items"].get("type") == "array" else branch
+            row.update(minItems=channels, maxItems=channels)
+
+
+def _without_source(schema: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request that brings no source: fields that need one are not there, denoise is 1."""
+    result = deepcopy(schema)
+    result["title"] = "TextGenerationBody"
+    for name in SOURCE_ONLY:
+        result["properties"].pop(name)
+    result["properties"]["denoise"] = {"anyOf": [{"const": 1}, {"type": "null"}], "default": None}
+    return result

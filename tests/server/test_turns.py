@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from server.turns import Audience, Turns
+
+
+def test_equals_take_turns_and_first_windows_go_first() -> None:
+    asyncio.run(_turns())
+
+
+async def _turns() -> None:
+    turns, order = Turns(), []
+
+    async def stream(name: str) -> None:
+        for window in range(3):
+            async with turns.turn(priority=min(window, 1)):
+                await asyncio.sleep(0)
+                order.append(f"{name}{window}")
+
+    await asyncio.gather(*(stream(name) for name in "abc"))
+    assert order == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
+
+
+def test_a_cancelled_waiter_does_not_keep_the_turn() -> None:
+    asyncio.run(_cancelled_waiter())
+
+
+async def _cancelled_waiter() -> None:
+    turns, got = Turns(), []
+
+    async def take(name: str) -> None:
+        async with turns.turn(0):
+            got.append(name)
+
+    async with turns.turn(0):
+        tasks = [asyncio.create_task(take(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+    await tasks[1]
+    assert got == ["b"]
+    async with asyncio.timeout(1), turns.turn(0):
+        got.append("again")
+
+
+def test_a_waiter_cancelled_at_the_moment_of_its_call_hands_the_turn_on() -> None:
+    asyncio.run(_cancelled_when_called())
+
+
+async def _cancelled_when_called() -> None:
+    turns = Turns()
+
+    async def take() -> None:
+        async with turns.turn(0):
+            pass
+
+    async with turns.turn(0):
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(1), turns.turn(0):
+        pass
+
+
+def test_neighbours_are_the_first_that_wait_and_are_bounded() -> None:
+    audience = Audience(2)
+    for name in "abcd":
+        audience.join(name)
+    assert audience.neighbours("a") == {"b", "c"}
+    assert audience.neighbours("d") == {"a", "b"}
+    audience.leave("b")
+    audience.leave("b")
+    assert audience.neighbours("a") == {"c", "d"}
+
+
+def test_waiting_ends_when_the_last_neighbour_has_heard_something() -> None:
+    asyncio.run(_waits())
+
+
+async def _waits() -> None:
+    audience = Audience(8)
+    for name in "abc":
+        audience.join(name)
+    neighbours = audience.neighbours("a")
+    audience.join("late")
+    waiter = asyncio.create_task(audience.wait_for(neighbours, 5.0))
+    for name in "bc":
+        await asyncio.sleep(0.01)
+        assert not waiter.done()
+        audience.leave(name)
+    await asyncio.wait_for(waiter, 1.0)
+
+
+def test_waiting_is_bounded() -> None:
+    audience = Audience(8)
+    audience.join("b")
+    started_s = time.monotonic()
+    asyncio.run(audience.wait_for(frozenset("b"), 0.05))
+    assert 0.04 < time.monotonic() - started_s < 2.0
