@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.allocations import AllocationProbe
-from profiling.tick_statistics import Block, Ratio, paired_ratio
+from profiling.tick_statistics import Ratio, paired_ratio
 from runtime.batch import Event, Failed, Finished, TickRecord
 from runtime.config import Deployment
 from runtime.device import Device, Tensor
@@ -21,7 +21,6 @@ from runtime.loop import TickLoop
 from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
 from runtime.spec import Bundle
 
-BLOCK_TICKS = 4
 VERIFY_STEPS = 4
 VERIFY_TOLERANCE = 1e-4
 TOKENS = 16
@@ -47,29 +46,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that one run measured."""
+    """Everything that one run measured: ticks and executes of the bare engine in turn, an execute at both ends."""
 
     workload: Workload
-    blocks: list[Block]
+    ticks_ms: list[float]
+    engine_ms: list[float]
     records: list[TickRecord]
     allocations: list[int]
     sites: list[tuple[int, int, tuple[str, ...]]]
     worst_difference: float
 
     @property
-    def ticks_ms(self) -> list[float]:
-        """Wall time of every measured tick."""
-        return [sample for block in self.blocks for sample in block.ticks_ms]
-
-    @property
-    def engine_ms(self) -> list[float]:
-        """Wall time of every measured execute of the bare engine."""
-        return [sample for block in self.blocks for sample in block.engine_ms]
-
-    @property
     def overhead(self) -> Ratio:
         """Tick over bare engine."""
-        return paired_ratio(self.blocks)
+        return paired_ratio(self.ticks_ms, self.engine_ms)
 
     @property
     def finished_per_s(self) -> float:
@@ -104,9 +94,12 @@ class SteadyStream:
         bare = BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
         bare.time_ms()
         records: list[TickRecord] = []
-        blocks = [self._block(bare, records) for _ in range(max(2, -(-ticks // BLOCK_TICKS)))]
+        ticks_ms, engine_ms = [], [bare.time_ms()]
+        for _ in range(ticks):
+            ticks_ms.append(self._timed_tick(records))
+            engine_ms.append(bare.time_ms())
         allocations, sites = self._count_allocations(probe_ticks)
-        return Result(self.workload, blocks, records, allocations, sites, worst)
+        return Result(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst)
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same generations alone."""
@@ -148,13 +141,6 @@ class SteadyStream:
         for _ in range(2 * self.workload.steps):
             record = self.tick()
         return record.rows
-
-    def _block(self, bare: BareEngine, records: list[TickRecord]) -> Block:
-        """Ticks, then bare executes; the first of each finds the other's data in the caches and does not count."""
-        self.tick()
-        ticks_ms = [self._timed_tick(records) for _ in range(BLOCK_TICKS)]
-        bare.time_ms()
-        return Block(tuple(ticks_ms), tuple(bare.time_ms() for _ in range(BLOCK_TICKS)))
 
     def _timed_tick(self, records: list[TickRecord]) -> float:
         begin_s = time.perf_counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -26,27 +25,23 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Median of paired ratios, and the quartiles that say how sure it is."""
+    """Median of paired ratios, and the quartiles between which half of them lie."""
 
     median: float
     low: float
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Samples of two things taken one right after the other, so that a busy machine slows both alike."""
+def paired_ratio(ticks_ms: Sequence[float], engine_ms: Sequence[float]) -> Ratio:
+    """Each tick over the mean of the engine samples right before and right after it; n ticks, n + 1 engine samples.
 
-    ticks_ms: tuple[float, ...]
-    engine_ms: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Median tick over median engine."""
-        return median(self.ticks_ms) / median(self.engine_ms)
-
-
-def paired_ratio(blocks: Sequence[Block]) -> Ratio:
-    """Over blocks, the median of each one's own ratio: what slows a whole block cancels, one slow sample is ignored."""
-    low, middle, high = np.percentile([block.ratio for block in blocks], (25, 50, 75))
+    What slows the machine for a while slows a tick and its neighbours alike, so it cancels; the median leaves out what
+    hits a single sample.
+    """
+    engine = np.asarray(engine_ms)
+    if len(engine) != len(ticks_ms) + 1:
+        raise ValueError(
+            f"{len(ticks_ms)} ticks need {len(ticks_ms) + 1} engine samples around them, got {len(engine)}"
+        )
+    low, middle, high = np.percentile(np.asarray(ticks_ms) * 2.0 / (engine[:-1] + engine[1:]), (25, 50, 75))
     return Ratio(float(middle), float(low), float(high))

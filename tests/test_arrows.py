@@ -18,7 +18,12 @@ MAY_IMPORT = {"runtime": set(), "engine_build": {"runtime"}, "server": {"runtime
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.
 HEAVY = {
-    "onnxruntime": {"runtime/engines/onnxruntime.py", "engine_build/builder.py"},
+    "onnxruntime": {
+        "runtime/engines/onnxruntime.py",
+        "engine_build/builder.py",
+        "engine_build/export.py",
+        "engine_build/demo_model/",
+    },
     "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/builder.py"},
     "cuda": {"runtime/device.py"},
     "torch": {"engine_build/export.py", "engine_build/demo_model/"},

@@ -11,8 +11,8 @@ import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -40,7 +40,7 @@ def sentence(words: list[str]) -> str:
     return " ".join(words)[:80]
 
 
-def click_command(script: str) -> click.Command:
+def command_line(script: str) -> Any:
     """The command line of a console script."""
     return typer.main.get_command(import_module(SCRIPTS[script].partition(":")[0]).app)
 
@@ -48,15 +48,15 @@ def click_command(script: str) -> click.Command:
 @pytest.mark.parametrize("words", commands_of(*SCRIPTS), ids=sentence)
 def test_a_shown_command_parses(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    context = click_command(words[0]).make_context(words[0], words[1:])
+    context = command_line(words[0]).make_context(words[0], words[1:])
     assert context.params
     for path in re.findall(r"\S+\.toml", " ".join(words)):
         assert (ROOT / path).is_file(), path
 
 
 def test_an_unknown_flag_would_be_found() -> None:
-    with pytest.raises(click.UsageError):
-        click_command("tickrt-bench").make_context("tickrt-bench", ["configs/demo.toml", "--deepness", "3"])
+    with pytest.raises(Exception, match="[Nn]o such option"):
+        command_line("tickrt-bench").make_context("tickrt-bench", ["configs/demo.toml", "--deepness", "3"])
 
 
 def test_every_command_is_shown() -> None:
