@@ -1,23 +1,26 @@
 """A generation longer than one canvas: request, latents, next request, until the whole is there.
 
 The machine knows no threads and no clocks: whoever drives it submits `next_request()`, and gives the finished latents
-to `take()`, which gives back the new ones.
+to `take()`, which gives back the new ones. `run()` drives it from the calling thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import numpy as np
 
-from runtime.errors import ShapeError
+from runtime.batch import Cancelled, Event, Failed, Finished
+from runtime.errors import ShapeError, TickError
 from runtime.options import GenerationOptions
 from runtime.request import GenerationRequest
 from runtime.stretches import Latents, Stretch, next_stretch, plan
 from runtime.studio import SEED_BITS, Studio
 
-__all__ = ["Extension", "Stretch", "next_request", "plan", "seed_of"]
+__all__ = ["Extension", "Stretch", "next_request", "plan", "run", "seed_of"]
 
 
 def seed_of(seed: int, index: int) -> int:
@@ -126,3 +129,42 @@ class Extension:
         self.done_frames = stretch.end_frame
         self._index += 1
         return new
+
+
+def run(
+    studio: Studio, extension: Extension, on_event: Callable[[Event], None] = lambda event: None
+) -> Iterator[Latents]:
+    """Generate all of it, blocking; gives the new frames `[n, C]` of each stretch while the next one is in flight.
+
+    `on_event` is called in this thread. Leaving early, for whatever reason, cancels what is in flight. The studio's
+    loop must have been started. Raises what submit raises, and the error of a stretch that failed.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    running = _submit(studio, extension, events)
+    try:
+        while running is not None:
+            new = extension.take(_finished(events, on_event))
+            running = _submit(studio, extension, events)
+            yield new
+    finally:
+        if running is not None:
+            studio.loop.cancel(running)
+
+
+def _submit(studio: Studio, extension: Extension, events: SimpleQueue[Event]) -> str | None:
+    request = extension.next_request()
+    return None if request is None else studio.loop.submit(request, events.put)
+
+
+def _finished(events: SimpleQueue[Event], on_event: Callable[[Event], None]) -> Latents:
+    """Wait for the end of one generation."""
+    while True:
+        event = events.get()
+        on_event(event)
+        match event:
+            case Finished(latents=latents):
+                return latents
+            case Failed(error=error):
+                raise error
+            case Cancelled(request_id=request_id):
+                raise TickError(f"generation {request_id} was cancelled")

@@ -1,0 +1,379 @@
+"""tickrt-generate: a text in, an audio file out. Its flags are GenerationOptions, field by field."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, BinaryIO, get_args
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from runtime.audio import FORMATS, AudioWriter, Pcm, latents_bytes, write_audio
+from runtime.codec import DecodeStream, Latents
+from runtime.config import Target, load_deployment
+from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
+from runtime.extension import Extension, run
+from runtime.options import DcwOptions, GenerationOptions, parse_options
+from runtime.progress import Meter, open_meter
+from runtime.studio import Studio, open_studio
+
+EXIT_OPTIONS = 2
+EXIT_ENGINE = 3
+EXIT_FAILED = 4
+EXIT_FILE = 5
+EXIT_INTERRUPTED = 130
+WINDOW_FRAMES = 64
+STDOUT = Path("-")
+FORMAT_OF_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
+TEXT_FLAGS = ("negative_prompt", "guidance_mode", "solver", "mode")
+OWN_FLAGS = ("prompt", "repaint", "dcw")
+
+
+class FileError(TickError):
+    """A file of the command line cannot be read or written."""
+
+    code = "file_error"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one call is to do. `values` are options, not yet checked."""
+
+    config: Path
+    out: Path
+    format: str
+    values: dict[str, Any]
+    source: Path | None
+    target_source: Path | None
+    target: Target | None
+    quiet: bool
+
+
+def tickrt_generate(
+    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write; its suffix says the format. - is standard output.")
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="What to hear. Several are blended; TEXT::WEIGHT, where WEIGHT is a number or a curve."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Audio (or latents) to make a cover of, to repaint or to go on from.")
+    ] = None,
+    target_source: Annotated[
+        Path | None, typer.Option(help="Audio (or latents) that x0-strength and target-curve draw to; else the source.")
+    ] = None,
+    repaint: Annotated[
+        list[str] | None, typer.Option(metavar="FROM:TO", help="Generate only these seconds of the source anew.")
+    ] = None,
+    options: Annotated[
+        Path | None, typer.Option(help="A JSON file with options, as the server takes them; flags come on top.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="|".join(FORMATS), help="Instead of what the suffix says.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(get_args(Target)), help="Instead of the deployment's target."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    **flags: Any,
+) -> None:
+    """Generate audio (or latents) from a text.
+
+    Suffixes: .wav .flac .ogg .opus .pcm .safetensors (latents). An existing file is replaced, once the new one is
+    whole. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are stretched over the
+    generation.
+
+    Exit status: 0 done, 2 the configuration or an option is wrong, 3 an engine is missing or failed, 4 the generation
+    failed, 5 a file cannot be read or written, 130 interrupted.
+    """
+    console = Console(stderr=True)
+    try:
+        with _interruptible():
+            values = _file_values(options) | _flag_values(prompt or [], repaint or [], flags)
+            job = Job(config, out, _format(out, format), values, source, target_source, _target(target), quiet)
+            _generate(job, console)
+    except TickError as error:
+        _say(console, f"error: {error}")
+        raise typer.Exit(_exit_status(error)) from None
+    except KeyboardInterrupt:
+        _say(console, "interrupted; nothing was written")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _flags() -> dict[str, inspect.Parameter]:
+    """One text flag per option that has no flag of its own; the options' model says what it takes."""
+    schema = GenerationOptions.model_json_schema()["properties"]
+    flags = {name: (entry["description"], _metavar(entry)) for name, entry in schema.items() if name not in OWN_FLAGS}
+    for name, entry in DcwOptions.model_json_schema()["properties"].items():
+        flags[f"dcw_{name}"] = (entry["description"], _metavar(entry))
+    return {name: _flag(name, text, metavar) for name, (text, metavar) in flags.items()}
+
+
+def _flag(name: str, text: str, metavar: str) -> inspect.Parameter:
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, metavar=metavar, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _metavar(entry: dict[str, Any]) -> str:
+    branches = entry.get("anyOf", [entry])
+    if "enum" in branches[0]:
+        return "|".join(branches[0]["enum"])
+    kinds = [branch["type"] for branch in branches if branch["type"] != "null"]
+    return {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}[kinds[0]] if len(kinds) == 1 else "CURVE"
+
+
+def _make_app() -> typer.Typer:
+    signature = inspect.signature(tickrt_generate, eval_str=True)
+    named = {name: item for name, item in signature.parameters.items() if name != "flags"}
+    parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in named.values()]
+    tickrt_generate.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*parameters, *_flags().values()]
+    )
+    made = typer.Typer(add_completion=False, rich_markup_mode=None)
+    made.command()(tickrt_generate)
+    return made
+
+
+app = _make_app()
+
+
+def main() -> None:
+    """The command's entry."""
+    app(prog_name="tickrt-generate")
+
+
+def _generate(job: Job, console: Console) -> None:
+    options = parse_options(job.values)
+    with open_studio(load_deployment(job.config), target=job.target) as studio, _output(job.out) as file:
+        if studio.codec is None and job.format != "latents":
+            raise ConfigError(f"bundle {studio.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
+        source, target = (_read(studio, path) for path in (job.source, job.target_source))
+        extension = Extension(studio, options, source=source, target=target)
+        with closing(open_meter(extension.stretches or 1, console, quiet=job.quiet)) as meter:
+            _write(job, studio, extension, meter, file)
+    if not job.quiet:
+        _say(console, _summary(job, extension, meter))
+
+
+def _write(job: Job, studio: Studio, extension: Extension, meter: Meter, file: BinaryIO) -> None:
+    pieces = run(studio, extension, meter.event)
+    if job.format == "latents":
+        file.write(latents_bytes(_joined(studio, pieces, meter), _metadata(job, studio, extension)))
+        return
+    assert studio.codec is not None
+    codec = studio.codec
+    stream = DecodeStream(codec, window_frames=WINDOW_FRAMES, total_samples=extension.total_samples)
+    writer = AudioWriter(job.format, codec.sample_rate_hz, codec.channels, total_samples=extension.total_samples)
+    write_audio(file, writer, _metered(_decoded(stream, pieces), codec.sample_rate_hz, meter))
+
+
+def _decoded(stream: DecodeStream, pieces: Iterator[Latents]) -> Iterator[Pcm]:
+    for latents in pieces:
+        yield from stream.feed(latents)
+    yield from stream.finish()
+
+
+def _metered(chunks: Iterator[Pcm], sample_rate_hz: int, meter: Meter) -> Iterator[Pcm]:
+    for chunk in chunks:
+        yield chunk
+        meter.audio(len(chunk) / sample_rate_hz)
+
+
+def _joined(studio: Studio, pieces: Iterator[Latents], meter: Meter) -> Latents:
+    parts = []
+    for latents in pieces:
+        parts.append(latents)
+        meter.audio(len(latents) / studio.bundle.latents.frame_rate_hz)
+    return np.concatenate(parts)
+
+
+def _metadata(job: Job, studio: Studio, extension: Extension) -> dict[str, str]:
+    return {
+        "bundle": studio.bundle.name,
+        "bundle_version": studio.bundle.version,
+        "frame_rate_hz": str(studio.bundle.latents.frame_rate_hz),
+        "options": json.dumps(job.values | {"seed": extension.seed}),
+    }
+
+
+def _summary(job: Job, extension: Extension, meter: Meter) -> str:
+    return (
+        f"{job.out}: {meter.audio_s:.2f} s, seed {extension.seed}, made in {meter.elapsed_s:.2f} s"
+        f" ({meter.speed:.1f} x real time)"
+    )
+
+
+def _read(studio: Studio, path: Path | None) -> Latents | None:
+    return None if path is None else studio.read_source(path)
+
+
+def _target(name: str | None) -> Target | None:
+    if name is not None and name not in get_args(Target):
+        raise RequestError(f"expected one of {', '.join(get_args(Target))}, got {name!r}", field="target")
+    return name  # type: ignore[return-value]
+
+
+def _format(out: Path, format: str | None) -> str:
+    """What to write. Raises RequestError for a suffix that says nothing."""
+    if format is not None:
+        if format not in FORMATS:
+            raise RequestError(f"expected one of {', '.join(FORMATS)}, got {format!r}", field="format")
+        return format
+    if out.suffix.lower() not in FORMAT_OF_SUFFIX:
+        known = " ".join(FORMAT_OF_SUFFIX)
+        raise RequestError(
+            f"{str(out)!r} does not say a format", field="out", fix=f"end it in one of {known}, or --format"
+        )
+    return FORMAT_OF_SUFFIX[out.suffix.lower()]
+
+
+class _Pipe:
+    """Standard output as bytes; what was written there cannot be changed."""
+
+    def write(self, data: bytes) -> int:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return len(data)
+
+    def seekable(self) -> bool:
+        return False
+
+
+@contextmanager
+def _output(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is whole; after a failure there is none. Raises FileError."""
+    if path == STDOUT:
+        yield _Pipe()  # type: ignore[misc]
+        return
+    if path.is_dir():
+        raise FileError(f"{path} is a folder, expected a file's name")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Being told to terminate is the same as Ctrl-C: cancel, clean up, leave."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _file_values(path: Path | None) -> dict[str, Any]:
+    """Options from a JSON file. Raises RequestError, FileError."""
+    values = {} if path is None else _json_file(path)
+    if not isinstance(values, dict):
+        raise RequestError(f"{path} holds {type(values).__name__}, expected an object", field="options")
+    return values
+
+
+def _flag_values(prompts: list[str], repaints: list[str], flags: dict[str, str | None]) -> dict[str, Any]:
+    """The options that flags say, as plain values. Raises RequestError, FileError."""
+    values: dict[str, Any] = {}
+    dcw: dict[str, Any] = {}
+    if prompts:
+        values["prompt"] = _prompt(prompts)
+    if repaints:
+        values["repaint"] = [_span(text) for text in repaints]
+    for name, text in flags.items():
+        if text is not None:
+            place, key = (dcw, name.removeprefix("dcw_")) if name.startswith("dcw_") else (values, name)
+            place[key] = text if key in TEXT_FLAGS else _value(text, name)
+    return values | ({"dcw": dcw} if dcw else {})
+
+
+def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:
+    prompts = [_weighted(text) for text in texts]
+    return texts[0] if len(prompts) == 1 and "weight" not in prompts[0] else prompts
+
+
+def _weighted(text: str) -> dict[str, Any]:
+    """TEXT::WEIGHT; where nothing like a number is behind the last ::, all of it is the text."""
+    head, mark, tail = text.rpartition("::")
+    if not mark:
+        return {"text": text}
+    try:
+        return {"text": head, "weight": _value(tail, "prompt")}
+    except RequestError:
+        return {"text": text}
+
+
+def _span(text: str) -> dict[str, Any]:
+    start, _, end = text.partition(":")
+    return {"start_s": _seconds(start), "end_s": _seconds(end)}
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(
+            f"expected FROM:TO in seconds, got {text!r}", field="repaint", fix="--repaint 4:7.5"
+        ) from None
+
+
+def _value(text: str, name: str) -> Any:
+    """A number, numbers between commas, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    if text.startswith("@"):
+        return _json_file(Path(text[1:]))
+    for candidate in (text, f"[{text}]"):
+        with suppress(ValueError):
+            return json.loads(candidate)
+    raise RequestError(f"expected a number, 1,2,1 or @FILE, got {text!r:.60}", field=name)
+
+
+def _json_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}", field="options") from error
+
+
+def _exit_status(error: TickError) -> int:
+    if isinstance(error, FileError):
+        return EXIT_FILE
+    if isinstance(error, (ConfigError, RequestError, ShapeError)):
+        return EXIT_OPTIONS
+    return EXIT_ENGINE if isinstance(error, EngineError) else EXIT_FAILED
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
