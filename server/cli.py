@@ -1,0 +1,84 @@
+"""tickrt-serve: a deployment, over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runtime.config import load_deployment
+from runtime.errors import TickError
+from runtime.studio import Studio, open_studio
+from server.app import create_app
+from server.config import ServerSettings, load_settings
+from server.run import open_socket, serve, url_of
+
+cli = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@cli.command()
+def command(
+    config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one. [default: 8000]")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on an open address without an API key.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a deployment over HTTP until SIGTERM or Ctrl-C.
+
+    An API key comes from TICKRT_API_KEY or the file's [server] table; every setting there has a TICKRT_ variable.
+    """
+    _log_to_stderr(log_level)
+    try:
+        code = run(config, host=host, port=port, insecure=insecure or None)
+    except TickError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
+
+
+def run(config: Path, *, host: str | None = None, port: int | None = None, insecure: bool | None = None) -> int:
+    """Serve `config`; returns the exit code. Raises ConfigError."""
+    deployment = load_deployment(config)
+    settings = load_settings(deployment.tables.get("server", {}), host=host, port=port, insecure=insecure)
+    listener = open_socket(settings.host, settings.port, settings.send_buffer_bytes)
+    url = url_of(listener)
+
+    def open_and_start() -> Studio:
+        studio = open_studio(deployment)
+        studio.start()
+        return studio
+
+    app = create_app(open_and_start, settings)
+    typer.echo(f"{deployment.path.name}: opening engines for {url}")
+    code = serve(app, settings, listener, on_ready=partial(greet, url, settings))
+    if app.state.service.failure:
+        typer.echo(f"error: {app.state.service.failure}", err=True)
+    return code
+
+
+def greet(url: str, settings: ServerSettings) -> None:
+    """Say where it is, and one line that makes a file."""
+    key = "" if settings.api_key is None else ' -H "authorization: Bearer $TICKRT_API_KEY"'
+    typer.echo(f"ready on {url} (interactive description: {url}/docs)")
+    typer.echo(
+        f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
+        """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""
+    )
+    sys.stdout.flush()
+
+
+def _log_to_stderr(level: str) -> None:
+    if level not in ("debug", "info", "warning", "error"):
+        raise typer.BadParameter(f"expected debug, info, warning or error, got {level!r}", param_hint="--log-level")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def main() -> None:
+    """Entry point of tickrt-serve."""
+    cli()
