@@ -174,7 +174,8 @@ def _generate(job: Job, console: Console) -> None:
 def _write(job: Job, studio: Studio, extension: Extension, meter: Meter, file: BinaryIO) -> None:
     pieces = run(studio, extension, meter.event)
     if job.format == "latents":
-        file.write(latents_bytes(_joined(studio, pieces, meter), _metadata(job, studio, extension)))
+        latents = _joined(studio, pieces, meter)[: extension.wanted_frames]
+        file.write(latents_bytes(latents, _metadata(job, studio, extension)))
         return
     assert studio.codec is not None
     codec = studio.codec

@@ -153,8 +153,8 @@ class DecodeStream:
         yield from self._decode(len(self._waiting))
 
     def _decode(self, frames: int) -> Iterator[Pcm]:
-        """Decode the first `frames` of those that wait."""
-        if frames <= 0:
+        """Decode the first `frames` of those that wait, up to the end of the stream."""
+        if frames <= 0 or self._samples_left == 0:
             return
         ready, self._waiting = self._waiting[:frames], self._waiting[frames:]
         before, start_frame = self._decoded, self._next_frame
@@ -164,11 +164,9 @@ class DecodeStream:
         windows = self._codec.windows(
             ready, window_frames=self._window_frames, start_frame=start_frame, before=before, after=self._waiting
         )
-        yield from map(self._trimmed, windows)
-
-    def _trimmed(self, pcm: Pcm) -> Pcm:
-        if self._samples_left is None:
-            return pcm
-        pcm = pcm[: self._samples_left]
-        self._samples_left -= len(pcm)
-        return pcm
+        for pcm in windows:
+            yield pcm[: self._samples_left]
+            if self._samples_left is not None:
+                self._samples_left = max(self._samples_left - len(pcm), 0)
+                if self._samples_left == 0:
+                    return

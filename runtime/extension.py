@@ -58,7 +58,8 @@ class Extension:
     """One generation of any length, or without end. One thread at a time.
 
     options: may be replaced between stretches; what is replaced holds from the next request on. source, target `[N, C]`
-    begin at frame 0 of the whole. Raises RequestError from next_request().
+    begin at frame 0 of the whole. Of `total_frames`, which the engines may need, `wanted_frames` were asked for.
+    next_request() raises RequestError.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Extension:
         self.seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
         self.total_frames = None if endless else studio.total_frames(options, source)
         self.total_samples = None if endless else studio.total_samples(options, source)
+        self.wanted_frames = None if endless else studio.wanted_frames(options, source)
         self.done_frames = 0
         self._studio = studio
         self._source, self._target = source, target

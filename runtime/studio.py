@@ -92,24 +92,25 @@ class Studio:
         most = (self.canvas_frames - 1) // multiple * multiple
         return min(self.bundle.latents.round_up(wished), most)
 
-    def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Frames of the whole: enough for `seconds`, else the source's, else one canvas; a number that engines take."""
-        latents = self.bundle.latents
-        least = min(shape.frames.min for shape in self.deployment.shapes)
+    def wanted_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
+        """Frames that were asked for: enough for `seconds`, else the source's, else one canvas; a multiple."""
         if options.seconds is not None:
-            wished = self._frames_for(options.seconds)
-        else:
-            wished = self.canvas_frames if source is None else len(source)
-        return latents.round_up(max(wished, least))
+            return self.bundle.latents.round_up(self._frames_for(options.seconds))
+        return self.bundle.latents.round_up(self.canvas_frames if source is None else len(source))
+
+    def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
+        """Frames to generate: those asked for, or the fewest that the engines take."""
+        least = min(shape.frames.min for shape in self.deployment.shapes)
+        return max(self.wanted_frames(options, source), self.bundle.latents.round_up(least))
 
     def total_samples(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Samples of the whole: exactly `seconds` where given, else all of its frames. 0 without a codec."""
+        """Samples of the whole: exactly `seconds` where given, else all frames that are wanted. 0 without a codec."""
         codec = self.bundle.codec
         if codec is None:
             return 0
         if options.seconds is not None:
             return max(1, round(options.seconds * codec.sample_rate_hz))
-        return self.total_frames(options, source) * codec.hop_samples
+        return self.wanted_frames(options, source) * codec.hop_samples
 
     def read_source(self, data: Path | bytes, *, max_seconds: float = MAX_SECONDS) -> Latents:
         """Latents `[T, C]` of an audio file or a latents file, T a multiple. Raises RequestError."""
