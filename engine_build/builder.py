@@ -127,10 +127,17 @@ def _carry_out(decision: Decision, folder: Path, options: BuildConfig, report: R
 
 
 def _measure(compiler: Compiler, decision: Decision, engine: Path, options: BuildConfig) -> dict[str, float]:
-    from engine_build.verify import verify  # polygraphy takes a second to import; a run that only reuses has no need
+    from engine_build.verify import verify  # polygraphy takes a while to import; a run that only reuses has no need
 
-    graph = _session(decision.job.graph.source, _session_options(options.threads), f"graph of {decision.job.name!r}")
-    return verify(decision.job, graph, compiler.open(engine, options), options.tolerance)
+    job = decision.job
+    graph = _session(job.graph.source, _session_options(options.threads), job.graph.label)
+    try:
+        return verify(job, graph, compiler.open(engine, options), options.tolerance)
+    except _onnxruntime_errors() as error:
+        raise BuildError(
+            f"{job.graph.label} fails to run at a shape of the deployment's ranges: {error}",
+            fix="check frame_multiple in bundle.toml and the shape ranges",
+        ) from error
 
 
 def _data_files(engine: Path) -> list[Path]:
@@ -146,7 +153,11 @@ def _onnxruntime() -> Any:
 
 
 def _compile_cpu(graph: Graph, engine: Path, options: BuildConfig) -> None:
-    """ONNX Runtime's offline optimization; large weights go beside the graph."""
+    """ONNX Runtime's offline optimization.
+
+    Large weights go into a file beside the engine; so do weights that come from such a file, because ONNX Runtime would
+    otherwise write a graph that still points to the original.
+    """
     ort = _onnxruntime()
     levels = {
         "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -156,7 +167,7 @@ def _compile_cpu(graph: Graph, engine: Path, options: BuildConfig) -> None:
     session_options = _session_options(options.threads)
     session_options.graph_optimization_level = levels[options.optimization]
     session_options.optimized_model_filepath = str(engine)
-    if graph.weights_bytes > options.inline_limit_bytes:
+    if graph.has_data_files or graph.weights_bytes > options.inline_limit_bytes:
         prefix = "session.optimized_model_external_initializers"
         session_options.add_session_config_entry(f"{prefix}_file_name", f"{engine.name}.data")
         session_options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(DATA_MIN_BYTES))
@@ -178,22 +189,17 @@ def _session_options(threads: int) -> Any:
 
 
 def _session(source: Path | bytes, options: Any, label: str) -> Any:
-    ort = _onnxruntime()
-    errors = ort.capi.onnxruntime_pybind11_state
+    name = source if isinstance(source, bytes) else str(source)
     try:
-        return ort.InferenceSession(
-            source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
-        )
-    except (
-        errors.Fail,
-        errors.InvalidArgument,
-        errors.InvalidGraph,
-        errors.InvalidProtobuf,
-        errors.NoSuchFile,
-        errors.NotImplemented,
-        errors.RuntimeException,
-    ) as error:
+        return _onnxruntime().InferenceSession(name, options, providers=["CPUExecutionProvider"])
+    except _onnxruntime_errors() as error:
         raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix="polygraphy inspect model FILE") from error
+
+
+def _onnxruntime_errors() -> tuple[type[Exception], ...]:
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented")
+    module = _onnxruntime().capi.onnxruntime_pybind11_state
+    return tuple(getattr(module, name) for name in (*names, "RuntimeException"))
 
 
 def _need_cuda() -> None:

@@ -31,7 +31,7 @@ class BuildConfig(BaseModel):
     optimization: how far ONNX Runtime rewrites a graph. "extended" is valid on every machine of one architecture;
     "all" adds layouts of the processor it runs on, and its manifest names that processor. tolerance: the largest error
     against the graph, relative to the largest output. threads: 0 = all cores. inline_limit_bytes: weights that are
-    larger together go into a data file of their own (one ONNX file holds at most 2 GiB).
+    larger together go into a data file of their own (one ONNX file holds 2 GiB, and rewriting may add constants).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -39,7 +39,7 @@ class BuildConfig(BaseModel):
     optimization: Optimization = "extended"
     tolerance: float = Field(default=1e-4, gt=0)
     threads: int = Field(default=0, ge=0, le=256)
-    inline_limit_bytes: int = Field(default=1 << 30, ge=0, le=(2 << 30) - (64 << 20))
+    inline_limit_bytes: int = Field(default=1 << 29, ge=0, le=(2 << 30) - (64 << 20))
     step_variants: tuple[str, ...] = STEP_VARIANTS
 
     @field_validator("step_variants")

@@ -45,7 +45,13 @@ class Decision:
     @property
     def memory_bytes(self) -> int:
         """What it will hold when open: weights, and its tensors at the largest shape (not what happens inside)."""
-        return self.job.graph.weights_bytes + tensor_bytes(self.job)
+        return self.weights_bytes + tensor_bytes(self.job)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Weights in memory; a built engine may hold more constants than its graph."""
+        weights = self.job.graph.weights_bytes
+        return max(weights, self.size_bytes) if self.action == "reuse" else weights
 
 
 def decide(request: BuildRequest, target: Target, *, force: bool = False) -> list[Decision]:
@@ -92,7 +98,7 @@ def total_memory_bytes(decisions: Iterable[Decision]) -> int:
     weights, tensors = 0, dict[str, int]()
     for decision in decisions:
         kind = decision.job.name.partition(".")[0]
-        weights += decision.job.graph.weights_bytes
+        weights += decision.weights_bytes
         tensors[kind] = max(tensors.get(kind, 0), tensor_bytes(decision.job))
     return weights + sum(tensors.values())
 

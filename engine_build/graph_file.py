@@ -21,7 +21,8 @@ from runtime.manifest import TensorInfo, file_sha256
 class Graph:
     """One graph: where it is (`source`: a path, or the bytes themselves), its hash with its data, its tensors.
 
-    `size_bytes` counts file and data; `weights_bytes` is what its initializers hold in memory.
+    `size_bytes` counts file and data; `weights_bytes` is what its initializers hold in memory; `has_data_files` says
+    whether some of them are stored in files of their own.
     """
 
     source: Path | bytes
@@ -30,6 +31,7 @@ class Graph:
     weights_bytes: int
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    has_data_files: bool = False
 
     @property
     def label(self) -> str:
@@ -66,6 +68,7 @@ def read_graph(path: Path) -> Graph:
         weights_bytes=_weights_bytes(model),
         inputs=_tensor_infos([value for value in model.graph.input if value.name not in weights]),
         outputs=_tensor_infos(model.graph.output),
+        has_data_files=bool(data),
     )
 
 
@@ -80,7 +83,7 @@ def _check_is_file(path: Path) -> None:
 def _parse(path: Path) -> onnx.ModelProto:
     fix = "copy or export the file again"
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load(path, format="protobuf", load_external_data=False)
     except DecodeError as error:
         raise BuildError(f"{path} is no ONNX graph, or a truncated one ({_size(path)}): {error}", fix=fix) from error
     if not model.graph.node or not model.graph.output:

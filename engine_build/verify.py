@@ -17,6 +17,7 @@ from runtime.errors import BuildError
 
 SEED = 20_251_120
 SMALLEST_PEAK = 1e-6
+FREE_LETTER = "P"
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -34,7 +35,9 @@ def verify(job: Job, graph_session: Any, engine_session: Any, tolerance: float) 
             results = Comparator.run(runners, data_loader=[feeds])
         expected, found = results["graph"][0], results["engine"][0]
         for port in job.outputs:
-            measured = _error(_where(job, port, sizes), expected[port.name], found[port.name])
+            where = _where(job, port, sizes)
+            _check_shape(where, port, expected[port.name].shape, sizes)
+            measured = _error(where, expected[port.name], found[port.name])
             error = {name: max(error[name], value) for name, value in measured.items()}
     if error["max_rel"] > tolerance:
         raise BuildError(
@@ -65,6 +68,16 @@ def _sample(port: Port, sizes: Sizes, random: np.random.Generator) -> NDArray[An
     if port.values == "unit":
         return random.uniform(0.05, 1.0, shape).astype(port.dtype)
     return random.standard_normal(shape).astype(port.dtype)
+
+
+def _check_shape(where: str, port: Port, shape: tuple[int, ...], sizes: Sizes) -> None:
+    """The graph's output has the size that the bundle promises; how many tokens a conditioner makes is up to it."""
+    promised = tuple(sizes[letter] for letter in port.letters)
+    if any(a != b for a, b, letter in zip(promised, shape, port.letters, strict=True) if letter != FREE_LETTER):
+        raise BuildError(
+            f"{where}: the graph gives shape {list(shape)}, bundle.toml promises {list(promised)}",
+            fix="correct hop_samples, channels or frame_multiple in bundle.toml",
+        )
 
 
 def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str, float]:

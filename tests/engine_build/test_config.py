@@ -1,0 +1,93 @@
+"""The [build] table, and ranges that cannot go with their bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import tiny_deployment
+
+from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
+from runtime.errors import ConfigError
+
+
+def edited(path: Path, *changes: tuple[str, str]) -> Path:
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def test_defaults(tmp_path: Path) -> None:
+    request = load_request(tiny_deployment(tmp_path))
+    assert request.options == BuildConfig()
+    assert request.bundle.name == "tiny"
+    assert len(STEP_VARIANTS) == 16
+
+
+def test_the_build_table_is_read_and_threads_can_be_said_on_top(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, more='[build]\noptimization = "basic"\nthreads = 3\ntolerance = 1e-3')
+    assert load_request(path).options == BuildConfig(optimization="basic", threads=3, tolerance=1e-3)
+    assert load_request(path, threads=1).options.threads == 1
+
+
+def test_variants_are_sorted_unique_and_the_full_set_is_always_there() -> None:
+    options = BuildConfig(step_variants=("guidance+dcw", "dcw+guidance", "plain"))
+    assert options.step_variants == ("dcw+guidance", "plain", ALL_STEP_FEATURES)
+    assert parse_variant("plain") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('optimisation = "all"', "optimisation"),
+        ('optimization = "fast"', "optimization"),
+        ("tolerance = 0", "tolerance"),
+        ("tolerance = nan", "tolerance"),
+        ("threads = -1", "threads"),
+        ("inline_limit_bytes = 2147483648", "inline_limit_bytes"),
+        ('step_variants = ["magic"]', "unknown step features"),
+        ('step_variants = ["rcfg"]', "guidance\\+rcfg"),
+    ],
+)
+def test_a_wrong_build_table_names_the_file_and_the_key(tmp_path: Path, table: str, says: str) -> None:
+    path = tiny_deployment(tmp_path, more=f"[build]\n{table}")
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_request(path)
+    assert str(path) in str(caught.value)
+    assert "[build]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([("opt = 32, max = 64", "opt = 65, max = 64")], "min <= opt <= max"),
+        ([("rows = { min = 1", "rows = { min = 0")], "rows.min"),
+        ([("max = 8 }\nframes", "max = 0 }\nframes")], "rows.max"),
+        ([("opt = 32, max = 64", "opt = 33, max = 64")], "frames.opt is 33, expected a multiple .* 2"),
+        ([("opt = 32, max = 64", "opt = 32, max = 63")], "frames.max is 63"),
+        ([("min = 2, opt = 32, max = 64", "min = 2, opt = 16, max = 30")], "canvas of 32 frames"),
+        ([("opt = 8, max = 32", "opt = 8, max = 16")], "at most 16 tokens.*up to 32"),
+        ([("tokens = { min = 1, opt = 8, max = 32 }", "")], "tokens"),
+    ],
+)
+def test_contradictory_ranges_are_refused(tmp_path: Path, changes: list[tuple[str, str]], says: str) -> None:
+    path = edited(tiny_deployment(tmp_path), *changes)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_request(path)
+    assert str(path) in str(caught.value)
+    assert "shapes" in str(caught.value)
+
+
+@pytest.mark.parametrize("overlap", [7, 32])
+def test_an_overlap_that_no_stretch_can_have_is_refused(tmp_path: Path, overlap: int) -> None:
+    with pytest.raises(ConfigError, match=f"overlap_frames is {overlap}"):
+        load_request(tiny_deployment(tmp_path, overlap_frames=overlap))
+
+
+@pytest.mark.parametrize("parts", [{"context": False}, {"conditioner": False}, {"codec": False}])
+def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]) -> None:
+    assert load_request(tiny_deployment(tmp_path, **parts)).bundle.name == "tiny"
