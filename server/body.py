@@ -26,7 +26,8 @@ from server.problems import Finding, ProblemError, pointer, unavailable
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
 ACCEPTED = f"{JSON}, {MULTIPART}"
-MAX_NUMBER_DIGITS = 64
+MAX_INTEGER_DIGITS = 64
+MAX_FLOAT_DIGITS = 1024
 MAX_CONTAINERS = 100_000
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -228,15 +229,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    value = float(text) if len(text) <= MAX_NUMBER_DIGITS * 16 else math.inf
+    if len(text) > MAX_FLOAT_DIGITS:
+        raise _invalid(f"a number has more than {MAX_FLOAT_DIGITS} digits", "")
+    value = float(text)
     if not math.isfinite(value):
         raise _invalid("a number is not finite", "")
     return value
 
 
 def _integer(text: str) -> int:
-    if len(text) > MAX_NUMBER_DIGITS:
-        raise _invalid(f"an integer has more than {MAX_NUMBER_DIGITS} digits", "")
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise _invalid(f"an integer has more than {MAX_INTEGER_DIGITS} digits", "")
     return int(text)
 
 

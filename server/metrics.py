@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from runtime.batch import TickRecord
 from runtime.engine import Engine
-from runtime.loop import LoopStats
+from runtime.flight import LoopStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"

@@ -154,13 +154,16 @@ def _timeline(job: Job, codec: Codec) -> Timeline:
 
 
 class _Encoder:
-    """Windows of latents to bytes of the asked format, cut to the asked number of samples. One thread at a time."""
+    """Windows of latents to bytes of the asked format, cut to the asked number of samples. One thread at a time.
+
+    The length is known from the start and stands in the header, but for a streamed wav, whose sizes are left open.
+    """
 
     def __init__(self, job: Job, codec: Codec) -> None:
         self._codec = codec
         self._total = job.extension.total_samples or 0
-        known = None if job.body.stream else self._total
         name = job.body.response_format
+        known = None if job.body.stream and name == "wav" else self._total
         self._writer = AudioWriter(name, codec.sample_rate_hz, codec.channels, total_samples=known)
 
     @property

@@ -1,0 +1,158 @@
+"""A real server on a loopback port, in a thread of the test's own process, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import prometheus_client.parser
+from fastapi import FastAPI
+
+from runtime.config import Deployment
+from runtime.studio import Studio, open_studio
+from server.app import create_app
+from server.config import ServerSettings
+from server.run import TickServer, open_socket, url_of
+from server.service import Service
+
+GENERATIONS = "/v1/audio/generations"
+PROBLEM = "application/problem+json"
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Served:
+    """A running server. `hold()` stops the tick loop between two ticks; `tick_s` makes every tick last that long."""
+
+    url: str
+    app: FastAPI
+    server: TickServer
+    tick_s: float = 0.0
+    _go: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    @property
+    def studio(self) -> Studio:
+        return self.service.ready_studio()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **options)
+
+    def post(self, **body: Any) -> httpx.Response:
+        """One generation, whole."""
+        with self.client() as client:
+            return client.post(GENERATIONS, json={"prompt": "a", "seed": 1, **body})
+
+    def hold(self) -> None:
+        self._go.clear()
+
+    def go(self) -> None:
+        self._go.set()
+
+    def observe(self, _: object) -> None:
+        if self.tick_s:
+            time.sleep(self.tick_s)
+        self._go.wait(PATIENCE_S)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample: "name{label=value}" -> value."""
+        with self.client() as client:
+            text = client.get("/metrics").text
+        return {
+            sample.name + "".join(f"{{{key}={value}}}" for key, value in sorted(sample.labels.items())): sample.value
+            for family in prometheus_client.parser.text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@contextmanager
+def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
+    """Serve a built deployment until the block ends."""
+    told = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
+    listener = open_socket(told.host, told.port, told.send_buffer_bytes)
+    app = create_app(lambda: _started(open_studio(deployment)), told)
+    server = TickServer(app, told)
+    served = Served(url_of(listener), app, server)
+    served.go()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: served.service.studio is not None or served.service.failure)
+        served.studio.loop.observers.append(served.observe)
+        yield served
+    finally:
+        served.go()
+        server.drain()
+        thread.join(PATIENCE_S)
+        listener.close()
+    assert not thread.is_alive(), "the server did not stop"
+
+
+def _started(studio: Studio) -> Studio:
+    studio.start()
+    return studio
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
+    """Wait until it is true; fails the test if it does not become so."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not become true in time"
+        time.sleep(0.002)
+
+
+def problem(response: httpx.Response, status: int, code: str = "") -> dict[str, Any]:
+    """The problem document of a response, checked for what every one of them has."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == PROBLEM
+    document: dict[str, Any] = response.json()
+    assert document["status"] == status
+    assert document["type"] == f"urn:tickrt:problem:{document['code']}"
+    assert document["title"]
+    assert document["detail"]
+    assert response.headers["x-request-id"] in document["instance"]
+    if code:
+        assert document["code"] == code
+    return document
+
+
+def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "POST", headers: str = "") -> bytes:
+    """An HTTP/1.1 request as bytes."""
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+@contextmanager
+def connected(served: Served) -> Iterator[socket.socket]:
+    """A raw connection."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the other side closes."""
+    parts = []
+    while True:
+        try:
+            part = connection.recv(65536)
+        except ConnectionResetError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)

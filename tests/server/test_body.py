@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all
+
+from server.body import BodyBudget, check_nesting, parse_object, path_in
+from server.problems import ProblemError
+
+JSON = {"content-type": "application/json"}
+
+
+def post(served: Served, content: bytes, headers: dict[str, str] = JSON) -> httpx.Response:
+    with served.client() as client:
+        return client.post(GENERATIONS, content=content, headers=headers)
+
+
+def is_live(served: Served) -> bool:
+    with served.client() as client:
+        return client.get("/health/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "word"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b'{"prompt": "a"} x', 400, "not JSON"),
+        (b'{"prompt": "\xff\xfe"}', 400, "UTF-8"),
+        (b"\xff\xfe{\x00}\x00", 400, "UTF-8"),
+        (b"[" * 200_000 + b"]" * 200_000, 400, "lists and objects"),
+        (b"[" * 5_000 + b"]" * 5_000, 400, "deeper than 100"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, 400, "deeper than 100"),
+        (b"[]", 422, "JSON object"),
+        (b'"prompt"', 422, "JSON object"),
+        (b"null", 422, "JSON object"),
+        (b"{}", 422, "prompt"),
+        (b'{"prompt": null}', 422, "prompt"),
+        (b'{"prompt": "a", "guidance": NaN}', 422, "NaN"),
+        (b'{"prompt": "a", "guidance": Infinity}', 422, "Infinity"),
+        (b'{"prompt": "a", "guidance": -Infinity}', 422, "-Infinity"),
+        (b'{"prompt": "a", "guidance": 1e999}', 422, "not finite"),
+        (b'{"prompt": "a", "guidance": [1, 1e999]}', 422, "not finite"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 422, "digits"),
+        (b'{"prompt": "a", "guidance": 0.' + b"1" * 5000 + b"}", 422, "digits"),
+        (b'{"prompt": "a", "prompt": "b"}', 422, "more than once"),
+        (b'{"prompt": "a", "dcw": {"low": 1, "low": 2}}', 422, "more than once"),
+        (b'{"prompt": "\\ud800"}', 422, "prompt"),
+        (b'{"prompt": "a", "\\udfff": 1}', 422, "unicode"),
+        (b'{"prompt": "a", "nonsense": 1}', 422, "nonsense"),
+        (b'{"prompt": "a", "steps": 201}', 422, "/steps"),
+        (b'{"prompt": "a", "steps": 9223372036854775808}', 422, "/steps"),
+        (b'{"prompt": "a", "steps": "8"}', 422, "/steps"),
+        (b'{"prompt": "a", "steps": true}', 422, "/steps"),
+        (b'{"prompt": "a", "seed": -1}', 422, "/seed"),
+        (b'{"prompt": "a", "seconds": 1e300}', 422, "/seconds"),
+        (b'{"prompt": "a", "seconds": -1}', 422, "/seconds"),
+        (b'{"prompt": "a", "guidance": [' + b"1," * 5000 + b"1]}", 422, "/guidance"),
+        (b'{"prompt": "a", "guidance": []}', 422, "/guidance"),
+        (b'{"prompt": "a", "response_format": "mp3"}', 422, "/response_format"),
+        (b'{"prompt": "a", "stream": 1}', 422, "/stream"),
+        (b'{"prompt": "a", "channel_gain": [1, 2]}', 422, "channel_gain"),
+        (b'{"prompt": "' + b"a" * 2001 + b'"}', 422, "/prompt"),
+        (b'{"prompt": "' + b"a" * 1000 + b'"}', 422, "prompt"),
+    ],
+)
+def test_a_body_that_cannot_be_is_refused_with_a_problem(
+    served: Served, content: bytes, status: int, word: str
+) -> None:
+    document = problem(post(served, content), status)
+    assert word in json.dumps(document, ensure_ascii=False)
+    assert is_live(served)
+
+
+def test_depth_within_the_limit_is_read(served: Served) -> None:
+    nested = b'{"prompt": "a", "guidance": ' + b"[" * 90 + b"]" * 90 + b"}"
+    assert problem(post(served, nested), 422)["errors"][0]["pointer"] == "/guidance"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/jsonx"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+def test_other_content_types_are_refused_by_name(served: Served, headers: dict[str, str]) -> None:
+    response = post(served, b'{"prompt": "a"}', headers)
+    problem(response, 415)
+    if "content-encoding" not in headers:
+        assert "application/json" in response.headers["accept"]
+
+
+def test_a_charset_parameter_is_taken(served: Served) -> None:
+    response = post(served, b'{"prompt": "a"}', {"content-type": "Application/JSON; charset=utf-8"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "word"),
+    [
+        ([("source", ("s.wav", b"RIFF"))], 422, "request"),
+        ([("request", (None, b"{")), ("source", ("s.wav", b"RIFF"))], 400, "not JSON"),
+        ([("request", (None, b'{"prompt": "\xff"}'))], 400, "UTF-8"),
+        ([("request", (None, b'{"prompt": "a"}')), ("source", (None, b"RIFF"))], 422, "filename"),
+        ([("request", (None, b'{"prompt": "a"}')), ("other", (None, b"1"))], 422, "other"),
+        ([("request", (None, b'{"prompt": "a"}')), ("request", (None, b'{"prompt": "a"}'))], 422, "more than once"),
+        ([("request", (None, b'{"prompt": "a", "seed": NaN}'))], 422, "NaN"),
+        ([(f"f{i}", (None, b"")) for i in range(50)], 400, "Too many"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(served: Served, parts: list[Any], status: int, word: str) -> None:
+    with served.client() as client:
+        document = problem(client.post(GENERATIONS, files=parts), status)
+    assert word in json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"--x", b"--x\r\n\r\n", b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--"]
+)
+def test_a_broken_form_is_refused(served: Served, content: bytes) -> None:
+    for kind in ("multipart/form-data; boundary=x", "multipart/form-data"):
+        response = post(served, content, {"content-type": kind})
+        assert response.status_code in (400, 422)
+        problem(response, response.status_code)
+
+
+def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Callable[..., Served]) -> None:
+    server = serve(json_bytes=4096, upload_bytes=8192)
+    for kind, length in (("application/json", 4097), ("multipart/form-data; boundary=x", 4096 + 8192 + 1)):
+        with connected(server) as connection:
+            head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+            connection.sendall(head.encode())
+            started_s = time.monotonic()
+            answer = connection.recv(65536)
+            assert time.monotonic() - started_s < 0.5
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in answer.lower()
+        assert b"application/problem+json" in answer
+    assert server.post().status_code == 200
+
+
+@pytest.mark.parametrize("limit", [4096, 4095])
+def test_the_limit_is_exact(serve: Callable[..., Served], limit: int) -> None:
+    server = serve(json_bytes=limit)
+    body = b'{"prompt": "a", "negative_prompt": ""}'
+    body += b" " * (4096 - len(body))
+    assert post(server, body).status_code == (200 if limit == 4096 else 413)
+    chunked = post(server, iter([body[:1000], body[1000:]]), JSON)  # type: ignore[arg-type]
+    assert chunked.status_code == (200 if limit == 4096 else 413)
+
+
+def test_an_endless_chunked_body_is_cut_after_the_limit(serve: Callable[..., Served]) -> None:
+    server = serve(json_bytes=64 * 1024)
+    memory = psutil.Process()
+    before = memory.memory_info().rss
+    with connected(server) as connection:
+        head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        connection.sendall(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
+        answers: list[bytes] = []
+        reader = threading.Thread(target=lambda: answers.append(read_all(connection)))
+        reader.start()
+        sent = 0
+        with pytest.raises(OSError):  # noqa: PT011, PT012
+            while sent < 2**30:
+                connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                sent += 65536
+        reader.join(10)
+    assert sent < 128 * 2**20
+    assert answers[0].startswith(b"HTTP/1.1 413 ")
+    assert memory.memory_info().rss - before < 24 * 2**20
+    assert server.service.budget.used_bytes == 0
+    assert server.post().status_code == 200
+
+
+def test_many_tiny_chunks_are_read(served: Served) -> None:
+    body = b'{"prompt": "a"}' + b" " * 5000
+    assert post(served, iter(bytes([byte]) for byte in body), JSON).status_code == 200  # type: ignore[arg-type]
+
+
+def test_an_upload_over_its_limit_is_refused(serve: Callable[..., Served]) -> None:
+    server = serve(upload_bytes=8192, json_bytes=64 * 1024)
+    form = {"request": (None, b'{"prompt": "a"}'), "source": ("s.wav", io.BytesIO(b"RIFF" + bytes(8192)))}
+    with server.client() as client:
+        problem(client.post(GENERATIONS, files=form), 413)
+        form["request"] = (None, b" " * 70_000)
+        form["source"] = ("s.wav", b"")
+        problem(client.post(GENERATIONS, files=form), 413)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[..., Served]) -> None:
+    server = serve(body_timeout_s=0.2)
+    with connected(server) as connection:
+        connection.sendall(raw_request(b"x" * 100)[:-50])
+        started_s = time.monotonic()
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - started_s < 2.0
+    assert server.service.budget.used_bytes == 0
+
+
+def test_a_client_that_leaves_while_it_sends_is_forgotten(serve: Callable[..., Served]) -> None:
+    server = serve()
+    for _ in range(5):
+        with connected(server) as connection:
+            connection.sendall(raw_request(b"x" * 100)[:-50])
+    assert server.post().status_code == 200
+    assert server.service.budget.used_bytes == 0
+
+
+def test_the_budget_over_all_bodies_holds() -> None:
+    budget = BodyBudget(100)
+    budget.take(60)
+    with pytest.raises(ProblemError) as refusal:
+        budget.take(41)
+    assert refusal.value.status == 503
+    assert "Retry-After" in refusal.value.headers
+    budget.take(40)
+    budget.give_back(100)
+    assert budget.used_bytes == 0
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_what_is_json_is_parsed_as_it_is(value: dict[str, Any]) -> None:
+    assert parse_object(json.dumps(value).encode(), 100) == value
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_make_it_fail_otherwise_than_with_a_problem(data: bytes) -> None:
+    try:
+        assert isinstance(parse_object(data, 100), dict)
+    except ProblemError as error:
+        assert error.status in (400, 422)
+
+
+@pytest.mark.parametrize("text", [b'{"a": "[[[[[["}' * 1, b'{"a": "\\"[[[["}', b'["' + b"[" * 300 + b'"]'])
+def test_brackets_in_strings_are_not_depth(text: bytes) -> None:
+    check_nesting(text, 3)
+
+
+def test_the_nesting_check_is_linear() -> None:
+    started_s = time.monotonic()
+    for bomb in (b'"' + b'\\"' * 2_000_000, b'"' * 2_000_001 + b"[" * 101, b'["' * 99_000):
+        try:
+            check_nesting(bomb, 100)
+        except ProblemError as error:
+            assert error.status == 400
+    assert time.monotonic() - started_s < 5.0
+
+
+def test_paths_leave_out_the_names_of_union_branches() -> None:
+    values = {"dcw": {"low": [1, "x"]}, "a/b": [0]}
+    assert path_in(values, ("dcw", "low", "list[float]", 1)) == ["dcw", "low", 1]
+    assert path_in(values, ("prompt",)) == ["prompt"]
+    assert path_in(values, ("a/b", 0, "float")) == ["a/b", 0]

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import io
+import json
+import struct
+import time
+import wave
+
+import av
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+import soundfile
+from http_harness import GENERATIONS, Served, problem
+
+
+def decoded(data: bytes) -> tuple[np.ndarray, int]:
+    pcm, rate = soundfile.read(io.BytesIO(data), dtype="int16", always_2d=True)
+    return pcm, rate
+
+
+def test_a_streamed_wav_has_an_open_header_and_comes_in_chunks(served: Served) -> None:
+    with served.client() as client, client.stream("POST", GENERATIONS, json={"prompt": "a", "seconds": 3}) as response:
+        chunks = list(response.iter_raw())
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "audio/wav"
+    assert response.headers["transfer-encoding"] == "chunked"
+    assert "content-length" not in response.headers
+    data = b"".join(chunks)
+    assert struct.unpack("<I", data[4:8])[0] == struct.unpack("<I", data[40:44])[0] == 0xFFFFFFFF
+    assert len(data) == 44 + 3 * 8000 * 2 * 2
+    assert len(chunks) >= 3
+    assert len(chunks[0]) > 44
+
+
+def test_a_whole_wav_has_true_sizes(served: Served) -> None:
+    response = served.post(seconds=2.5, stream=False)
+    assert int(response.headers["content-length"]) == len(response.content)
+    with wave.open(io.BytesIO(response.content)) as file:
+        assert (file.getnframes(), file.getnchannels(), file.getframerate()) == (20000, 2, 8000)
+    assert response.content[44:] == served.post(seconds=2.5).content[44:]
+
+
+def test_headers_say_what_the_body_is(served: Served) -> None:
+    response = served.post(seed=77, response_format="pcm")
+    assert response.headers["x-seed"] == "77"
+    assert response.headers["x-sample-rate"] == "8000"
+    assert response.headers["x-channels"] == "2"
+    assert response.headers["x-bit-depth"] == "16"
+    assert len(response.headers["x-generation-id"]) == 32
+    assert response.headers["content-type"] == "audio/pcm"
+    assert len(response.content) == 32 * 320 * 2 * 2
+
+
+def test_a_drawn_seed_is_told_and_gives_the_same_again(served: Served) -> None:
+    first, second = served.post(seed=None), served.post(seed=None)
+    assert first.headers["x-seed"] != second.headers["x-seed"]
+    again = served.post(seed=int(first.headers["x-seed"]))
+    assert again.content == first.content != second.content
+
+
+def test_flac_is_the_same_audio_as_wav(served: Served) -> None:
+    pcm, rate = decoded(served.post(response_format="flac", seconds=2).content)
+    expected, _ = decoded(served.post(response_format="wav", seconds=2, stream=False).content)
+    assert rate == 8000
+    np.testing.assert_array_equal(pcm, expected)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ogg_holds_opus_of_the_right_length(served: Served, stream: bool) -> None:
+    response = served.post(response_format="ogg", seconds=2, stream=stream)
+    assert response.headers["content-type"] == "audio/ogg"
+    assert response.headers["x-sample-rate"] == "48000"
+    with av.open(io.BytesIO(response.content)) as container:
+        assert container.streams.audio[0].codec_context.name == "opus"
+        samples = sum(frame.samples for frame in container.decode(audio=0))
+    assert abs(samples - 2 * 48000) <= 960
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_latents_come_as_safetensors_and_go_in_again(served: Served, stream: bool) -> None:
+    response = served.post(response_format="latents", seconds=2, stream=stream)
+    assert response.headers["content-type"] == "application/vnd.safetensors"
+    assert int(response.headers["content-length"]) == len(response.content)
+    latents = safetensors.numpy.load(response.content)["latents"]
+    assert (latents.dtype, latents.shape) == (np.float32, (50, 8))
+    form = {"request": (None, json.dumps({"prompt": "a", "seed": 1, "denoise": 0.0, "response_format": "latents"}))}
+    with served.client() as client:
+        cover = client.post(GENERATIONS, files={**form, "source": ("s.safetensors", response.content)})
+    np.testing.assert_array_equal(safetensors.numpy.load(cover.content)["latents"], latents)
+
+
+def test_windows_of_a_stream_join_without_a_seam(served: Served) -> None:
+    """The streamed audio is that of one decode over all the latents."""
+    latents = safetensors.numpy.load(served.post(response_format="latents", seconds=5).content)["latents"]
+    codec = served.studio.codec
+    assert codec is not None
+    expected = np.rint(np.clip(codec.decode(latents), -1, 1) * 32767)[: 5 * 8000]
+    pcm = np.frombuffer(served.post(response_format="pcm", seconds=5).content, "<i2").reshape(-1, 2)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm - expected).max() <= 1
+
+
+def test_every_parameter_may_be_a_curve(served: Served) -> None:
+    plain = served.post(response_format="latents", guidance=2.0).content
+    ramp = served.post(
+        response_format="latents", guidance=list(np.linspace(0, 4, 7)), velocity_scale=[0.9, 1.1]
+    ).content
+    assert plain != ramp
+    assert np.isfinite(safetensors.numpy.load(ramp)["latents"]).all()
+
+
+def wav_upload(seconds: float, rate: int = 16000) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, 0.3 * np.sin(np.arange(int(seconds * rate)) * 0.05), rate, format="WAV")
+    return file.getvalue()
+
+
+def multipart(served: Served, source: object, **body: object) -> httpx.Response:
+    form = {"request": (None, json.dumps({"prompt": "a", "seed": 1, **body})), "source": source}
+    with served.client() as client:
+        return client.post(GENERATIONS, files=form)
+
+
+def test_a_cover_has_its_sources_length_and_listens_to_it(served: Served) -> None:
+    near = multipart(served, ("s.wav", wav_upload(2.0)), denoise=0.1, response_format="pcm")
+    assert near.status_code == 200
+    assert len(near.content) == 2.0 * 8000 * 4
+    far = multipart(served, ("s.wav", wav_upload(2.0)), denoise=0.9, response_format="pcm")
+    assert near.content != far.content
+
+
+def test_the_request_part_may_be_a_file_as_curl_sends_it(served: Served) -> None:
+    files = {"request": ("r.json", b'{"prompt": "a", "seed": 1}', "application/json")}
+    with served.client() as client:
+        response = client.post(GENERATIONS, files=files)
+    assert response.content == served.post().content
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"this is a text", 415),
+        (b"", 415),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), 415),
+        (b"RIFF\x24\x00\x00\x00WAVE", 422),
+        (b"fLaC" + bytes(64), 422),
+        (bytes([16, 0, 0, 0, 0, 0, 0, 0]) + b'{"a": 1}', 422),
+        (struct.pack("<Q", 2**62) + b"{" + bytes(50), 422),
+    ],
+)
+def test_a_source_that_is_no_audio_is_refused(served: Served, content: bytes, status: int) -> None:
+    document = problem(multipart(served, ("s", content)), status)
+    assert "source" in document["detail"] or document["errors"][0]["pointer"] == "/source"
+    assert served.post().status_code == 200
+
+
+def test_a_source_of_wrong_width_or_with_nan_is_refused(served: Served) -> None:
+    wide = safetensors.numpy.save({"latents": np.zeros((10, 9), np.float32)})
+    assert "[T, 8]" in problem(multipart(served, ("s", wide)), 422)["detail"]
+    nan = safetensors.numpy.save({"latents": np.full((10, 8), np.nan, np.float32)})
+    assert "finite" in problem(multipart(served, ("s", nan)), 422)["detail"]
+
+
+def test_what_needs_a_source_says_so(served: Served) -> None:
+    for name, value in {"denoise": 0.5, "mask": [0.0, 1.0], "target_curve": 1.0}.items():
+        document = problem(served.post(**{name: value}), 422)
+        assert document["errors"][0]["pointer"].startswith(f"/{name}")
+
+
+def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: object) -> None:
+    with serve(max_seconds=3.0).client() as client:  # type: ignore[operator]
+        silence = io.BytesIO()
+        soundfile.write(silence, np.zeros(4_000_000), 8000, format="FLAC")
+        assert len(silence.getvalue()) < 200_000
+        started_s = time.monotonic()
+        form = {"request": (None, '{"prompt": ""}'), "source": ("s.flac", silence.getvalue())}
+        assert "longer than 3 seconds" in problem(client.post(GENERATIONS, files=form), 422)["detail"]
+        assert time.monotonic() - started_s < 2.0
+
+
+def test_seconds_beyond_the_servers_limit_are_refused_before_anything_is_made(serve: object) -> None:
+    server = serve(max_seconds=3.0)  # type: ignore[operator]
+    document = problem(server.post(seconds=3.5), 422)
+    assert document["errors"] == [{"pointer": "/seconds", "detail": "Input should be less than or equal to 3"}]
+    assert server.metrics()["tickrt_generations_started_total"] == 0
