@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.batch import LaneBatch, SlotStep
 from runtime.config import Deployment
 from runtime.device import Device, Event, Stream, Tensor
-from runtime.engine import Engine, EngineSet, Execution, smallest_superset, variant_name
+from runtime.engine import Engine, EngineSet, Execution, smallest_superset
 from runtime.request import Condition
 from runtime.rows import Buffer, RowBuffers
 from runtime.spec import Bundle
@@ -90,10 +90,6 @@ class Lane:
         self._device.download(flags, self._finite.view(seats), self._stream)
         return flags
 
-    def variant(self, batch: LaneBatch) -> str:
-        """Name of the step engine's variant for this batch."""
-        return variant_name(self._variant("step", batch.features))
-
     def _bound(self, batch: LaneBatch) -> Launch:
         """The executions for this batch's shape and sides: bound on first use, then found again."""
         variant = self._variant("step", batch.features)
@@ -129,8 +125,7 @@ class Lane:
         )
 
     def _bind_rows(self, batch: LaneBatch, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
-        """The rows engine; also the decoder's input, and the latents that the step starts from (masked where a mask
-        is)."""
+        """The rows engine, the decoder's input, and the latents that the step starts from (masked where a mask is)."""
         engine = self._engines.rows[self._variant("rows", batch.row_features)]
         shape = (batch.seats, self.frames, self._channels)
         hidden_states = self._rows.hidden_states.view(len(batch.rows), self.frames, self._channels)

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,7 @@ from runtime.batch import Cancelled, Event, Failed, Finished, LaneBatch, Progres
 from runtime.checkpoint import FrozenSlot
 from runtime.config import Deployment
 from runtime.device import Device
-from runtime.device import Event as DeviceEvent
-from runtime.engine import EngineSet
+from runtime.engine import EngineSet, variant_name
 from runtime.errors import (
     DrainingError,
     EngineDeadError,
@@ -28,6 +26,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
+from runtime.flight import InFlight, Launched, LoopStats, PhaseClock
 from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Update
 from runtime.lane import Lane
 from runtime.pool import ArrayPool
@@ -37,42 +36,6 @@ from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
 
 MAX_IDLE_LANES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A lane's part of a launched tick: events around the decoder, and where its finite flags `[seats]` arrive."""
-
-    batch: LaneBatch
-    begin: DeviceEvent
-    end: DeviceEvent
-    finite: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A launched tick: once `done`, its flags and finished latents can be read."""
-
-    batch: TickBatch
-    lanes: tuple[Launched, ...]
-    done: DeviceEvent
-    finished: tuple[tuple[Slot, NDArray[np.float32]], ...]
-    record: TickRecord
-
-
-@dataclass(frozen=True, slots=True)
-class LoopStats:
-    """A snapshot: `outcomes` counts every terminal event since the start."""
-
-    slots_active: int
-    slots_capacity: int
-    queue_depth: int
-    ticks: int
-    outcomes: dict[str, int]
-    is_alive: bool
-    is_idle: bool
-    is_draining: bool
-    last_tick_s: float
 
 
 class TickLoop:
@@ -127,8 +90,7 @@ class TickLoop:
         self._inbox.put(Cancel(request_id))
 
     def freeze(self, request_id: str) -> Future[FrozenSlot]:
-        """A copy of a generation in flight, between two ticks; it runs on. The future raises RequestError if
-        unknown."""
+        """A copy of a generation in flight, which runs on. Where the id is unknown, the future raises RequestError."""
         reply: Future[FrozenSlot] = Future()
         self._inbox.put(Freeze(request_id, reply))
         return reply
@@ -173,8 +135,7 @@ class TickLoop:
     # The tick thread.
 
     def run(self) -> None:
-        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and everybody is
-        told."""
+        """Tick until stopped. The one place that catches everything: what is unknown is fatal, and all are told."""
         try:
             while not self._stopped:
                 if self.tick() is None and not self._stopped:
@@ -188,7 +149,7 @@ class TickLoop:
     def tick(self) -> TickRecord | None:
         """One pass: every live slot takes one step. None where nothing is live."""
         started_s = time.perf_counter()
-        clock = _PhaseClock(started_s)
+        clock = PhaseClock(started_s)
         allocations = self._allocations()
         self._drain_inbox()
         clock.end("inbox")
@@ -199,15 +160,13 @@ class TickLoop:
             self._complete_all()
             return None
         record = self._record(batch)
-        for lane in batch.lanes:
-            self._lanes[lane.frames].prepare(lane)
-        clock.end("upload")
-        launched = self._launch(batch)
-        clock.end("launch")
+        launched = self._launch(batch, clock)
         if launched is None:
             return record
-        self._drain_inbox()
+        questions = self._drain_inbox_while_executing()
         finished = self._commit(batch)
+        for question in questions:
+            self._handle(question)
         clock.end("commit")
         self._in_flight.append(InFlight(batch, launched, self._stream.record(), finished, record))
         while self._in_flight and self._must_wait():
@@ -223,10 +182,15 @@ class TickLoop:
         oldest = self._in_flight[0]
         return oldest.done.is_done or len(self._in_flight) >= self.deployment.runtime.ticks_in_flight
 
-    def _launch(self, batch: TickBatch) -> tuple[Launched, ...] | None:
-        """Execute every lane; an engine's failure ends the batch's generations, not the loop."""
+    def _launch(self, batch: TickBatch, clock: PhaseClock) -> tuple[Launched, ...] | None:
+        """Upload and execute every lane; an engine's failure ends the batch's generations, not the loop."""
         try:
-            return tuple(self._launch_lane(lane) for lane in batch.lanes)
+            for lane in batch.lanes:
+                self._lanes[lane.frames].prepare(lane)
+            clock.end("upload")
+            launched = tuple(self._launch_lane(lane) for lane in batch.lanes)
+            clock.end("launch")
+            return launched
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
@@ -306,6 +270,16 @@ class TickLoop:
         for message in self._inbox.drain():
             self._handle(message)
 
+    def _drain_inbox_while_executing(self) -> list[Freeze]:
+        """Cancels and updates count before the commit; a slot's state and its step agree only after it."""
+        questions = []
+        for message in self._inbox.drain():
+            if isinstance(message, Freeze):
+                questions.append(message)
+            else:
+                self._handle(message)
+        return questions
+
     def _wait_for_message(self) -> None:
         self._is_idle = True
         message = self._inbox.wait()
@@ -381,7 +355,7 @@ class TickLoop:
             rows=batch.rows,
             frames=tuple(lane.frames for lane in batch.lanes),
             executes=sum(len(lane.executes) for lane in batch.lanes),
-            variants=tuple(self._lanes[lane.frames].variant(lane) for lane in batch.lanes),
+            variants=tuple(variant_name(lane.features) for lane in batch.lanes),
             queue_depth=len(self._scheduler.waiting),
         )
 
@@ -402,16 +376,3 @@ class TickLoop:
         error = self._fatal or DrainingError("the server shut down before the generation was finished")
         for request_id in self._registry.ids():
             self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")
-
-
-class _PhaseClock:
-    """Splits a tick's time into named phases."""
-
-    def __init__(self, started_s: float) -> None:
-        self._last_s = started_s
-        self.phases_ms: dict[str, float] = {}
-
-    def end(self, phase: str) -> None:
-        now_s = time.perf_counter()
-        self.phases_ms[phase] = self.phases_ms.get(phase, 0.0) + (now_s - self._last_s) * 1e3
-        self._last_s = now_s

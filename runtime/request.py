@@ -91,8 +91,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class LatentMask:
-    """1 = generate, 0 = keep `original` `[T, C]` (the source where none). `noise` `[T, C]` is drawn from the seed if
-    absent."""
+    """1 = generate, 0 = keep `original` `[T, C]` (else the source). Without `noise` `[T, C]` the seed gives it."""
 
     mask: Curve
     original: Array | None = None
@@ -107,8 +106,7 @@ class LatentMask:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (a share of the schedule), or by
-    `x0_strength`."""
+    """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (share of the steps), or by `x0_strength`."""
 
     latents: Array
     curve: Curve | None = None
@@ -127,8 +125,7 @@ DcwMode = Literal["low", "high", "double", "pix"]
 
 @dataclass(frozen=True, eq=False)
 class Dcw:
-    """Wavelet-domain correction (Yu et al., CVPR 2026). `low` drives modes low, double and pix; in mode high it
-    drives the high band."""
+    """Wavelet-domain correction (Yu et al., CVPR 2026). In mode high, `low` drives the high band."""
 
     mode: DcwMode = "double"
     low: Curve = 0.0

@@ -89,8 +89,7 @@ class WaitingLine:
 
 @dataclass
 class Scheduler:
-    """Admission and slots. `fold_tokens` says whether rows of unequal L may share an execute (the decoder has a
-    mask)."""
+    """Admission and slots. `fold_tokens`: rows of unequal L may share an execute (the decoder has a mask)."""
 
     deployment: Deployment
     fold_tokens: bool
@@ -229,8 +228,7 @@ def active_conditions(slot: Slot) -> tuple[Condition, ...]:
 
 
 def active_negatives(slot: Slot) -> tuple[Condition, ...]:
-    """The negative conditions that the present step executes: none without guidance or where a kept velocity stands
-    in."""
+    """The negative conditions to execute now: none without guidance or where a kept velocity stands in."""
     if not slot.is_guided or uses_kept(slot):
         return ()
     negatives = slot.request.negatives

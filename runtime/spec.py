@@ -37,8 +37,7 @@ class LatentSpec(_Section):
 
 
 class DecoderInputs(_Section):
-    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, condition_mask `[R,L]`, context
-    `[R,T,X]`."""
+    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]` and its mask `[R,L]`, context `[R,T,X]`."""
 
     latents: str
     time: str
@@ -62,8 +61,7 @@ class DecoderSpec(_Section):
 
 
 class ContextSpec(_Section):
-    """What the context channels `[T, X]` hold: C channels of known latents (silence where unknown), C of mask (1 =
-    generate)."""
+    """What the context `[T, X]` holds: C channels of known latents (else silence), C of mask (1 = generate)."""
 
     layout: Literal["known+mask"] = "known+mask"
     silence: tuple[float, ...]

@@ -25,7 +25,6 @@ def schedule(steps: int, *, shift: float = 1.0, denoise: float = 1.0) -> NDArray
 
 
 def target_gate(step: int, steps: int, gate: float) -> float:
-    """How far a target's curve is switched on at step k of K: 0 until the gate, then linearly up to 1 at the last
-    step."""
+    """How far a target's curve is on at step k of K: 0 until the gate, then linearly up to 1 at the last step."""
     progress = step / max(steps - 1, 1)
     return max(0.0, progress - gate) / max(1.0 - gate, 1e-6)

@@ -339,6 +339,29 @@ def test_cancel_during_the_execute_takes_effect_before_the_commit(loops: Loops) 
     loop.close()
 
 
+def test_a_freeze_during_the_execute_sees_a_whole_step(loops: Loops) -> None:
+    base = loops()
+    whole = run_all(base, make("a", **GUIDED)).latents("a")
+    faults = Faults(hang_at=1)
+    loop = faulty(base, faults)
+    loop.submit(make("a", **GUIDED), Inbox())
+    loop.tick()
+    thread = threading.Thread(target=loop.tick)
+    thread.start()
+    while faults.executes == 1:
+        time.sleep(0.001)
+    reply = loop.freeze("a")
+    faults.release.set()
+    thread.join(5)
+    frozen, inbox = reply.result(5), Inbox()
+    assert frozen.step == 2
+    base.resume(frozen, inbox)
+    while base.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), whole)
+    loop.close()
+
+
 def test_places_are_bounded_and_come_back(loops: Loops) -> None:
     loop, inbox = loops(depth=2), Inbox()
     places = 2 + loop.deployment.runtime.queue
