@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import Deployment, Target
 from runtime.device import Device, Stream, Tensor
-from runtime.errors import EngineMismatchError, EngineNotBuiltError, ShapeError
+from runtime.errors import EngineMismatchError, EngineNotBuiltError
 from runtime.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -24,6 +23,7 @@ from runtime.manifest import (
     tool_versions,
     verify_file,
 )
+from runtime.tensors import check_tensors
 
 FEATURE_SEPARATOR = "+"
 PLAIN = "plain"
@@ -58,27 +58,6 @@ def run_once(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDA
     """One blocking execute with fresh outputs, inputs checked. Raises ShapeError, EngineError."""
     check_tensors(engine.name, engine.inputs, feeds)
     return engine.run(feeds)
-
-
-def check_tensors(engine: str, infos: Mapping[str, TensorInfo], tensors: Mapping[str, Any]) -> None:
-    """Every named tensor is there with the right dtype, rank and fixed dimensions, and equal names mean equal sizes."""
-    sizes: dict[str, int] = {}
-    for name, info in infos.items():
-        if name not in tensors:
-            raise ShapeError(f"{engine}: no tensor given for {name!r}; it takes {', '.join(infos)}")
-        _check_tensor(f"{engine}: {name}", info, tensors[name], sizes)
-
-
-def _check_tensor(where: str, info: TensorInfo, tensor: Any, sizes: dict[str, int]) -> None:
-    shape = tuple(tensor.shape)
-    if np.dtype(tensor.dtype) != np.dtype(info.dtype):
-        raise ShapeError(f"{where} has dtype {np.dtype(tensor.dtype)}, expected {info.dtype}")
-    if len(shape) != len(info.shape):
-        raise ShapeError(f"{where} has shape {shape}, expected {len(info.shape)} dimensions {tuple(info.shape)}")
-    for found, expected in zip(shape, info.shape, strict=True):
-        wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, found)
-        if found != wanted:
-            raise ShapeError(f"{where} has shape {shape}, expected {tuple(info.shape)} with {expected} = {wanted}")
 
 
 def features_of(name: str) -> frozenset[str]:

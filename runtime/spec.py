@@ -37,7 +37,7 @@ class LatentSpec(_Section):
 
 
 class DecoderInputs(_Section):
-    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]` and its mask `[R,L]`, context `[R,T,X]`."""
+    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`."""
 
     latents: str
     time: str

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.device import Stream, Tensor
-from runtime.engine import check_tensors
 from runtime.errors import EngineError, EngineMismatchError
 from runtime.manifest import Manifest, TensorInfo
+from runtime.tensors import check_tensors
 
 LOAD_ERRORS = (
     ort_errors.Fail,
