@@ -245,11 +245,15 @@ def _format(out: Path, format: str | None) -> str:
 
 
 class _Pipe:
-    """Standard output as bytes; what was written there cannot be changed."""
+    """Standard output as bytes; what was written there cannot be changed. Raises FileError when the reader has gone."""
 
     def write(self, data: bytes) -> int:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(sys.stdout.fileno(), left) :]
+        except BrokenPipeError:
+            raise FileError("whoever reads standard output has gone") from None
         return len(data)
 
     def seekable(self) -> bool:

@@ -1,0 +1,289 @@
+"""The command line: files that are whole or not there, messages with a fix, exit codes, every option as a flag."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from click.testing import Result
+from conftest import Built
+from factories import TinySpec, tiny_deployment
+from rich.console import Console
+from typer.testing import CliRunner
+
+from runtime.audio import read_latents
+from runtime.batch import Finished, Started
+from runtime.batch import Progress as StepDone
+from runtime.cli import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_OPTIONS, app
+from runtime.errors import NonFiniteError
+from runtime.options import GenerationOptions
+from runtime.progress import Bar, Lines, Meter, open_meter
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = TinySpec()
+RATE_HZ = SPEC.sample_rate_hz
+Generate = Callable[..., Result]
+
+
+@pytest.fixture
+def generate(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generate:
+    """`generate("--out", "a.wav", ...)` runs the command in an empty folder."""
+    config = str(built().path)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [config, *map(str, arguments)])
+
+
+def files(folder: Path = Path()) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_a_prompt_becomes_a_file(generate: Generate, suffix: str) -> None:
+    result = generate("--prompt", "warm piano", "--seconds", 1.5, "--seed", 3, "--out", f"a{suffix}")
+    assert result.exit_code == 0, result.output
+    assert files() == [f"a{suffix}"]
+    pcm, rate_hz = soundfile.read(f"a{suffix}")
+    assert (len(pcm), pcm.shape[1], rate_hz) == (12_000, SPEC.audio_channels, RATE_HZ)
+    assert np.abs(pcm).max() > 0.01
+    assert "1.50 s, seed 3" in result.stderr
+    assert "real time" in result.stderr
+    assert result.stdout == ""
+
+
+def test_opus_and_latents(generate: Generate) -> None:
+    assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.ogg").exit_code == 0
+    assert soundfile.info("a.ogg").frames == pytest.approx(1.5 * 48_000, abs=8)
+    assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.safetensors").exit_code == 0
+    latents, metadata = read_latents(Path("a.safetensors"), SPEC.channels, 1000)
+    assert len(latents) == 38
+    assert json.loads(metadata["options"]) == {"prompt": "a", "seconds": 1.5, "seed": 3}
+    assert metadata["bundle"] == "tiny"
+
+
+def test_equal_options_give_equal_files_and_longer_ones_begin_alike(generate: Generate) -> None:
+    for name, seconds in (("a.wav", 1.28), ("b.wav", 1.28), ("c.wav", 3.0)):
+        assert generate("--prompt", "a", "--seconds", seconds, "--seed", 3, "-o", name, "-q").exit_code == 0
+    assert Path("a.wav").read_bytes() == Path("b.wav").read_bytes()
+    short, long = soundfile.read("a.wav")[0], soundfile.read("c.wav")[0]
+    margin = SPEC.hop_samples
+    assert np.array_equal(short[:-margin], long[: len(short) - margin])
+
+
+def test_standard_output_takes_raw_audio_and_nothing_else(built: Built) -> None:
+    command = [sys.executable, "-m", "runtime.cli", str(built().path), "--prompt", "a", "--seconds", "1", "--seed", "1"]
+    done = subprocess.run([*command, "-o", "-", "--format", "pcm"], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == RATE_HZ * 2 * SPEC.audio_channels
+    assert b"seed 1" in done.stderr
+    streamed = subprocess.run([*command, "-o", "-", "--format", "wav"], cwd=ROOT, capture_output=True, timeout=60)
+    pcm, _ = soundfile.read(io.BytesIO(streamed.stdout), dtype="int16")
+    assert pcm.tobytes() == done.stdout
+
+
+def test_a_reader_that_goes_away_ends_it(built: Built) -> None:
+    command = [sys.executable, "-m", "runtime.cli", str(built().path), "--prompt", "a", "--seconds", "600", "-q"]
+    process = subprocess.Popen(
+        [*command, "-o", "-", "--format", "wav"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        assert process.stdout.read(4) == b"RIFF"
+        process.stdout.close()
+        messages = process.stderr.read()
+        assert process.wait(timeout=20) == EXIT_FILE
+    assert messages == b"error: whoever reads standard output has gone\n"
+
+
+def test_an_existing_file_is_replaced(generate: Generate) -> None:
+    Path("a.wav").write_bytes(b"old")
+    assert generate("--prompt", "a", "-o", "a.wav").exit_code == 0
+    assert soundfile.info("a.wav").frames == SPEC.canvas_frames * SPEC.hop_samples
+
+
+def test_covers_repaints_and_targets(generate: Generate) -> None:
+    generate("--prompt", "a", "--seed", 1, "-o", "a.wav", "-q")
+    assert generate("--prompt", "b", "--source", "a.wav", "--denoise", 0.5, "-o", "b.wav").exit_code == 0
+    assert generate("--prompt", "b", "--source", "a.wav", "--repaint", "0.4:0.8", "-o", "c.safetensors").exit_code == 0
+    assert generate("--prompt", "b", "--target-source", "a.wav", "--target-curve", "0,1", "-o", "d.wav").exit_code == 0
+    generate("--prompt", "a", "--source", "a.wav", "--denoise", 0, "-o", "e.safetensors")
+    painted, encoded = (read_latents(Path(name), SPEC.channels, 100)[0] for name in ("c.safetensors", "e.safetensors"))
+    assert np.array_equal(painted[:10], encoded[:10])
+    assert np.array_equal(painted[20:], encoded[20:])
+    assert np.abs(painted[10:20] - encoded[10:20]).max() > 0.01
+
+
+def options_of(generate: Generate, *arguments: object) -> dict[str, Any]:
+    """The options that flags amount to, as the latents file keeps them."""
+    result = generate(*arguments, "-o", "o.safetensors")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(read_latents(Path("o.safetensors"), SPEC.channels, 1000)[1]["options"]))
+
+
+def test_flags_are_numbers_curves_files_and_words(generate: Generate) -> None:
+    Path("curve.json").write_text("[1, 2.5]")
+    options = options_of(
+        generate, "--prompt", "a", "--seed", 1, "--guidance", "1,2,3", "--momentum", "-0.5", "--velocity-scale",
+        "@curve.json", "--solver", "sde", "--negative-prompt", "12", "--dcw-mode", "pix", "--dcw-low", "[0, 0.1]",
+        "--steps", 2,
+    )  # fmt: skip
+    assert options == {
+        "prompt": "a", "seed": 1, "guidance": [1, 2, 3], "momentum": -0.5, "velocity_scale": [1, 2.5], "solver": "sde",
+        "negative_prompt": "12", "dcw": {"mode": "pix", "low": [0, 0.1]}, "steps": 2,
+    }  # fmt: skip
+
+
+def test_prompts_may_have_weights(generate: Generate) -> None:
+    options = options_of(generate, "--prompt", "a::2", "--prompt", "b::0,1", "--prompt", "c::d", "--seed", 1)
+    assert options["prompt"] == [{"text": "a", "weight": 2}, {"text": "b", "weight": [0, 1]}, {"text": "c::d"}]
+
+
+def test_options_come_from_a_file_and_flags_on_top(generate: Generate) -> None:
+    Path("body.json").write_text(json.dumps({"prompt": "a", "steps": 3, "seed": 1}))
+    assert options_of(generate, "--options", "body.json", "--steps", 2) == {"prompt": "a", "steps": 2, "seed": 1}
+
+
+def test_every_option_is_a_flag_with_its_description() -> None:
+    result = CliRunner().invoke(app, ["--help"], terminal_width=200)
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    for name, field in GenerationOptions.model_fields.items():
+        assert f"--{'dcw-low' if name == 'dcw' else name.replace('_', '-')}" in text
+        if name not in ("prompt", "repaint", "dcw"):
+            assert field.description is not None
+            assert field.description.split(".")[0].split("; ")[0] in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["-o", "a.wav"], EXIT_OPTIONS, "prompt: Field required"),
+        (["--prompt", "a", "-o", "a.mp9"], EXIT_OPTIONS, "end it in one of .wav"),
+        (["--prompt", "a", "-o", "a.wav", "--format", "mp3"], EXIT_OPTIONS, "expected one of wav, pcm"),
+        (["--prompt", "a", "-o", "a.wav", "--target", "tpu"], EXIT_OPTIONS, "expected one of cpu"),
+        (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_OPTIONS, "steps: Input should be less than"),
+        (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_OPTIONS, "steps: expected a number, 1,2,1 or @FILE"),
+        (["--prompt", "a", "-o", "a.wav", "--guidance", "NaN"], EXIT_OPTIONS, "guidance: expected a number from 0"),
+        (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_OPTIONS, "--repaint 4:7.5"),
+        (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_OPTIONS, "give a source or denoise 1"),
+        (["--prompt", "x" * 90, "-o", "a.wav"], EXIT_OPTIONS, "shorten it by 59 tokens"),
+        (["--prompt", "a", "-o", "a.wav", "--source", "none.wav"], EXIT_OPTIONS, "none.wav cannot be read"),
+        (["--prompt", "a", "-o", "a.wav", "--source", "text.json"], EXIT_OPTIONS, "not audio"),
+        (["--options", "text.json", "-o", "a.wav"], EXIT_OPTIONS, "expected an object"),
+        (["--options", "none.json", "-o", "a.wav"], EXIT_FILE, "none.json cannot be read: No such file"),
+        (["--prompt", "a", "-o", "a.wav", "--guidance", "@none.json"], EXIT_FILE, "none.json cannot be read"),
+        (["--prompt", "a", "-o", "no/such/a.wav"], EXIT_FILE, "cannot be written: No such file"),
+        (["--prompt", "a", "-o", "folder.wav"], EXIT_FILE, "is a folder"),
+    ],
+)
+def test_errors_say_what_and_leave_nothing(generate: Generate, arguments: list[str], status: int, words: str) -> None:
+    Path("text.json").write_text("[1]")
+    Path("folder.wav").mkdir()
+    result = generate(*arguments)
+    assert result.exit_code == status, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert files() == ["folder.wav", "text.json"]
+
+
+def test_missing_engines_and_configurations(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    runner = CliRunner()
+    result = runner.invoke(app, [str(path), "--prompt", "a", "-o", str(tmp_path / "a.wav")])
+    assert result.exit_code == EXIT_ENGINE
+    assert f"fix: tickrt-build {path} --target cpu" in result.stderr
+    result = runner.invoke(app, [str(tmp_path / "none.toml"), "--prompt", "a", "-o", str(tmp_path / "a.wav")])
+    assert result.exit_code == EXIT_OPTIONS
+    assert "no configuration at" in result.stderr
+    assert files(tmp_path) == ["tiny", "tiny.toml"]
+
+
+def test_a_bundle_without_a_codec_says_what_it_can(built: Built, tmp_path: Path) -> None:
+    path = built(codec=False).path
+    result = CliRunner().invoke(app, [str(path), "--prompt", "a", "-o", str(tmp_path / "a.wav")])
+    assert result.exit_code == EXIT_OPTIONS
+    assert "fix: --out NAME.safetensors" in result.stderr
+    done = CliRunner().invoke(app, [str(path), "--prompt", "a", "-o", str(tmp_path / "a.safetensors")])
+    assert done.exit_code == 0, done.output
+    assert files(tmp_path) == ["a.safetensors"]
+
+
+def test_a_failed_generation_leaves_nothing(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object) -> None:
+        raise NonFiniteError("generation 1 became non-finite in step 2")
+
+    Path("a.wav").write_bytes(b"old")
+    monkeypatch.setattr("runtime.audio._PcmEncoder.encode", break_down)
+    result = generate("--prompt", "a", "-o", "a.wav")
+    assert result.exit_code == EXIT_FAILED
+    assert "became non-finite" in result.stderr
+    assert files() == ["a.wav"]
+    assert Path("a.wav").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(built: Built, tmp_path: Path, number: signal.Signals) -> None:
+    arguments = ["--prompt", "a", "--seconds", "600", "--steps", "200", "-o", str(tmp_path / "a.wav")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime.cli", str(built().path), *arguments], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        while not files(tmp_path) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert [name.endswith(".partial") for name in files(tmp_path)] == [True]
+        os.kill(process.pid, number)
+        sent_s = time.monotonic()
+        _, messages = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_INTERRUPTED, messages
+    assert b"interrupted; nothing was written" in messages
+    assert b"Traceback" not in messages
+    assert time.monotonic() - sent_s < 2.0
+    assert files(tmp_path) == []
+
+
+def told(meter: Meter) -> Meter:
+    """Two stretches of four steps; the second one is half done."""
+    for event in (
+        Started("a", 0),
+        *(StepDone("a", step, 4, step, 10.0) for step in range(1, 5)),
+        Finished("a", np.zeros((2, 2), np.float32), 4, 4),
+        Started("b", 4),
+        *(StepDone("b", step, 4, step, 12.0) for step in range(1, 3)),
+    ):
+        meter.event(event)
+    meter.audio(5.0)
+    return meter
+
+
+def test_the_meter_counts() -> None:
+    meter = told(Meter(2))
+    assert (meter.stretch, meter.step, meter.steps, meter.tick_ms) == (2, 2, 4, 12.0)
+    assert meter.share == 0.75
+    assert meter.speed == pytest.approx(5.0 / meter.elapsed_s, rel=0.1)
+
+
+def test_lines_without_a_terminal_and_a_bar_with_one() -> None:
+    text = io.StringIO()
+    lines = open_meter(2, Console(file=text, width=120), quiet=False)
+    assert isinstance(lines, Lines)
+    told(lines)
+    assert text.getvalue().startswith("stretch 1/2: 4 steps, 10 ms per tick")
+    assert "\x1b" not in text.getvalue()
+    screen = io.StringIO()
+    bar = open_meter(2, Console(file=screen, width=120, force_terminal=True), quiet=False)
+    assert isinstance(bar, Bar)
+    told(bar).close()
+    assert "stretch 2/2, step 2/4, 12 ms per tick" in screen.getvalue()
+    assert type(open_meter(2, Console(force_terminal=True), quiet=True)) is Meter
