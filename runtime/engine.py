@@ -129,8 +129,9 @@ def open_engines(deployment: Deployment, device: Device, *, target: Target | Non
 
 
 def _check_valid_here(manifest: Manifest, fix: str) -> None:
-    found = {"arch": machine()["arch"], **tool_versions(manifest.target)}
-    built = {"arch": manifest.device.get("arch", found["arch"]), **manifest.tool_versions}
+    here = machine()
+    found = {**{name: here.get(name, "") for name in manifest.device}, **tool_versions(manifest.target)}
+    built = {**manifest.device, **manifest.tool_versions}
     if built != found:
         raise EngineMismatchError(f"engine {manifest.name!r} was built for {built}, this machine has {found}", fix=fix)
 

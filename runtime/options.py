@@ -141,7 +141,7 @@ class StepOptions(_Options):
         default=None, description="Draws the second half of the steps to the target (or the source); 0 is off."
     )
     sde_curve: UnitCurve | None = Field(
-        default=None, description="With solver sde and a source: 1 keeps the generation, 0 the source."
+        default=None, description="With a source: sde steps that keep the generation (1) or the source (0)."
     )
     ode_noise: NoiseScale | None = Field(
         default=None, description="Fresh noise after each ode step, times the noise left."

@@ -177,6 +177,11 @@ class Bundle(_Section):
     def _roles_agree(self) -> Self:
         if (self.context is None) != (self.decoder.inputs.context is None):
             raise ValueError("[context] and decoder.inputs.context go together: the bundle has one without the other")
+        if self.codec is not None and self.codec.sample_rate_hz != self.codec.hop_samples * self.latents.frame_rate_hz:
+            raise ValueError(
+                f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
+                f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
+            )
         if self.context is not None and len(self.context.silence) != self.latents.channels:
             raise ValueError(
                 f"context.silence has {len(self.context.silence)} values, latents.channels is {self.latents.channels}"

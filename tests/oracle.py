@@ -117,8 +117,10 @@ def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] |
 
 
 def blend(conditions: Sequence[Condition], decode: Decode, x: F64, t: float, k: int, request: GenerationRequest) -> F64:
-    """3. Weighted mean over the active conditions, per frame."""
+    """3. Weighted mean over the active conditions, per frame; one alone counts whole, whatever its weight."""
     active = [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
+    if len(active) == 1:
+        return np.asarray(decode(x, t, active[0].tokens, request.context), np.float64)
     total, weights = np.zeros_like(x), np.zeros((len(x), 1))
     for condition in active:
         w = np.broadcast_to(column(condition.weight), weights.shape)
@@ -167,7 +169,7 @@ def aim(request: GenerationRequest, x0: F64, k: int) -> F64:
 def integrate(request: GenerationRequest, x: F64, x0: F64, noise: F64 | None, t: float, t_next: float) -> F64:
     """6. From t to t': Euler with optional noise, or SDE."""
     p = request.parameters
-    if request.solver == "sde":
+    if request.solver == "sde" or (p.sde_curve is not None and request.source is not None):
         c = column(said(p.sde_curve, 1.0))
         source = 0.0 if request.source is None else request.source
         assert noise is not None

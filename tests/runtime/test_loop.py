@@ -152,6 +152,13 @@ FEATURES: dict[str, dict[str, Any]] = {
         "source": rand(32, C),
         "parameters": StepParameters(sde_curve=np.linspace(0, 1, 32)),
     },
+    "sde_by_curve": {"source": rand(32, C), "parameters": StepParameters(sde_curve=np.linspace(0, 1, 32))},
+    "one_weighted_condition": {
+        "conditions": (
+            Condition(CONDITIONS[0].tokens, np.linspace(1, 0, 32)),
+            Condition(CONDITIONS[2].tokens, np.linspace(0, 1, 32), 0.5, 1.0),
+        )
+    },
     "dcw_low": {"parameters": StepParameters(dcw=Dcw("low", np.linspace(0, 0.2, 32)))},
     "dcw_high": {"parameters": StepParameters(dcw=Dcw("high", 0.1))},
     "dcw_double": {"parameters": StepParameters(dcw=Dcw("double", 0.1, 0.05))},
