@@ -310,3 +310,22 @@ def _safetensors(dtype: str, shape: list[int], size_bytes: int, name: str = "lat
 def test_bad_latents_are_refused_in_words(data: bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         read_latents(data, channels=4, max_frames=7)
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "ogg"])
+def test_damaged_sources_are_read_or_refused_and_nothing_else(format: str) -> None:
+    random = np.random.default_rng(0)
+    whole = encode(format, tone(9_000))
+    outcomes = set()
+    for _ in range(100):
+        data = bytearray(whole[: random.integers(1, len(whole))])
+        for position in random.integers(0, min(len(data), 400), random.integers(0, 12)):
+            data[position] = random.integers(0, 256)
+        try:
+            heard = read_audio(bytes(data), RATE_HZ, 2, 10.0)
+            assert heard.shape[1] == 2
+            assert np.isfinite(heard).all()
+            outcomes.add("read")
+        except RequestError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
