@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 
 from runtime.audio import FORMATS, AudioWriter, Pcm, latents_bytes, write_audio
-from runtime.codec import DecodeStream, Latents
+from runtime.codec import Latents
 from runtime.config import Target, load_deployment
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
-from runtime.extension import Extension, run
+from runtime.extension import Extension, run, run_audio
 from runtime.options import DcwOptions, GenerationOptions, parse_options
 from runtime.progress import Meter, open_meter
 from runtime.studio import Studio, open_studio
@@ -33,7 +33,6 @@ EXIT_ENGINE = 3
 EXIT_FAILED = 4
 EXIT_FILE = 5
 EXIT_INTERRUPTED = 130
-WINDOW_FRAMES = 64
 STDOUT = Path("-")
 FORMAT_OF_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
 TEXT_FLAGS = ("negative_prompt", "guidance_mode", "solver", "mode")
@@ -172,22 +171,14 @@ def _generate(job: Job, console: Console) -> None:
 
 
 def _write(job: Job, studio: Studio, extension: Extension, meter: Meter, file: BinaryIO) -> None:
-    pieces = run(studio, extension, meter.event)
     if job.format == "latents":
-        latents = _joined(studio, pieces, meter)[: extension.wanted_frames]
+        latents = _joined(studio, run(studio, extension, meter.event), meter)[: extension.wanted_frames]
         file.write(latents_bytes(latents, _metadata(job, studio, extension)))
         return
     assert studio.codec is not None
-    codec = studio.codec
-    stream = DecodeStream(codec, window_frames=WINDOW_FRAMES, total_samples=extension.total_samples)
-    writer = AudioWriter(job.format, codec.sample_rate_hz, codec.channels, total_samples=extension.total_samples)
-    write_audio(file, writer, _metered(_decoded(stream, pieces), codec.sample_rate_hz, meter))
-
-
-def _decoded(stream: DecodeStream, pieces: Iterator[Latents]) -> Iterator[Pcm]:
-    for latents in pieces:
-        yield from stream.feed(latents)
-    yield from stream.finish()
+    rate_hz = studio.codec.sample_rate_hz
+    writer = AudioWriter(job.format, rate_hz, studio.codec.channels, total_samples=extension.total_samples)
+    write_audio(file, writer, _metered(run_audio(studio, extension, meter.event), rate_hz, meter))
 
 
 def _metered(chunks: Iterator[Pcm], sample_rate_hz: int, meter: Meter) -> Iterator[Pcm]:

@@ -1,26 +1,40 @@
 """A generation longer than one canvas: request, latents, next request, until the whole is there.
 
 The machine knows no threads and no clocks: whoever drives it submits `next_request()`, and gives the finished latents
-to `take()`, which gives back the new ones. `run()` drives it from the calling thread.
+to `take()`, which gives back the new ones. `run()` and `run_audio()` drive it from the calling thread:
+
+    with open_studio(Path("configs/demo.toml")) as studio:
+        extension = Extension(studio, parse_options({"prompt": "calm piano", "seconds": 30.0}))
+        for pcm in run_audio(studio, extension): ...
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from queue import SimpleQueue
 
 import numpy as np
 
+from runtime.audio import Pcm
 from runtime.batch import Cancelled, Event, Failed, Finished
-from runtime.errors import ShapeError, TickError
+from runtime.codec import DecodeStream
+from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.options import GenerationOptions
 from runtime.request import GenerationRequest
 from runtime.stretches import Latents, Stretch, next_stretch, plan
 from runtime.studio import SEED_BITS, Studio
 
-__all__ = ["Extension", "Stretch", "next_request", "plan", "run", "seed_of"]
+__all__ = ["Extension", "Stretch", "next_request", "plan", "run", "run_audio", "seed_of"]
+
+OnEvent = Callable[[Event], None]
+WINDOW_FRAMES = 64
+
+
+def ignore(event: Event) -> None:
+    """Nobody wants to know."""
 
 
 def seed_of(seed: int, index: int) -> int:
@@ -133,9 +147,7 @@ class Extension:
         return new
 
 
-def run(
-    studio: Studio, extension: Extension, on_event: Callable[[Event], None] = lambda event: None
-) -> Iterator[Latents]:
+def run(studio: Studio, extension: Extension, on_event: OnEvent = ignore) -> Generator[Latents, None, None]:
     """Generate all of it, blocking; gives the new frames `[n, C]` of each stretch while the next one is in flight.
 
     `on_event` is called in this thread. Leaving early, for whatever reason, cancels what is in flight. The studio's
@@ -153,12 +165,25 @@ def run(
             studio.loop.cancel(running)
 
 
+def run_audio(
+    studio: Studio, extension: Extension, on_event: OnEvent = ignore, *, window_frames: int = WINDOW_FRAMES
+) -> Generator[Pcm, None, None]:
+    """As run(), but gives PCM `[N, channels]` float32 in windows that join without a seam. Raises ConfigError too."""
+    if studio.codec is None:
+        raise ConfigError(f"bundle {studio.bundle.name!r} has no [codec]: it makes latents, not audio")
+    stream = DecodeStream(studio.codec, window_frames=window_frames, total_samples=extension.total_samples)
+    with closing(run(studio, extension, on_event)) as pieces:
+        for latents in pieces:
+            yield from stream.feed(latents)
+    yield from stream.finish()
+
+
 def _submit(studio: Studio, extension: Extension, events: SimpleQueue[Event]) -> str | None:
     request = extension.next_request()
     return None if request is None else studio.loop.submit(request, events.put)
 
 
-def _finished(events: SimpleQueue[Event], on_event: Callable[[Event], None]) -> Latents:
+def _finished(events: SimpleQueue[Event], on_event: OnEvent) -> Latents:
     """Wait for the end of one generation."""
     while True:
         event = events.get()

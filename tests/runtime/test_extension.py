@@ -10,9 +10,8 @@ from factories import TinySpec
 from numpy.typing import NDArray
 
 from runtime.batch import Event, Finished, Started
-from runtime.codec import DecodeStream
 from runtime.errors import QueueFullError, RequestError, ShapeError
-from runtime.extension import Extension, next_request, run, seed_of
+from runtime.extension import Extension, next_request, run, run_audio, seed_of
 from runtime.options import GenerationOptions, parse_options
 from runtime.stretches import plan
 from runtime.studio import Studio, open_studio
@@ -102,18 +101,14 @@ def test_a_seed_is_drawn_once_for_the_whole(studio: Studio) -> None:
     assert len({Extension(studio, options(seed=None)).seed for _ in range(4)}) > 1
 
 
-def test_audio_across_stretches_equals_the_full_decode(studio: Studio) -> None:
+@pytest.mark.parametrize("window", [1, 7, 200])
+def test_audio_across_stretches_equals_the_full_decode(studio: Studio, window: int) -> None:
     assert studio.codec is not None
     extension = Extension(studio, options(seconds=2.99))
-    stream = DecodeStream(studio.codec, window_frames=7, total_samples=extension.total_samples)
-    parts, heard = [], []
-    for part in run(studio, extension):
-        parts.append(part)
-        heard += stream.feed(part)
-    heard += stream.finish()
-    full = studio.codec.decode(np.concatenate(parts))
-    assert sum(map(len, heard)) == round(2.99 * SPEC.sample_rate_hz) < len(full)
-    assert np.abs(np.concatenate(heard) - full[: extension.total_samples]).max() < 1e-5
+    heard = np.concatenate(list(run_audio(studio, extension, window_frames=window)))
+    full = studio.codec.decode(whole(studio, Extension(studio, options(seconds=2.99))))
+    assert len(heard) == round(2.99 * SPEC.sample_rate_hz) < len(full)
+    assert np.abs(heard - full[: len(heard)]).max() < 1e-5
 
 
 def test_a_long_source_is_cut_per_stretch(studio: Studio) -> None:
