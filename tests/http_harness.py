@@ -35,6 +35,7 @@ class Served:
     app: FastAPI
     server: TickServer
     tick_s: float = 0.0
+    aio: asyncio.AbstractEventLoop | None = None
     _go: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -49,6 +50,11 @@ class Served:
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    @property
+    def service_loop(self) -> asyncio.AbstractEventLoop:
+        assert self.aio is not None
+        return self.aio
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **options)
@@ -89,7 +95,12 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     server = TickServer(app, told)
     served = Served(url_of(listener), app, server)
     served.go()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+
+    async def serve() -> None:
+        served.aio = asyncio.get_running_loop()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
         eventually(lambda: served.service.studio is not None or served.service.failure)
@@ -118,8 +129,7 @@ def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> N
 
 def problem(response: httpx.Response, status: int, code: str = "") -> dict[str, Any]:
     """The problem document of a response, checked for what every one of them has."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == PROBLEM
+    assert (response.status_code, response.headers["content-type"]) == (status, PROBLEM)
     document: dict[str, Any] = response.json()
     assert document["status"] == status
     assert document["type"] == f"urn:tickrt:problem:{document['code']}"

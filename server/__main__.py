@@ -1,0 +1,5 @@
+"""`python -m server` is tickrt-serve."""
+
+from server.cli import main
+
+main()
