@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Event, Failed, Finished
+from runtime.batch import Event, Failed, Finished, Started
 from runtime.loop import TickLoop
 from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
@@ -72,10 +72,11 @@ def write_deployment(target: Path, *, depth: int = 4, max_rows: int = 16) -> Pat
 
 @dataclass
 class Run:
-    """What a scenario gave: finals, states after each tick, the tick each generation was delivered in."""
+    """What a scenario gave: finals, states after each tick, the ticks of each first step and of each delivery."""
 
     finals: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     states: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
     delivered: dict[str, int] = field(default_factory=dict)
 
 
@@ -103,6 +104,8 @@ def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDA
 def _note(run: Run, event: Event, first: int) -> None:
     if isinstance(event, Failed):
         raise event.error
+    if isinstance(event, Started):
+        run.started[event.request_id] = event.tick - first
     if isinstance(event, Finished):
         run.finals[event.request_id] = event.latents
         run.delivered[event.request_id] = event.tick - first
