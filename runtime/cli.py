@@ -172,7 +172,7 @@ def _generate(job: Job, console: Console) -> None:
 
 def _write(job: Job, studio: Studio, extension: Extension, meter: Meter, file: BinaryIO) -> None:
     if job.format == "latents":
-        latents = _joined(studio, run(studio, extension, meter.event), meter)[: extension.wanted_frames]
+        latents = _joined(studio, run(studio, extension, meter.event), meter)
         file.write(latents_bytes(latents, _metadata(job, studio, extension)))
         return
     assert studio.codec is not None

@@ -24,7 +24,7 @@ from runtime.codec import DecodeStream
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.options import GenerationOptions
 from runtime.request import GenerationRequest
-from runtime.stretches import Latents, Stretch, next_stretch, plan
+from runtime.stretches import Latents, Stretch, plan
 from runtime.studio import SEED_BITS, Studio
 
 __all__ = ["Extension", "Stretch", "next_request", "plan", "run", "run_audio", "seed_of"]
@@ -72,8 +72,7 @@ class Extension:
     """One generation of any length, or without end. One thread at a time.
 
     options: may be replaced between stretches; what is replaced holds from the next request on. source, target `[N, C]`
-    begin at frame 0 of the whole. Of `total_frames`, which the engines may need, `wanted_frames` were asked for.
-    next_request() raises RequestError.
+    begin at frame 0 of the whole. next_request() raises RequestError.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class Extension:
         self.seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
         self.total_frames = None if endless else studio.total_frames(options, source)
         self.total_samples = None if endless else studio.total_samples(options, source)
-        self.wanted_frames = None if endless else studio.wanted_frames(options, source)
         self.done_frames = 0
         self._studio = studio
         self._source, self._target = source, target
@@ -102,19 +100,15 @@ class Extension:
     @property
     def stretch(self) -> Stretch | None:
         """The stretch that is to be generated now; None where all is done."""
-        return next_stretch(
-            self.done_frames,
-            self.total_frames,
-            canvas_frames=self._studio.canvas_frames,
-            overlap_frames=self._studio.overlap_frames,
-        )
+        return self._studio.next_stretch(self.done_frames, self.total_frames)
 
     @property
     def stretches(self) -> int | None:
         """How many there are in all; None without an end."""
         if self.total_frames is None:
             return None
-        return len(plan(self.total_frames, self._studio.canvas_frames, self._studio.overlap_frames))
+        behind_the_first = max(self.total_frames - self._studio.canvas_frames, 0)
+        return 1 - (-behind_the_first // (self._studio.canvas_frames - self._studio.overlap_frames))
 
     def next_request(self) -> GenerationRequest | None:
         """What to submit now; None where all is done. Asked twice, the same generation under another id."""
@@ -140,9 +134,11 @@ class Extension:
             expected = "nothing: all is done" if stretch is None else f"{stretch.frames} frames"
             raise ShapeError(f"got {len(latents)} frames of latents, expected {expected}")
         new = latents[stretch.keep_frames :]
+        if self.total_frames is not None:
+            new = new[: self.total_frames - self.done_frames]
         kept = np.concatenate((self._tail, new))
         self._tail = kept[max(len(kept) - self._studio.canvas_frames, 0) :]
-        self.done_frames = stretch.end_frame
+        self.done_frames += len(new)
         self._index += 1
         return new
 

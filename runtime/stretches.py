@@ -5,6 +5,7 @@ Each stretch after the first keeps the end of what was generated before it and a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ Latents = NDArray[np.float32]
 class Stretch:
     """Frames `start_frame .. start_frame + frames` of a whole of `total_frames`; the first `keep_frames` exist already.
 
-    `total_frames` None: the whole has no end, and curves span each stretch.
+    A short whole may be less than its only stretch, which then reaches beyond it. `total_frames` None: the whole has no
+    end, and curves span each stretch.
     """
 
     start_frame: int
@@ -62,20 +64,23 @@ class Stretch:
 
 
 def next_stretch(
-    done_frames: int, total_frames: int | None, *, canvas_frames: int, overlap_frames: int
+    done_frames: int, total_frames: int | None, *, lengths: Sequence[int], overlap_frames: int
 ) -> Stretch | None:
     """The stretch after `done_frames` frames; None where all are done.
 
-    The last one keeps more than the overlap, so that it has the length of a canvas like all others.
+    lengths: the numbers of frames that a stretch may have, in order; the last is the canvas. A whole that fits into a
+    canvas takes the first length that holds it, so that few lengths occur. In a longer one every stretch is a canvas:
+    the last keeps more than the overlap.
     """
+    canvas = lengths[-1]
     if done_frames == 0:
-        frames = canvas_frames if total_frames is None else min(canvas_frames, total_frames)
+        wanted = canvas if total_frames is None else min(total_frames, canvas)
+        frames = next(length for length in lengths if length >= wanted)
         return Stretch(0, frames, 0, total_frames)
-    new = canvas_frames - overlap_frames
+    new = canvas - overlap_frames
     if total_frames is not None:
         new = min(new, total_frames - done_frames)
-    keep = min(canvas_frames - new, done_frames)
-    return Stretch(done_frames - keep, keep + new, keep, total_frames) if new > 0 else None
+    return Stretch(done_frames + new - canvas, canvas, canvas - new, total_frames) if new > 0 else None
 
 
 def plan(total_frames: int, canvas_frames: int, overlap_frames: int, multiple: int = 1) -> tuple[Stretch, ...]:
@@ -85,12 +90,12 @@ def plan(total_frames: int, canvas_frames: int, overlap_frames: int, multiple: i
     """
     if not 0 <= overlap_frames < canvas_frames or canvas_frames % multiple or overlap_frames % multiple:
         raise ValueError(f"needs 0 <= overlap < canvas in multiples of {multiple}: {overlap_frames}, {canvas_frames}")
-    total = -(-total_frames // multiple) * multiple
+    total, lengths = -(-total_frames // multiple) * multiple, range(multiple, canvas_frames + 1, multiple)
     stretches: list[Stretch] = []
-    stretch = next_stretch(0, total, canvas_frames=canvas_frames, overlap_frames=overlap_frames)
-    while stretch is not None:
+    done = 0
+    while (stretch := next_stretch(done, total, lengths=lengths, overlap_frames=overlap_frames)) is not None:
         stretches.append(stretch)
-        stretch = next_stretch(stretch.end_frame, total, canvas_frames=canvas_frames, overlap_frames=overlap_frames)
+        done = stretch.end_frame
     return tuple(stretches)
 
 

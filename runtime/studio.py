@@ -29,10 +29,11 @@ from runtime.options import MAX_SECONDS, GenerationOptions, Values, parse_option
 from runtime.request import Condition, Curve, GenerationRequest, LatentMask, StepParameters
 from runtime.request import Target as DrawnTo
 from runtime.spec import Bundle, load_bundle
-from runtime.stretches import Latents, Stretch, repaint_curve, step_parameters
+from runtime.stretches import Latents, Stretch, next_stretch, repaint_curve, step_parameters
 
 COVER_DENOISE = 0.7
 SEED_BITS = 32
+SHORT_LENGTHS = 4
 EDGE_THREADS = 1
 
 T = TypeVar("T")
@@ -92,25 +93,32 @@ class Studio:
         most = (self.canvas_frames - 1) // multiple * multiple
         return min(self.bundle.latents.round_up(wished), most)
 
-    def wanted_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Frames that were asked for: enough for `seconds`, else the source's, else one canvas; a multiple."""
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of frames that generations have: few, so that they share ticks. The last is the canvas."""
+        least = min(shape.frames.min for shape in self.deployment.shapes)
+        step = self.bundle.latents.round_up(-(-self.canvas_frames // SHORT_LENGTHS))
+        short = [length for length in range(step, self.canvas_frames, step) if length >= least]
+        return (*short, self.canvas_frames)
+
+    def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
+        """Frames of the whole: enough for `seconds`, else the source's, else one canvas; a multiple."""
         if options.seconds is not None:
             return self.bundle.latents.round_up(self._frames_for(options.seconds))
         return self.bundle.latents.round_up(self.canvas_frames if source is None else len(source))
 
-    def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Frames to generate: those asked for, or the fewest that the engines take."""
-        least = min(shape.frames.min for shape in self.deployment.shapes)
-        return max(self.wanted_frames(options, source), self.bundle.latents.round_up(least))
-
     def total_samples(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Samples of the whole: exactly `seconds` where given, else all frames that are wanted. 0 without a codec."""
+        """Samples of the whole: exactly `seconds` where given, else all of its frames. 0 without a codec."""
         codec = self.bundle.codec
         if codec is None:
             return 0
         if options.seconds is not None:
             return max(1, round(options.seconds * codec.sample_rate_hz))
-        return self.wanted_frames(options, source) * codec.hop_samples
+        return self.total_frames(options, source) * codec.hop_samples
+
+    def next_stretch(self, done_frames: int, total_frames: int | None) -> Stretch | None:
+        """What to generate after `done_frames` of a whole; None where that is all."""
+        return next_stretch(done_frames, total_frames, lengths=self.lengths, overlap_frames=self.overlap_frames)
 
     def read_source(self, data: Path | bytes, *, max_seconds: float = MAX_SECONDS) -> Latents:
         """Latents `[T, C]` of an audio file or a latents file, T a multiple. Raises RequestError."""
@@ -135,10 +143,10 @@ class Studio:
         client: str = "",
         **options: Any,
     ) -> GenerationRequest:
-        """One generation of one canvas at most, by plain values of GenerationOptions. Raises RequestError."""
+        """The first stretch of a generation, by plain values of GenerationOptions. Raises RequestError."""
         parsed = parse_options({"prompt": prompt, **options})
-        total = self.total_frames(parsed, source)
-        stretch = Stretch(0, min(total, self.canvas_frames), 0, total)
+        stretch = self.next_stretch(0, self.total_frames(parsed, source))
+        assert stretch is not None
         return self.compose(parsed, stretch, source=source, target=target, session=session, client=client)
 
     def compose(

@@ -175,11 +175,31 @@ def test_one_stretch_by_hand_has_the_seed_of_its_place(studio: Studio) -> None:
 
 def test_wrong_latents_are_refused(studio: Studio) -> None:
     extension = Extension(studio, options(seconds=1.0))
-    with pytest.raises(ShapeError, match="got 3 frames of latents, expected 26 frames"):
+    with pytest.raises(ShapeError, match="got 3 frames of latents, expected 32 frames"):
         extension.take(latents(3))
-    extension.take(latents(26))
+    extension.take(latents(32))
     with pytest.raises(ShapeError, match="all is done"):
-        extension.take(latents(26))
+        extension.take(latents(32))
+
+
+def test_what_was_generated_beyond_the_end_is_not_given_out(studio: Studio) -> None:
+    extension = Extension(studio, options(seconds=0.5))
+    request = extension.next_request()
+    assert request is not None
+    assert (extension.total_frames, request.frames) == (14, 16)
+    made = latents(16)
+    assert np.array_equal(extension.take(made), made[:14])
+    assert extension.next_request() is None
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.28, 1.3, 2.24, 2.25, 3.0, 20.0])
+def test_the_number_of_stretches_is_known(studio: Studio, seconds: float) -> None:
+    extension = Extension(studio, options(seconds=seconds))
+    count = 0
+    while (request := extension.next_request()) is not None:
+        extension.take(latents(request.frames))
+        count += 1
+    assert extension.stretches == count
 
 
 def test_the_next_stretch_is_in_flight_while_the_last_one_is_used(studio: Studio) -> None:

@@ -35,9 +35,19 @@ def test_stretches_cover_every_frame_once(total: int, canvas: int, overlap: int,
 
 
 def test_without_an_end_there_is_always_a_next_one() -> None:
-    assert next_stretch(0, None, canvas_frames=64, overlap_frames=16) == Stretch(0, 64)
-    assert next_stretch(1024, None, canvas_frames=64, overlap_frames=16) == Stretch(1008, 64, 16)
-    assert next_stretch(64, 64, canvas_frames=64, overlap_frames=16) is None
+    assert next_stretch(0, None, lengths=(32, 64), overlap_frames=16) == Stretch(0, 64)
+    assert next_stretch(1024, None, lengths=(32, 64), overlap_frames=16) == Stretch(1008, 64, 16)
+    assert next_stretch(64, 64, lengths=(32, 64), overlap_frames=16) is None
+
+
+@pytest.mark.parametrize(("total", "frames"), [(2, 16), (16, 16), (18, 32), (34, 64), (64, 64), (66, 64)])
+def test_a_short_one_takes_the_first_length_that_holds_it(total: int, frames: int) -> None:
+    assert next_stretch(0, total, lengths=(16, 32, 64), overlap_frames=16) == Stretch(0, frames, 0, total)
+
+
+def test_a_curve_ends_where_the_whole_does() -> None:
+    part = Stretch(0, 6, 0, 3).curve([0.0, 1.0])
+    assert np.array_equal(part, np.array([0.0, 0.5, 1.0, 1.0, 1.0, 1.0], np.float32))
 
 
 @pytest.mark.parametrize(("canvas", "overlap", "multiple"), [(64, 64, 2), (64, -2, 2), (63, 16, 2), (64, 15, 2)])

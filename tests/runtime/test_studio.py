@@ -88,14 +88,20 @@ def test_seconds_are_samples_exactly_and_frames_enough(
     assert studio.total_samples(options) == samples
 
 
+@pytest.mark.parametrize(("seconds", "frames"), [(0.1, 8), (0.32, 8), (0.33, 16), (1.0, 32), (1.28, 32), (9.0, 32)])
+def test_few_lengths_are_generated(studio: Studio, seconds: float, frames: int) -> None:
+    assert studio.lengths == (8, 16, 24, 32)
+    request = studio.request("a", seconds=seconds)
+    assert request.frames == frames
+    assert generate(studio, request).shape == (frames, C)
+
+
 def test_engines_that_take_no_less_generate_more(built: Built) -> None:
     deployment = built()
     shapes = deployment.shapes[0]
-    narrow = shapes.model_copy(update={"frames": shapes.frames.model_copy(update={"min": 24})})
+    narrow = shapes.model_copy(update={"frames": shapes.frames.model_copy(update={"min": 20})})
     with open_studio(deployment.model_copy(update={"shapes": (narrow,)})) as studio:
-        options = parse_options({"prompt": "a", "seconds": 0.5})
-        assert (studio.wanted_frames(options), studio.total_frames(options)) == (14, 24)
-        assert studio.total_samples(options) == 4000
+        assert studio.lengths == (24, 32)
         assert generate(studio, studio.request("a", seconds=0.5)).shape == (24, C)
 
 
@@ -136,7 +142,7 @@ def test_a_source_with_another_use_is_no_cover(studio: Studio) -> None:
 
 
 def test_a_source_decides_the_length_and_ends_in_silence(studio: Studio) -> None:
-    assert studio.request("a", source=latents(20)).frames == 20
+    assert studio.total_frames(parse_options({"prompt": "a"}), latents(20)) == 20
     source = studio.request("a", source=latents(20), seconds=1.28).source
     assert source is not None
     assert np.array_equal(source[20:], np.tile(np.array(SPEC.silence, np.float32), (12, 1)))
