@@ -366,7 +366,7 @@ def latents_bytes(latents: NDArray[np.float32], metadata: Mapping[str, str]) -> 
 
 def read_latents(source: Path | bytes, channels: int, max_frames: int) -> tuple[NDArray[np.float32], dict[str, str]]:
     """The "latents" `[T, C]` of a safetensors file as float32, and the file's metadata. Raises RequestError."""
-    data = source if isinstance(source, bytes) else source.read_bytes()
+    data = source if isinstance(source, bytes) else _read_bytes(source)
     try:
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -383,6 +383,13 @@ def read_latents(source: Path | bytes, channels: int, max_frames: int) -> tuple[
     if not np.isfinite(latents).all():
         raise RequestError("latents have values that are not finite", field="source")
     return latents, _metadata(data)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", field="source") from error
 
 
 def _metadata(data: bytes) -> dict[str, str]:

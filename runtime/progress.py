@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from runtime.batch import Event, Finished, Started
 from runtime.batch import Progress as StepDone
 
+LINE_EVERY_S = 5.0
+
 
 class Meter:
     """Counts what it is told and shows nothing."""
@@ -79,15 +81,17 @@ class Bar(Meter):
 
 
 class Lines(Meter):
-    """A line per stretch, for logs and pipes."""
+    """A line every few seconds, where a stretch is done: for logs and pipes."""
 
     def __init__(self, stretches: int, console: Console) -> None:
         super().__init__(stretches)
         self._console = console
+        self._next_s = 0.0
 
     def event(self, event: Event) -> None:
         super().event(event)
-        if isinstance(event, Finished):
+        if isinstance(event, Finished) and (self.elapsed_s >= self._next_s or self.stretch == self.stretches):
+            self._next_s = self.elapsed_s + LINE_EVERY_S
             where = f"stretch {self.stretch}/{self.stretches}"
             text = f"{where}: {self.steps} steps, {self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
             self._console.print(text, markup=False, highlight=False)

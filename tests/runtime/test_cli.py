@@ -177,6 +177,7 @@ def test_every_option_is_a_flag_with_its_description() -> None:
         (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_OPTIONS, "give a source or denoise 1"),
         (["--prompt", "x" * 90, "-o", "a.wav"], EXIT_OPTIONS, "shorten it by 59 tokens"),
         (["--prompt", "a", "-o", "a.wav", "--source", "none.wav"], EXIT_OPTIONS, "none.wav cannot be read"),
+        (["--prompt", "a", "-o", "a.wav", "--source", "none.safetensors"], EXIT_OPTIONS, "cannot be read: No such"),
         (["--prompt", "a", "-o", "a.wav", "--source", "text.json"], EXIT_OPTIONS, "not audio"),
         (["--options", "text.json", "-o", "a.wav"], EXIT_OPTIONS, "expected an object"),
         (["--options", "none.json", "-o", "a.wav"], EXIT_FILE, "none.json cannot be read: No such file"),
@@ -272,6 +273,15 @@ def test_the_meter_counts() -> None:
     assert (meter.stretch, meter.step, meter.steps, meter.tick_ms) == (2, 2, 4, 12.0)
     assert meter.share == 0.75
     assert meter.speed == pytest.approx(5.0 / meter.elapsed_s, rel=0.1)
+
+
+def test_lines_are_few_and_the_last_one_is_told() -> None:
+    text = io.StringIO()
+    lines = Lines(50, Console(file=text, width=120))
+    for index in range(50):
+        lines.event(Started(str(index), index))
+        lines.event(Finished(str(index), np.zeros((2, 2), np.float32), index, 4))
+    assert [line.split(":")[0] for line in text.getvalue().splitlines()] == ["stretch 1/50", "stretch 50/50"]
 
 
 def test_lines_without_a_terminal_and_a_bar_with_one() -> None:
