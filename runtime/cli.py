@@ -212,7 +212,12 @@ def _summary(job: Job, extension: Extension, meter: Meter) -> str:
 
 
 def _read(studio: Studio, path: Path | None) -> Latents | None:
-    return None if path is None else studio.read_source(path)
+    """A source's latents. Raises RequestError, FileError."""
+    if path is None:
+        return None
+    if not path.exists() or path.is_dir():
+        raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+    return studio.read_source(path)
 
 
 def _target(name: str | None) -> Target | None:

@@ -279,6 +279,11 @@ def test_a_source_of_just_the_limit_is_taken() -> None:
         read_audio(upload(tone(RATE_HZ + 1)), RATE_HZ, 2, 1.0)
 
 
+def test_missing_latents_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none\.safetensors cannot be read: No such file"):
+        read_latents(tmp_path / "none.safetensors", channels=4, max_frames=7)
+
+
 def test_latents_survive_a_file(tmp_path: Path) -> None:
     latents = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     path = tmp_path / "a.safetensors"
