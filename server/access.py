@@ -86,9 +86,8 @@ class Exchange:
         self.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.method = self.outer_scope["method"]
         self.has_unread_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        state = {**self.outer_scope.get("state", {}), "request_id": self.request_id}
-        method = "GET" if self.method == "HEAD" else self.method
-        self.scope = {**self.outer_scope, "state": state, "method": method}
+        self.outer_scope.setdefault("state", {})["request_id"] = self.request_id
+        self.scope = {**self.outer_scope, "method": "GET" if self.method == "HEAD" else self.method}
 
     async def receive(self) -> Message:
         """The next part of the request."""

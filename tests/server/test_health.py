@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from http_harness import GENERATIONS, Served, eventually, problem
+
+from runtime.config import Deployment, load_deployment
+from runtime.errors import EngineDeadError
+from runtime.studio import Studio, open_studio
+from server.app import create_app
+from server.config import ServerSettings
+
+Serve = Callable[..., Served]
+
+
+def test_a_warm_server_is_live_and_ready(served: Served) -> None:
+    with served.client() as client:
+        assert client.get("/health/live").json() == {"status": "live", "tick_age_s": None}
+        ready = client.get("/health/ready").json()
+    assert ready == {"status": "ready", "model": "tiny", "slots_active": 0, "slots_capacity": 4, "queue_depth": 0}
+    assert served.metrics()["tickrt_ready"] == 1
+
+
+def test_while_loading_it_is_live_not_ready_and_takes_no_work(tiny: Callable[..., Deployment]) -> None:
+    loaded = threading.Event()
+
+    def slow() -> Studio:
+        loaded.wait(10)
+        studio = open_studio(tiny())
+        studio.start()
+        return studio
+
+    with TestClient(create_app(slow, ServerSettings())) as client:
+        assert client.get("/health/live").status_code == 200
+        for path in ("/health/ready", "/v1/models"):
+            answer = client.get(path)
+            assert int(answer.headers["retry-after"]) >= 1
+            assert problem(answer, 503)["code"] == "loading"
+        problem(client.post(GENERATIONS, json={"prompt": "a"}), 503, "loading")
+        assert client.get("/openapi.json").status_code == 200
+        loaded.set()
+        eventually(lambda: client.get("/health/ready").status_code == 200)
+        assert client.post(GENERATIONS, json={"prompt": "a"}).status_code == 200
+
+
+def test_engines_that_are_not_built_are_the_cause_with_the_command_that_builds_them(
+    tiny: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    deployment = tiny().model_copy(update={"engines": tmp_path})
+    with TestClient(create_app(lambda: open_studio(deployment), ServerSettings())) as client:
+        eventually(lambda: client.get("/health/live").status_code == 503)
+        for path in ("/health/live", "/health/ready", "/v1/models"):
+            document = problem(client.get(path), 503, "failed")
+            assert "tickrt-build" in document["detail"]
+
+
+def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def broken() -> Studio:
+        studio = open_studio(tiny())
+        assert studio.codec is not None
+
+        def decode(*_: object) -> None:
+            raise EngineDeadError("the codec is broken")
+
+        monkeypatch.setattr(studio.codec, "decode", decode)
+        studio.start()
+        monkeypatch.setattr(studio.loop, "close", lambda close=studio.loop.close: closed.append(close()))
+        return studio
+
+    with TestClient(create_app(broken, ServerSettings())) as client:
+        eventually(lambda: client.get("/health/live").status_code == 503)
+        assert problem(client.get("/health/ready"), 503, "failed")["detail"] == "the codec is broken"
+    assert len(closed) == 1
+
+
+def test_a_tick_loop_that_hangs_is_not_live_until_it_moves_again(serve: Serve) -> None:
+    served = serve(depth=1, tick_timeout_s=0.2)
+    served.hold()
+    with ThreadPoolExecutor(1) as pool, served.client() as client:
+        pending = pool.submit(served.post)
+        eventually(lambda: client.get("/health/live").status_code == 503)
+        assert "last tick" in problem(client.get("/health/ready"), 503, "tick_overdue")["detail"]
+        served.go()
+        assert pending.result().status_code == 200
+        eventually(lambda: client.get("/health/live").status_code == 200)
+
+
+def test_rest_is_not_a_hang(serve: Serve) -> None:
+    served = serve(tick_timeout_s=0.1)
+    served.post()
+    time.sleep(0.3)
+    with served.client() as client:
+        assert client.get("/health/live").json()["tick_age_s"] is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> None:
+    served = serve(depth=1, queue=2)
+    served.hold()
+    with ThreadPoolExecutor(3) as pool:
+        pending = [pool.submit(served.post) for _ in range(3)]
+        eventually(lambda: served.service.gate.places_taken == 3)
+
+        def die(_: object) -> None:
+            raise RuntimeError("the device fell off the bus")
+
+        served.studio.loop.observers.append(die)
+        served.go()
+        for future in pending:
+            problem(future.result(), 503)
+    eventually(lambda: served.server.exit_code == 1)
+
+
+def test_metrics_are_in_the_text_format(served: Served) -> None:
+    with served.client() as client:
+        response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    assert "# TYPE tickrt_generations_total counter" in response.text
+
+
+def test_a_deployment_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    opener = lambda: open_studio(load_deployment(tmp_path / "none.toml"))  # noqa: E731
+    with TestClient(create_app(opener, ServerSettings())) as client:
+        eventually(lambda: client.get("/health/ready").status_code == 503)
+        eventually(lambda: "no configuration" in client.get("/health/ready").json()["detail"])

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from http_harness import GENERATIONS, Served, connected, eventually, raw_request
+
+from runtime.batch import TickRecord
+from server.metrics import Metrics, Outcome
+
+Serve = Callable[..., Served]
+
+
+def test_every_counter_equals_what_was_done(serve: Serve) -> None:
+    """3 whole generations alone, 2 refused for their bodies, 2 left, 3 refused for want of a place, 1 of latents."""
+    served = serve(depth=1, queue=1)
+    for seconds in (1.28, 1.28, 0.64):
+        assert served.post(seconds=seconds, steps=3).status_code == 200
+    for bad in ({"steps": 0}, {"nonsense": 1}):
+        assert served.post(**bad).status_code == 422
+    fill_and_leave(served)
+    assert served.post(response_format="latents", steps=2).status_code == 200
+    counted = served.metrics()
+    outcomes = {name: counted[f"tickrt_generations_total{{outcome={name}}}"] for name in Outcome}
+    assert outcomes == {**dict.fromkeys(Outcome, 0), "ok": 4, "cancelled": 2, "rejected": 3}
+    assert counted["tickrt_generations_started_total"] == sum(outcomes.values()) == 9
+    assert round(counted["tickrt_audio_seconds_total"], 6) == 1.28 + 1.28 + 0.64
+    assert counted["tickrt_time_to_first_audio_seconds_count"] == 4
+    assert counted["tickrt_realtime_factor_count"] == 3
+    assert counted["tickrt_queue_wait_seconds_count"] == 5
+    post = "tickrt_http_requests_total{method=POST}{route=/v1/audio/generations}"
+    assert counted[f"{post}{{status=200}}"] == 4
+    assert counted[f"{post}{{status=422}}"] == 2
+    assert counted[f"{post}{{status=503}}"] == 3
+    assert counted[f"{post}{{status=499}}"] == 2
+    for gauge in ("generations_in_flight", "slots_active", "queue_depth"):
+        assert counted[f"tickrt_{gauge}"] == 0
+    stats = served.studio.loop.stats()
+    assert counted["tickrt_slots_capacity"] == 1
+    assert counted["tickrt_tick_duration_seconds_count"] == stats.ticks - 1
+    assert counted["tickrt_decoder_rows_total"] == 2 * (stats.ticks - 1)
+
+
+def fill_and_leave(served: Served) -> None:
+    served.hold()
+    body = json.dumps({"prompt": "a", "steps": 9}).encode()
+    with connected(served) as first, connected(served) as second:
+        for connection in (first, second):
+            connection.sendall(raw_request(body))
+        eventually(lambda: served.service.gate.places_taken == 2)
+        with ThreadPoolExecutor(3) as pool:
+            assert {answer.status_code for answer in pool.map(lambda _: served.post(), range(3))} == {503}
+    eventually(lambda: not served.service.gate.tickets)
+    served.go()
+    eventually(lambda: served.service.gate.places_taken == 0)
+
+
+def test_engines_are_named_with_their_hashes(served: Served) -> None:
+    counted = served.metrics()
+    manifests = [engine.manifest for engine in served.studio.all_engines()]
+    assert len(manifests) > 20
+    for manifest in manifests:
+        key = f"tickrt_engine_info{{backend=cpu}}{{engine={manifest.name}}}{{sha256={manifest.engine_sha256}}}"
+        assert counted[key] == 1
+    assert counted["tickrt_engine_load_seconds"] > 0
+
+
+def test_no_text_of_a_user_is_in_any_label(served: Served) -> None:
+    marker = "zebra-in-the-label"
+    with served.client() as client:
+        client.post(GENERATIONS, json={"prompt": marker})
+        client.get(f"/{marker}", headers={"x-request-id": marker})
+        client.get(f"/v1/models/{marker}")
+        client.request(marker.upper(), "/metrics")
+        assert marker not in client.get("/metrics").text.lower()
+
+
+def test_a_tick_is_counted_with_its_occupancy() -> None:
+    metrics = Metrics()
+    record = TickRecord(tick=1, slots=3, rows=6, frames=(32,), executes=1, variants=("plain",), queue_depth=0)
+    record.tick_ms, record.allocations = 20.0, 2
+    metrics._depth = 4
+    metrics.observe_tick(record)
+    text = metrics.render().decode()
+    assert "tickrt_tick_duration_seconds_sum 0.02\n" in text
+    assert 'tickrt_batch_occupancy_ratio_bucket{le="0.7"} 0.0' in text
+    assert 'tickrt_batch_occupancy_ratio_bucket{le="0.8"} 1.0' in text
+    assert "tickrt_decoder_rows_total 6.0" in text
+    assert "tickrt_tick_allocations_total 2.0" in text
+
+
+def test_apps_do_not_share_their_counts() -> None:
+    first, second = Metrics(), Metrics()
+    first.started.inc()
+    assert b"tickrt_generations_started_total 0.0" in second.render()
