@@ -233,3 +233,16 @@ def test_refusals_reach_the_caller(studio: Studio, built: Built) -> None:
         with pytest.raises(QueueFullError):
             next(run(small, Extension(small, options())))
         running.close()
+
+
+def test_a_decoder_without_context_is_extended_by_the_mask_alone(built: Built) -> None:
+    with open_studio(built(context=False)) as studio:
+        assert studio.overlap_frames == T // 4
+        extension = Extension(studio, options())
+        first = extension.take(latents(T))
+        request = extension.next_request()
+        assert request is not None
+        assert request.context is None
+        assert request.mask is not None
+        assert np.array_equal(request.mask.original[: T // 4], first[-T // 4 :])
+        assert whole(studio, Extension(studio, options())).shape == (76, C)
