@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+NOISY = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
@@ -31,17 +33,20 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the machine was too busy for the median to be worth much."""
+        return self.high - self.low > NOISY
+
 
 def paired_ratio(ticks_ms: Sequence[float], engine_ms: Sequence[float]) -> Ratio:
-    """Each tick over the mean of the engine samples right before and right after it; n ticks, n + 1 engine samples.
+    """Each tick over the engine samples right before and right after it; n ticks, n + 1 engine samples.
 
     What slows the machine for a while slows a tick and its neighbours alike, so it cancels; the median leaves out what
     hits a single sample.
     """
-    engine = np.asarray(engine_ms)
-    if len(engine) != len(ticks_ms) + 1:
-        raise ValueError(
-            f"{len(ticks_ms)} ticks need {len(ticks_ms) + 1} engine samples around them, got {len(engine)}"
-        )
-    low, middle, high = np.percentile(np.asarray(ticks_ms) * 2.0 / (engine[:-1] + engine[1:]), (25, 50, 75))
+    ticks, engine = np.asarray(ticks_ms), np.asarray(engine_ms)
+    if len(engine) != len(ticks) + 1:
+        raise ValueError(f"{len(ticks)} ticks need {len(ticks) + 1} engine samples around them, got {len(engine)}")
+    low, middle, high = np.percentile(np.concatenate([ticks / engine[:-1], ticks / engine[1:]]), (25, 50, 75))
     return Ratio(float(middle), float(low), float(high))

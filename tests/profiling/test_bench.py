@@ -24,6 +24,7 @@ def test_the_last_line_is_one_json_object(built: Callable[..., Deployment]) -> N
     assert card["tick_ms"]["p50"] > 0 < card["engine_ms"]["p50"]
     assert (card["depth"], card["rows"], card["frames"], card["steps"]) == (2, 4, 32, 4)
     assert (card["variant"], card["budget"], card["allocations_per_tick"]) == ("guidance+dcw", 1.12, 0)
+    assert card["overhead_inside_tick"] > 1.0
     assert card["within_budget"] == (card["overhead_ratio"] <= 1.12)
     assert card["audio_s_per_s"] == pytest.approx(card["finished_per_s"] * 32 / 25, rel=1e-3)
     assert len(card["engine_sha256"]) == 64

@@ -26,6 +26,7 @@ def test_the_ratio_survives_a_machine_that_slows_down() -> None:
     speed = np.repeat(random.uniform(1.0, 3.0, 21), 10)
     engine, ticks = 10.0 * speed[:201], 10.5 * speed[:200]
     ratio = paired_ratio(list(ticks), list(engine))
+    assert not ratio.is_noisy
     assert ratio.median == pytest.approx(1.05, abs=1e-6)
     assert np.median(ticks) / np.median(engine) != pytest.approx(1.05, abs=1e-3)
 
@@ -36,6 +37,11 @@ def test_single_slow_samples_do_not_count() -> None:
         ticks[index] *= 9.0
         engine[index + 2] *= 7.0
     assert paired_ratio(ticks, engine).median == pytest.approx(1.05)
+
+
+def test_a_busy_machine_is_said() -> None:
+    random = np.random.default_rng(2)
+    assert paired_ratio(list(random.uniform(10.0, 20.0, 50)), list(random.uniform(10.0, 20.0, 51))).is_noisy
 
 
 def test_the_ratio_sees_a_slower_tick() -> None:
