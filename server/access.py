@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.config import ServerSettings, is_loopback_host
 from server.metrics import Metrics
 from server.problems import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable
+from server.schema import OPEN_PATH
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-LIVE_PATH = "/health/live"
 LINGER_S = 1.0
 LINGER_BYTES = 16 * 2**20
 
@@ -156,7 +156,7 @@ class Guard:
                 fix="name the page's origin in [server] allowed_origins",
             )
         is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
-        if scope["path"] == LIVE_PATH or is_preflight or self._has_key(headers):
+        if scope["path"] == OPEN_PATH or is_preflight or self._has_key(headers):
             return None
         return ProblemError(
             401,

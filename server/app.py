@@ -60,6 +60,7 @@ def _add_layers(app: FastAPI, service: Service) -> None:
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         channels = None if service.studio is None else service.studio.bundle.latents.channels
-        return openapi_document(app, service.body_model, channels)
+        has_key = service.settings.api_key is not None
+        return openapi_document(app, service.body_model, channels, has_key=has_key)
 
     return openapi

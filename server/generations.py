@@ -157,7 +157,8 @@ class GenerationResponse(Response):
             await delivery.cut(flush=False)
         except (TickError, ProblemError) as error:
             self._outcome = outcome_of(error)
-            logger.warning("request %s: %s", self._request_id, error)
+            level = logging.INFO if self._outcome is Outcome.REJECTED else logging.WARNING
+            logger.log(level, "request %s ended as %s: %s", self._request_id, self._outcome, error.what)
             await delivery.end_early(error)
 
     def _note_speed(self, job: Job) -> None:

@@ -16,6 +16,11 @@ from server.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"
 SOURCE_ONLY = ("initial_noise_curve", "mask", "repaint", "target_curve", "x0_strength", "sde_curve")
+OPEN_PATH = "/health/live"
+SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 STATUS_TEXTS = {
     400: "The body could not be read",
     401: "An API key is needed",
@@ -105,10 +110,13 @@ def request_body() -> dict[str, Any]:
     }
 
 
-def openapi_document(app: FastAPI, model: type[GenerationBody], latent_channels: int | None) -> dict[str, Any]:
+def openapi_document(
+    app: FastAPI, model: type[GenerationBody], latent_channels: int | None, *, has_key: bool
+) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that the routes refer to.
 
-    Where the latent channels are known, a list of channel gains has exactly as many values.
+    Where the latent channels are known, a list of channel gains has exactly as many values. `has_key`: whether the
+    server wants one, everywhere but at OPEN_PATH.
     """
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, definitions = models_json_schema([(ProblemDocument, "serialization"), (model, "validation")], ref_template=REF)
@@ -117,6 +125,10 @@ def openapi_document(app: FastAPI, model: type[GenerationBody], latent_channels:
     if latent_channels is not None:
         _fix_gain(schemas["GenerationBody"], latent_channels)
     schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
+    if has_key:
+        document["components"]["securitySchemes"] = SECURITY_SCHEMES
+        document["security"] = [{name: []} for name in SECURITY_SCHEMES]
+        document["paths"][OPEN_PATH]["get"]["security"] = []
     return document
 
 

@@ -132,7 +132,9 @@ def test_a_request_id_goes_out_as_it_came_in_if_it_is_harmless(served: Served) -
             assert bad not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/schema", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/schema", "/openapi.json"]
+)
 def test_head_is_get_without_a_body(served: Served, path: str) -> None:
     with served.client() as client:
         head, get = client.head(path), client.get(path)

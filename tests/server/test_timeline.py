@@ -36,9 +36,7 @@ def test_even_a_short_generation_has_two() -> None:
     st.integers(1, 20),
 )
 @settings(max_examples=200, deadline=None)
-def test_windows_cover_everything_once_with_their_margin(
-    parts: list[int], margin: int, first: int, size: int
-) -> None:
+def test_windows_cover_everything_once_with_their_margin(parts: list[int], margin: int, first: int, size: int) -> None:
     total = sum(parts)
     windows = cut(total, margin, first, size, parts)
     begin = 0

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection
+
+import pytest
+from http_harness import PROBLEM, Served, connected, eventually, read_all
+
+from server.protocol import cut_connection
+
+Serve = Callable[..., Served]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\x03\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"POST /v1/audio/generations HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_with_a_problem(served: Served, data: bytes) -> None:
+    with connected(served) as connection:
+        connection.sendall(data)
+        answer = read_all(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 4")
+    assert PROBLEM.encode() in head
+    assert json.loads(body)["status"] in (400, 413, 415)
+    with served.client() as client:
+        assert client.get("/health/live").status_code == 200
+
+
+def test_headers_have_a_deadline(serve: Serve) -> None:
+    served = serve(header_timeout_s=0.2)
+    for sent in (b"", b"GET /health/live HT"):
+        with connected(served) as connection:
+            connection.sendall(sent)
+            started_s = time.monotonic()
+            assert read_all(connection) == b""
+            assert 0.1 < time.monotonic() - started_s < 2.0
+
+
+def test_a_second_request_on_a_connection_has_the_same_deadline(serve: Serve) -> None:
+    served = serve(header_timeout_s=0.2)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection.request("GET", "/health/live")
+    assert connection.getresponse().read()
+    connection.sock.sendall(b"GET /health/live HT")
+    started_s = time.monotonic()
+    assert read_all(connection.sock) == b""
+    assert time.monotonic() - started_s < 2.0
+    connection.close()
+
+
+def test_the_deadline_is_not_for_the_answer(serve: Serve) -> None:
+    served = serve(header_timeout_s=0.1)
+    served.tick_s = 0.1
+    assert served.post(steps=5).status_code == 200
+
+
+def test_a_connection_is_used_again_and_ends_when_idle(serve: Serve) -> None:
+    served = serve(keep_alive_s=1)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    for _ in range(3):
+        connection.request("GET", "/health/live")
+        response = connection.getresponse()
+        assert (response.status, len(response.read()) > 0) == (200, True)
+        assert len(served.server.server_state.connections) == 1
+    started_s = time.monotonic()
+    assert read_all(connection.sock) == b""
+    assert time.monotonic() - started_s < 3.0
+    connection.close()
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def test_another_server_gets_an_exception_instead_of_a_cut() -> None:
+    with pytest.raises(ConnectionAbortedError):
+        cut_connection({})(True)

@@ -1,0 +1,177 @@
+"""The server as a process: signals, exits, ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
+
+from runtime.config import Deployment
+from runtime.errors import ConfigError
+from server.run import open_socket, url_of
+
+Serve = Callable[..., Served]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def process(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m server ...`, killed at the end if it still runs."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "server", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def ready_url(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if found := re.search(r"ready on (http://\S+)", line):
+            return found.group(1)
+    raise AssertionError(f"ended with {child.wait()}: {child.stderr.read() if child.stderr else ''}")
+
+
+@pytest.fixture(scope="module")
+def config(built: Callable[..., Deployment]) -> Path:
+    return built(max_rows=16).path
+
+
+def stream(url: str, steps: int, seconds: float) -> socket.socket:
+    """A connection that has sent a request."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.sendall(raw_request(f'{{"prompt": "a", "steps": {steps}, "seconds": {seconds}}}'.encode()))
+    return connection
+
+
+def test_idle_it_goes_at_once_with_code_0(config: Path) -> None:
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        with process(config, "--port", 0) as child:
+            url = ready_url(child)
+            assert httpx.get(url + "/health/ready").status_code == 200
+            child.send_signal(sig)
+            started_s = time.monotonic()
+            assert child.wait(10) == 0
+            assert time.monotonic() - started_s < 2.0
+
+
+def test_busy_it_refuses_new_work_finishes_what_is_in_flight_and_goes_with_code_0(config: Path) -> None:
+    with process(config, "--port", 0, TICKRT_DRAIN_S="20") as child:
+        url = ready_url(child)
+        with stream(url, 200, 100) as busy:
+            assert busy.recv(15) == b"HTTP/1.1 200 OK"
+            child.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(url + "/health/ready").status_code == 503)
+            refused = httpx.post(url + GENERATIONS, json={"prompt": "a"})
+            assert int(refused.headers["retry-after"]) >= 1
+            problem(refused, 503, "draining")
+            assert httpx.get(url + "/health/live").status_code == 200
+            assert child.poll() is None
+            is_whole = read_all(busy).endswith(b"\r\n0\r\n\r\n")
+        assert is_whole
+        assert child.wait(10) == 0
+
+
+def test_what_does_not_finish_in_time_is_cut_and_counted(serve: Serve) -> None:
+    served = serve(depth=1, drain_s=0.2)
+    served.tick_s = 0.05
+    metrics = served.service.metrics
+    with connected(served) as streaming, connected(served) as waiting:
+        streaming.sendall(raw_request(b'{"prompt": "a", "seconds": 60}'))
+        assert streaming.recv(15) == b"HTTP/1.1 200 OK"
+        waiting.sendall(raw_request(b'{"prompt": "a", "steps": 200}'))
+        eventually(lambda: len(served.service.gate.tickets) == 2)
+        served.server.drain()
+        is_whole = read_all(streaming).endswith(b"\r\n0\r\n\r\n")
+        assert not is_whole
+        answer = read_all(waiting)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"draining" in answer
+    eventually(lambda: not served.service.gate.tickets)
+    drained = metrics.registry.get_sample_value("tickrt_generations_total", {"outcome": "drained"})
+    assert drained == metrics.registry.get_sample_value("tickrt_generations_started_total") == 2
+    assert served.server.exit_code == 0
+
+
+def test_busy_beyond_the_drain_time_it_still_goes_with_code_0(config: Path) -> None:
+    settings = {"TICKRT_DRAIN_S": "0.3", "TICKRT_SEND_BUFFER_BYTES": "4096"}
+    with process(config, "--port", 0, **settings) as child, stream(ready_url(child), 200, 600) as busy:
+        assert busy.recv(15) == b"HTTP/1.1 200 OK"
+        started_s = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 0
+        assert time.monotonic() - started_s < 0.3 + 2 + 2
+
+
+def test_the_second_signal_is_immediate(config: Path) -> None:
+    with process(config, "--port", 0, TICKRT_DRAIN_S="60") as child:
+        url = ready_url(child)
+        with stream(url, 200, 600) as busy:
+            assert busy.recv(15) == b"HTTP/1.1 200 OK"
+            child.send_signal(signal.SIGTERM)
+            eventually(lambda: httpx.get(url + "/health/ready").status_code == 503)
+            child.send_signal(signal.SIGTERM)
+            started_s = time.monotonic()
+            assert child.wait(5) == 128 + signal.SIGTERM
+            assert time.monotonic() - started_s < 1.0
+
+
+def test_a_signal_while_it_loads_is_clean(config: Path) -> None:
+    with process(config, "--port", 0) as child:
+        assert child.stdout is not None
+        assert "opening engines" in child.stdout.readline()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_engines_that_are_not_built_end_it_with_the_command_that_builds_them(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny").symlink_to(config.parent / "tiny")
+    other = tmp_path / "tiny.toml"
+    other.write_text(config.read_text())
+    with process(other, "--port", 0) as child:
+        assert child.wait(20) == 1
+        assert child.stderr is not None
+        assert "tickrt-build" in child.stderr.read()
+
+
+def test_a_port_in_use_is_told() -> None:
+    with open_socket("127.0.0.1", 0, 65536) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as error:
+            open_socket("127.0.0.1", port, 65536)
+        assert "--port" in error.value.fix
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_ours_is_told(host: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(host)):
+        open_socket(host, 0, 65536)
+
+
+def test_urls_of_both_families() -> None:
+    with open_socket("127.0.0.1", 0, 65536) as listener:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url_of(listener))
+    if socket.has_ipv6:
+        with open_socket("::1", 0, 65536) as listener:
+            assert re.fullmatch(r"http://\[::1\]:\d+", url_of(listener))

@@ -1,0 +1,132 @@
+"""What is published, and whether the server keeps to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from http_harness import GENERATIONS, Served
+
+from runtime.audio import FORMATS
+from runtime.options import GenerationOptions
+from server.schema import SOURCE_ONLY, body_model, body_schema
+
+Serve = Callable[..., Served]
+
+
+def document(served: Served) -> dict[str, Any]:
+    with served.client() as client:
+        result: dict[str, Any] = client.get("/openapi.json").json()
+    return result
+
+
+def test_every_option_is_published_and_described() -> None:
+    schema = body_schema(body_model(30.0))
+    assert set(schema["properties"]) == set(GenerationOptions.model_fields) | {"response_format", "stream"}
+    assert all(item.get("description") for item in schema["properties"].values())
+    assert schema["required"] == ["prompt"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["seconds"]["anyOf"][0]["maximum"] == 30.0
+
+
+def test_the_published_formats_are_those_that_are_written() -> None:
+    assert set(body_schema(body_model(1.0))["properties"]["response_format"]["enum"]) == set(FORMATS)
+
+
+def test_the_schema_takes_what_the_server_takes(served: Served) -> None:
+    with served.client() as client:
+        response = client.get("/v1/schema")
+    assert response.headers["content-type"] == "application/schema+json"
+    schema = jsonschema_rs.validator_for(response.json())
+    body = {"prompt": "a", "guidance": [1.0, 2.0], "seconds": 1.0, "dcw": {"mode": "low", "low": 0.1}}
+    assert schema.is_valid(body)
+    assert served.post(**body).status_code == 200
+    for bad in ({"steps": 0}, {"nonsense": 1}, {"guidance": []}, {"guidance": "2"}, {"dcw": {"mode": "x"}}):
+        assert not schema.is_valid({**body, **bad})
+        assert served.post(**{**body, **bad}).status_code == 422
+
+
+def test_openapi_describes_binary_answers_and_problems(served: Served) -> None:
+    responses = document(served)["paths"][GENERATIONS]["post"]["responses"]
+    assert set(responses["200"]["content"]) == {item.media_type for item in FORMATS.values()}
+    for status in ("400", "401", "403", "408", "413", "415", "422", "429", "500", "503", "504"):
+        assert list(responses[status]["content"]) == ["application/problem+json"]
+    assert "Retry-After" in responses["503"]["headers"]
+
+
+def test_openapi_has_every_schema_that_it_refers_to(served: Served) -> None:
+    text = json.dumps(document(served))
+    names = set(document(served)["components"]["schemas"])
+    used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert used <= names
+    assert {"GenerationBody", "TextGenerationBody", "ProblemDocument"} <= names
+
+
+def test_a_request_without_a_source_has_no_fields_that_need_one(served: Served) -> None:
+    properties = document(served)["components"]["schemas"]["TextGenerationBody"]["properties"]
+    assert not set(SOURCE_ONLY) & set(properties)
+    for name in SOURCE_ONLY:
+        value = [{"start_s": 0.0, "end_s": 0.5}] if name == "repaint" else 0.5
+        assert served.post(**{name: value}).status_code == 422
+
+
+def test_the_model_list_has_openais_shape_and_our_facts(served: Served) -> None:
+    with served.client() as client:
+        models = client.get("/v1/models").json()
+        one = client.get("/v1/models/tiny").json()
+        assert client.get("/v1/models/none").json()["code"] == "model_not_found"
+    assert models == {"object": "list", "data": [one]}
+    assert (one["id"], one["object"], one["owned_by"]) == ("tiny", "model", "tickrt")
+    assert (one["sample_rate_hz"], one["canvas_seconds"], one["latent_channels"]) == (8000, 1.28, 8)
+    assert one["defaults"]["steps"] == 4
+    assert len(one["engines"]["decoder"]["sha256"]) == 64
+
+
+# What JSON Schema cannot say: that one value lies before another, how many tokens a text has, that bytes are audio.
+SCHEMATHESIS = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "404", "415", "422"]
+"""
+
+
+def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, more: str = "") -> str:
+    """Every check in every phase (or those that flags say); fails the test if it finds anything, or if the server does not live afterwards."""
+    config = folder / "schemathesis.toml"
+    config.write_text(SCHEMATHESIS + more)
+    command = Path(sys.executable).parent / "schemathesis"
+    described = folder / "openapi.json"
+    described.write_text(json.dumps(served.app.openapi()))
+    arguments = ["run", described, "--url", served.url, "--max-examples", str(examples), "--seed", "1", "--no-color"]
+    done = subprocess.run(
+        [command, "--config-file", config, *arguments, *flags],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    with served.client() as client:
+        assert client.get("/health/live").status_code == 200
+    return done.stdout
+
+
+def test_schemathesis_finds_nothing(serve: Serve, tmp_path: Path) -> None:
+    assert "No issues found" in run_schemathesis(serve(max_seconds=2.0), tmp_path, 10)
+
+
+def test_schemathesis_finds_nothing_with_a_key(serve: Serve, tmp_path: Path) -> None:
+    served, key = serve(max_seconds=2.0, api_key="k"), '[auth.openapi.header]\napi_key = "k"'
+    found = run_schemathesis(served, tmp_path, 5, "--phases", "fuzzing,stateful", more=key)
+    assert "No issues found" in found
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing_in_many_examples(serve: Serve, tmp_path: Path) -> None:
+    assert "No issues found" in run_schemathesis(serve(max_seconds=2.0), tmp_path, 500)
