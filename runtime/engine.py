@@ -23,6 +23,7 @@ from runtime.manifest import (
     tool_versions,
     verify_file,
 )
+from runtime.nodes import NodeTimes
 from runtime.tensors import check_tensors
 
 FEATURE_SEPARATOR = "+"
@@ -49,6 +50,9 @@ class Engine(Protocol):
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute on host arrays, outputs allocated: for work outside the tick."""
+
+    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
+        """Time of every node over `runs` executes after a warm-up, in execution order. Profiling slows the whole."""
 
     def close(self) -> None:
         """Release the engine's memory."""

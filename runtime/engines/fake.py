@@ -39,7 +39,7 @@ class FaultyEngine:
         self._engine, self._faults = engine, faults
         self.name, self.manifest = engine.name, engine.manifest
         self.inputs, self.outputs = engine.inputs, engine.outputs
-        self.run, self.close = engine.run, engine.close
+        self.run, self.profile, self.close = engine.run, engine.profile, engine.close
 
     def bind(self, tensors: Mapping[str, Tensor]) -> FaultyExecution:
         """Bind the real engine."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from runtime.device import Stream, Tensor
 from runtime.errors import EngineError, EngineMismatchError
 from runtime.manifest import Manifest, TensorInfo
+from runtime.nodes import NodeTimes
 from runtime.tensors import check_tensors
 
 LOAD_ERRORS = (
@@ -25,6 +29,8 @@ LOAD_ERRORS = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
 )
+WARM_UP_RUNS = 3
+KERNEL_SUFFIX = "_kernel_time"
 RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
 
 
@@ -38,6 +44,23 @@ def session_options(threads: int) -> ort.SessionOptions:
     return options
 
 
+def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[NodeTimes, ...]:
+    """Node times from ONNX Runtime's trace events, without the first `warm_up` executes. Durations there are in us."""
+    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
+    first_us = starts[warm_up]
+    nodes: dict[tuple[str, str], dict[int, float]] = {}
+    for event in sorted((e for e in events if e.get("cat") == "Node"), key=lambda e: float(e["ts"])):
+        if event["name"].endswith(KERNEL_SUFFIX) and event["ts"] >= first_us:
+            key = (event["name"].removesuffix(KERNEL_SUFFIX), event["args"]["op_name"])
+            run = bisect_right(starts, event["ts"]) - 1 - warm_up
+            times = nodes.setdefault(key, {})
+            times[run] = times.get(run, 0.0) + event["dur"] / 1e3
+    return tuple(
+        NodeTimes(name, op_type, tuple(times.get(run, 0.0) for run in range(runs)))
+        for (name, op_type), times in nodes.items()
+    )
+
+
 class OnnxRuntimeEngine:
     """One ONNX Runtime session. `bind` gives an execution; `run` blocks and allocates its outputs."""
 
@@ -46,13 +69,14 @@ class OnnxRuntimeEngine:
         self.manifest = manifest
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
-        path = folder / manifest.engine_file
+        self._path, self._threads = folder / manifest.engine_file, threads
         try:
-            self._session = ort.InferenceSession(
-                str(path), session_options(threads), providers=["CPUExecutionProvider"]
-            )
+            self._session = self._open(session_options(threads))
         except LOAD_ERRORS as error:
-            raise EngineMismatchError(f"{path} does not load: {error}", fix=fix) from error
+            raise EngineMismatchError(f"{self._path} does not load: {error}", fix=fix) from error
+
+    def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
+        return ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
 
     def bind(self, tensors: Mapping[str, Tensor]) -> OnnxRuntimeExecution:
         """Bind every input and output by address. Raises ShapeError."""
@@ -67,6 +91,21 @@ class OnnxRuntimeEngine:
         except RUN_ERRORS as error:
             raise EngineError(f"{self.name} failed to execute: {error}") from error
         return dict(zip(names, results, strict=True))
+
+    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
+        """ONNX Runtime's own profile of a second session over the same file. Raises EngineError."""
+        options = session_options(self._threads)
+        options.enable_profiling = True
+        with tempfile.TemporaryDirectory() as folder:
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            session = self._open(options)
+            try:
+                for _ in range(WARM_UP_RUNS + runs):
+                    session.run(None, {name: feeds[name] for name in self.inputs})
+            except RUN_ERRORS as error:
+                raise EngineError(f"{self.name} failed to execute: {error}") from error
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        return node_times(events, WARM_UP_RUNS, runs)
 
     def close(self) -> None:
         """Drop the session."""
