@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with the three things it lacks: a deadline for headers, problem documents for malformed
-requests, and a way for an endpoint to cut its connection so that the client sees it.
+"""uvicorn's HTTP protocol with what it lacks: a deadline for headers and for closing, a limit on connections, problem
+documents for malformed requests, and a way for an endpoint to cut its connection so that the client sees it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ CUT_EXTENSION = "tickrt.cut"
 FLUSH_S = 2.0
 
 
-def make_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
+def make_protocol(header_timeout_s: float, max_connections: int) -> type[asyncio.Protocol]:
     """The protocol class for a uvicorn Config."""
-    return type("TickProtocol", (BoundedProtocol,), {"header_timeout_s": header_timeout_s})
+    limits = {"header_timeout_s": header_timeout_s, "max_connections": max_connections}
+    return type("TickProtocol", (BoundedProtocol,), limits)
 
 
 class BoundedProtocol(H11Protocol):
     """One connection. `cut(flush)` goes to endpoints as the scope's extension "tickrt.cut"."""
 
     header_timeout_s: float = 10.0
+    max_connections: int = 1024
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,6 +39,8 @@ class BoundedProtocol(H11Protocol):
         """A client connected; its first request's headers have a deadline."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._await_headers()
+        if len(self.connections) > self.max_connections:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
@@ -48,6 +52,11 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self._await_headers()
         super().data_received(data)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The connection has been idle for too long."""
+        super().timeout_keep_alive_handler()
+        self._close_in_time()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP."""
@@ -61,23 +70,29 @@ class BoundedProtocol(H11Protocol):
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        self._close_in_time()
 
     def cut(self, flush: bool) -> None:
         """End the connection without the end of the response; with `flush`, after what was already written."""
         self.cycle.disconnected = True
-        if flush:
-            self.transport.close()
-            self.loop.call_later(FLUSH_S, self.transport.abort)
-        else:
+        if not flush:
             self.transport.abort()
+        self.transport.close()
+        self._close_in_time()
 
     def _with_cut(self, app: Any) -> ASGIApp:
         async def with_cut(scope: Scope, receive: Receive, send: Send) -> None:
             self._headers_came()
             scope.setdefault("extensions", {})[CUT_EXTENSION] = self.cut
             await app(scope, receive, send)
+            self._close_in_time()
 
         return with_cut
+
+    def _close_in_time(self) -> None:
+        """A closing connection sends what it has; a client that does not read it must not keep it open."""
+        if self.transport.is_closing():
+            self.loop.call_later(FLUSH_S, self.transport.abort)
 
     def _await_headers(self) -> None:
         if self._header_timer is None:

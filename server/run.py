@@ -125,7 +125,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     """How uvicorn serves an app of ours."""
     return uvicorn.Config(
         app,
-        http=make_protocol(settings.header_timeout_s),
+        http=make_protocol(settings.header_timeout_s, 2 * settings.max_connections),
         ws="none",
         loop="asyncio",
         lifespan="on",

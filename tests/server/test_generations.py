@@ -5,6 +5,9 @@ import json
 import struct
 import time
 import wave
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import av
 import httpx
@@ -13,6 +16,8 @@ import pytest
 import safetensors.numpy
 import soundfile
 from http_harness import GENERATIONS, Served, problem
+
+from runtime.errors import EngineError
 
 
 def decoded(data: bytes) -> tuple[np.ndarray, int]:
@@ -172,8 +177,8 @@ def test_what_needs_a_source_says_so(served: Served) -> None:
         assert document["errors"][0]["pointer"].startswith(f"/{name}")
 
 
-def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: object) -> None:
-    with serve(max_seconds=3.0).client() as client:  # type: ignore[operator]
+def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: Callable[..., Served]) -> None:
+    with serve(max_seconds=3.0).client() as client:
         silence = io.BytesIO()
         soundfile.write(silence, np.zeros(4_000_000), 8000, format="FLAC")
         assert len(silence.getvalue()) < 200_000
@@ -183,8 +188,44 @@ def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: object) -> No
         assert time.monotonic() - started_s < 2.0
 
 
-def test_seconds_beyond_the_servers_limit_are_refused_before_anything_is_made(serve: object) -> None:
-    server = serve(max_seconds=3.0)  # type: ignore[operator]
+def test_seconds_beyond_the_servers_limit_are_refused_before_anything_is_made(serve: Callable[..., Served]) -> None:
+    server = serve(max_seconds=3.0)
     document = problem(server.post(seconds=3.5), 422)
     assert document["errors"] == [{"pointer": "/seconds", "detail": "Input should be less than or equal to 3"}]
     assert server.metrics()["tickrt_generations_started_total"] == 0
+
+
+def test_latents_that_blow_up_end_alone_and_before_anything_is_sent(serve: Callable[..., Served]) -> None:
+    served = serve(depth=2)
+    huge = safetensors.numpy.save({"latents": np.full((32, 8), 3e38, np.float32)})
+    alone = served.post(seed=3, steps=50).content
+    with ThreadPoolExecutor(1) as pool:
+        neighbour = pool.submit(served.post, seed=3, steps=50)
+        blown = multipart(served, ("s", huge), denoise=0.5, channel_gain=8.0)
+        document = problem(blown, 500, "nonfinite")
+        is_the_same = neighbour.result().content == alone
+    assert is_the_same
+    assert document["fix"]
+    assert served.metrics()["tickrt_generations_total{outcome=nonfinite}"] == 1
+
+
+def test_a_failure_after_the_first_chunk_is_visible_as_a_cut(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    codec = served.studio.codec
+    assert codec is not None
+    decode, calls = codec.decode, count()
+
+    def failing(*arguments: object) -> object:
+        if next(calls) == 2:
+            raise EngineError("the codec is broken")
+        return decode(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(codec, "decode", failing)
+    with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
+        client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
+    counted = served.metrics()
+    assert counted["tickrt_generations_total{outcome=engine_error}"] == 1
+    assert counted["tickrt_generations_in_flight"] == counted["tickrt_slots_active"] == 0
+    assert served.post().status_code == 200

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from http.client import HTTPConnection
 
 import pytest
-from http_harness import PROBLEM, Served, connected, eventually, read_all
+from http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
 
-from server.protocol import cut_connection
+from server.protocol import FLUSH_S, cut_connection
 
 Serve = Callable[..., Served]
 
@@ -78,6 +80,30 @@ def test_a_connection_is_used_again_and_ends_when_idle(serve: Serve) -> None:
     assert time.monotonic() - started_s < 3.0
     connection.close()
     eventually(lambda: not served.server.server_state.connections)
+
+
+def test_a_closing_connection_that_nobody_reads_ends_all_the_same(serve: Serve) -> None:
+    served = serve(send_buffer_bytes=4096, send_timeout_s=30.0, drain_s=0.0)
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", served.port))
+        body = b'{"prompt": "a", "seconds": 1, "stream": false}'
+        stalled.sendall(raw_request(body, headers="connection: close\r\n"))
+        eventually(lambda: served.metrics()["tickrt_generations_total{outcome=ok}"] == 1)
+        eventually(lambda: len(served.server.server_state.connections) == 1)
+        started_s = time.monotonic()
+        eventually(lambda: not served.server.server_state.connections)
+        assert time.monotonic() - started_s < FLUSH_S + 1.0
+
+
+def test_only_so_many_connections_are_held(serve: Serve) -> None:
+    served = serve(max_connections=2)
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(connected(served)) for _ in range(6)]
+        eventually(lambda: len(served.server.server_state.connections) == 4)
+        assert sum(read_all(connection) == b"" for connection in crowd[4:]) == 2
+    eventually(lambda: not served.server.server_state.connections)
+    assert served.post().status_code == 200
 
 
 def test_another_server_gets_an_exception_instead_of_a_cut() -> None:

@@ -96,7 +96,7 @@ expected-statuses = ["2xx", "404", "415", "422"]
 
 
 def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, more: str = "") -> str:
-    """Every check in every phase (or those that flags say); fails the test if it finds anything, or if the server does not live afterwards."""
+    """Every check in every phase, or as `flags` say; fails if it finds anything or the server does not survive it."""
     config = folder / "schemathesis.toml"
     config.write_text(SCHEMATHESIS + more)
     command = Path(sys.executable).parent / "schemathesis"
@@ -121,6 +121,7 @@ def test_schemathesis_finds_nothing(serve: Serve, tmp_path: Path) -> None:
     assert "No issues found" in run_schemathesis(serve(max_seconds=2.0), tmp_path, 10)
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_nothing_with_a_key(serve: Serve, tmp_path: Path) -> None:
     served, key = serve(max_seconds=2.0, api_key="k"), '[auth.openapi.header]\napi_key = "k"'
     found = run_schemathesis(served, tmp_path, 5, "--phases", "fuzzing,stateful", more=key)
