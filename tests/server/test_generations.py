@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import time
 import wave
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -182,10 +181,8 @@ def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: Callable[...,
         silence = io.BytesIO()
         soundfile.write(silence, np.zeros(4_000_000), 8000, format="FLAC")
         assert len(silence.getvalue()) < 200_000
-        started_s = time.monotonic()
         form = {"request": (None, '{"prompt": ""}'), "source": ("s.flac", silence.getvalue())}
         assert "longer than 3 seconds" in problem(client.post(GENERATIONS, files=form), 422)["detail"]
-        assert time.monotonic() - started_s < 2.0
 
 
 def test_seconds_beyond_the_servers_limit_are_refused_before_anything_is_made(serve: Callable[..., Served]) -> None:

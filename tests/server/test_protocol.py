@@ -46,7 +46,7 @@ def test_headers_have_a_deadline(serve: Serve) -> None:
             connection.sendall(sent)
             started_s = time.monotonic()
             assert read_all(connection) == b""
-            assert 0.1 < time.monotonic() - started_s < 2.0
+            assert 0.1 < time.monotonic() - started_s < 8.0
 
 
 def test_a_second_request_on_a_connection_has_the_same_deadline(serve: Serve) -> None:
@@ -57,7 +57,7 @@ def test_a_second_request_on_a_connection_has_the_same_deadline(serve: Serve) ->
     connection.sock.sendall(b"GET /health/live HT")
     started_s = time.monotonic()
     assert read_all(connection.sock) == b""
-    assert time.monotonic() - started_s < 2.0
+    assert time.monotonic() - started_s < 8.0
     connection.close()
 
 
@@ -77,7 +77,7 @@ def test_a_connection_is_used_again_and_ends_when_idle(serve: Serve) -> None:
         assert len(served.server.server_state.connections) == 1
     started_s = time.monotonic()
     assert read_all(connection.sock) == b""
-    assert time.monotonic() - started_s < 3.0
+    assert time.monotonic() - started_s < 8.0
     connection.close()
     eventually(lambda: not served.server.server_state.connections)
 
@@ -93,7 +93,7 @@ def test_a_closing_connection_that_nobody_reads_ends_all_the_same(serve: Serve) 
         eventually(lambda: len(served.server.server_state.connections) == 1)
         started_s = time.monotonic()
         eventually(lambda: not served.server.server_state.connections)
-        assert time.monotonic() - started_s < FLUSH_S + 1.0
+        assert time.monotonic() - started_s < FLUSH_S + 6.0
 
 
 def test_only_so_many_connections_are_held(serve: Serve) -> None:

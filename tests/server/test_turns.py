@@ -102,4 +102,4 @@ def test_waiting_is_bounded() -> None:
     audience.join("b")
     started_s = time.monotonic()
     asyncio.run(audience.wait_for(frozenset("b"), 0.05))
-    assert 0.04 < time.monotonic() - started_s < 2.0
+    assert 0.04 < time.monotonic() - started_s < 5.0
