@@ -28,14 +28,11 @@ from runtime.errors import (
 )
 from runtime.flight import InFlight, Launched, LoopStats, PhaseClock
 from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Update
-from runtime.lane import Lane
-from runtime.pool import ArrayPool
+from runtime.lanes import Lanes
 from runtime.registry import Listener, Registry
 from runtime.request import DENOISE_MIN, GenerationRequest, StepParameters
 from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
-
-MAX_IDLE_LANES = 4
 
 
 class TickLoop:
@@ -50,8 +47,7 @@ class TickLoop:
         self._engines = engines
         self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
         self._stream = device.stream()
-        self._lanes: dict[int, Lane] = {}
-        self._pools: dict[int, ArrayPool] = {}
+        self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
         self._inbox = Inbox()
         self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
         self._frozen: dict[str, FrozenSlot] = {}
@@ -150,7 +146,7 @@ class TickLoop:
         """One pass: every live slot takes one step. None where nothing is live."""
         started_s = time.perf_counter()
         clock = PhaseClock(started_s)
-        allocations = self._allocations()
+        allocations = self._lanes.allocations
         self._drain_inbox()
         clock.end("inbox")
         self._admit()
@@ -173,7 +169,7 @@ class TickLoop:
             self._complete(self._in_flight.popleft())
         clock.end("deliver")
         record.phases_ms = clock.phases_ms
-        record.allocations = self._allocations() - allocations
+        record.allocations = self._lanes.allocations - allocations
         record.tick_ms = (time.perf_counter() - started_s) * 1e3
         self._tell_progress(batch, record)
         return record
@@ -207,11 +203,8 @@ class TickLoop:
         """Advance every slot; copy out those that are finished (in stream order) and free their seats."""
         finished = []
         for slot in self._scheduler.commit(batch):
-            latents = self._pool(slot.frames).lend()
-            state = self._lanes[slot.frames].state
-            state.read("latents", slot.seat, latents)
-            state.vacate(slot.seat)
-            finished.append((slot, latents))
+            finished.append((slot, self._lanes.read_out(slot.frames, slot.seat)))
+            self._lanes[slot.frames].state.vacate(slot.seat)
         return tuple(finished)
 
     def _complete(self, tick: InFlight) -> None:
@@ -239,8 +232,10 @@ class TickLoop:
         self._remove(request_id, Failed(request_id, error), "nonfinite")
 
     def _admit(self) -> None:
-        for slot in self._scheduler.admit():
-            state = self._lane(slot.frames).state
+        admitted = self._scheduler.admit()
+        live = {slot.frames for slot in self._scheduler.slots.values()}
+        for slot in admitted:
+            state = self._lanes.open(slot.frames, live).state
             frozen = self._frozen.pop(slot.request.id, None)
             if frozen is None:
                 state.admit(slot)
@@ -248,23 +243,6 @@ class TickLoop:
                 slot.step, slot.kept = frozen.step, frozen.kept
                 state.restore(slot, frozen.arrays)
             self._registry.tell(Started(slot.request.id, self._scheduler.tick))
-
-    def _lane(self, frames: int) -> Lane:
-        """The lane of a length; a new one takes the place of one that has stood empty once there are many."""
-        if frames not in self._lanes:
-            live = {slot.frames for slot in self._scheduler.slots.values()}
-            idle = [length for length in self._lanes if length not in live]
-            if len(idle) >= MAX_IDLE_LANES:
-                del self._lanes[idle[0]]
-                self._pools.pop(idle[0], None)
-            self._lanes[frames] = Lane(self.device, self._stream, self._engines, self.bundle, self.deployment, frames)
-        return self._lanes[frames]
-
-    def _pool(self, frames: int) -> ArrayPool:
-        if frames not in self._pools:
-            shape = (frames, self.bundle.latents.channels)
-            self._pools[frames] = ArrayPool(shape, 2 * self._scheduler.depth)
-        return self._pools[frames]
 
     def _drain_inbox(self) -> None:
         for message in self._inbox.drain():
@@ -358,9 +336,6 @@ class TickLoop:
             variants=tuple(variant_name(lane.features) for lane in batch.lanes),
             queue_depth=len(self._scheduler.waiting),
         )
-
-    def _allocations(self) -> int:
-        return self.device.allocations + sum(pool.allocations for pool in self._pools.values())
 
     def _end(self) -> None:
         """Tell everybody who is still inside, and wake whoever waits for the end."""
