@@ -31,6 +31,8 @@ class ServerSettings(BaseSettings):
     client_in_flight: generations that one client may have at once (0: as many as there are places).
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a reader that does not read.
     tick_timeout_s: age of the last tick, with work in flight, from which /health/live says no.
+    codec_lanes: windows that are decoded at a time while no tick needs the cores (0: as many as there are cores, at
+    most 4, where engines run on the CPU; 1 elsewhere).
     first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of its listener while
     others, who share its ticks, still wait for their first.
     """
@@ -62,8 +64,9 @@ class ServerSettings(BaseSettings):
     drain_s: float = Field(default=30.0, ge=0)
     tick_timeout_s: float = Field(default=5.0, gt=0)
 
+    codec_lanes: int = Field(default=0, ge=0, le=16)
     first_window_s: float = Field(default=0.5, gt=0)
-    window_s: float = Field(default=1.0, gt=0)
+    window_s: float = Field(default=2.0, gt=0)
     lead_s: float = Field(default=0.25, ge=0)
 
     @field_validator("allowed_origins", mode="before")

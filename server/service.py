@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,8 +13,11 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from runtime.batch import Event, Failed, Finished
+from runtime.codec import Codec
+from runtime.engine import Engine, open_engine
 from runtime.errors import TickError
-from runtime.studio import Studio
+from runtime.manifest import build_command
+from runtime.studio import EDGE_THREADS, Studio
 from server.body import BodyBudget
 from server.config import ServerSettings
 from server.gate import Gate
@@ -23,6 +27,7 @@ from server.schema import body_model
 from server.turns import Audience, Turns
 
 WARM_TIMEOUT_S = 300.0
+MAX_DEFAULT_LANES = 4
 logger = logging.getLogger("tickrt.server")
 
 
@@ -38,12 +43,14 @@ class Service:
         self.gate = Gate(capacity=0, client_limit=settings.client_in_flight)
         self.budget = BodyBudget(settings.body_budget_bytes)
         self.turns = Turns()
+        self.codecs: list[Codec] = []
         self.audience = Audience(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.studio: Studio | None = None
         self.failure = ""
         self._open_studio = open_studio
         self._opening: asyncio.Task[None] | None = None
+        self._engines: list[Engine] = []
 
     def start(self) -> None:
         """Open and warm the studio in the background."""
@@ -62,6 +69,8 @@ class Service:
         studio, self.studio = self.studio, None
         if studio is not None:
             await run_in_threadpool(studio.close)
+        for engine in self._engines:
+            engine.close()
 
     def ready_studio(self) -> Studio:
         """The studio. Raises ProblemError 503 while it is loading or where it could not be opened."""
@@ -79,6 +88,11 @@ class Service:
         except TickError:
             await run_in_threadpool(studio.close)
             raise
+        if studio.codec is not None:
+            lanes = self.settings.codec_lanes or default_lanes(studio.deployment.target)
+            self._engines = await run_in_threadpool(open_decoders, studio, lanes - 1)
+            self.codecs = [studio.codec, *(Codec(studio.bundle, engine) for engine in self._engines)]
+            self.turns = Turns(lanes, lambda: lanes if studio.loop.stats().is_idle else 1)
         runtime = studio.deployment.runtime
         self.gate.capacity = runtime.depth + runtime.queue
         self.audience.size = runtime.depth
@@ -91,6 +105,19 @@ class Service:
         if error is not None:
             self.failure = str(error) or type(error).__name__
             logger.error("the engines could not be opened: %s", self.failure)
+
+
+def default_lanes(target: str) -> int:
+    """Windows to decode at a time: one per core on the CPU, at most 4; one where a device does it."""
+    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_LANES) if target == "cpu" else 1
+
+
+def open_decoders(studio: Studio, number: int) -> list[Engine]:
+    """`number` more sessions of the codec's decoder, each for one thread at a time. Raises EngineError."""
+    deployment = studio.deployment
+    fix = build_command(deployment.path, deployment.target)
+    folder = deployment.engine_folder()
+    return [open_engine(folder, "codec_decode", studio.device, threads=EDGE_THREADS, fix=fix) for _ in range(number)]
 
 
 def warm(studio: Studio) -> None:

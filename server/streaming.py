@@ -115,10 +115,8 @@ async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
     if job.is_latents:
         yield await _all_latents(job)
         return
-    codec = job.studio.codec
-    assert codec is not None
-    timeline = _timeline(job, codec)
-    encoder = _Encoder(job, codec)
+    timeline = _timeline(job, job.service.codecs[0])
+    encoder = _Encoder(job, job.service.codecs[0])
     neighbours: frozenset[str] | None = None
     async with aclosing(_stretches(job)) as stretches:
         async for latents in stretches:
@@ -127,8 +125,9 @@ async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
                 neighbours = job.service.audience.neighbours(job.id)
             while (window := timeline.take()) is not None:
                 await _let_others_hear(job, neighbours)
-                async with job.service.turns.turn(FIRST if window.index == 0 else LATER):
-                    chunk = await run_in_threadpool(encoder.encode, window, timeline.is_finished)
+                async with job.service.turns.turn(FIRST if window.index == 0 else LATER) as lane:
+                    codec = job.service.codecs[lane]
+                    chunk = await run_in_threadpool(encoder.encode, window, codec, timeline.is_finished)
                 job.sent_audio_s = encoder.samples / codec.sample_rate_hz
                 yield chunk
 
@@ -160,7 +159,6 @@ class _Encoder:
     """
 
     def __init__(self, job: Job, codec: Codec) -> None:
-        self._codec = codec
         self._total = job.extension.total_samples or 0
         name = job.body.response_format
         known = None if job.body.stream and name == "wav" else self._total
@@ -171,9 +169,9 @@ class _Encoder:
         """Samples encoded so far."""
         return self._writer.samples
 
-    def encode(self, window: Window, is_last: bool) -> bytes:
+    def encode(self, window: Window, codec: Codec, is_last: bool) -> bytes:
         """One window; with the last one, whatever ends the stream."""
-        pcm = window.decode(self._codec)[: self._total - self._writer.samples]
+        pcm = window.decode(codec)[: self._total - self._writer.samples]
         chunk = self._writer.write(pcm)
         return chunk + self._writer.close() if is_last else chunk
 

@@ -36,8 +36,9 @@ class Window:
 class Timeline:
     """Cuts `total_frames` frames into a short first window and longer ones after it.
 
-    Where windows begin and end depends on nothing but these numbers, so that equal generations give equal bytes. What
-    is behind the last window is forgotten, but for the margin.
+    Where windows begin and end depends on nothing but these numbers and on how long the parts are that come, never on
+    when they come: equal generations give equal bytes. A part is cut up to its end, less the margin, so that nothing
+    waits for the next one that need not. What is behind the last window is forgotten, but for the margin.
     """
 
     total_frames: int
@@ -65,10 +66,12 @@ class Timeline:
 
     def take(self) -> Window | None:
         """The next window; None while its frames or their margin are not there yet, or after the last."""
-        end = min(self._next + self._wanted(), self.total_frames)
-        reach = min(end + self.margin_frames, self.total_frames)
-        if end <= self._next or self.known_frames < reach:
+        known = self.known_frames
+        ready = known if known >= self.total_frames else known - self.margin_frames
+        end = min(self._next + self._wanted(), ready, self.total_frames)
+        if end <= self._next:
             return None
+        reach = min(end + self.margin_frames, self.total_frames)
         latents = np.concatenate(self._latents)
         low = max(self._base, self._next - self.margin_frames)
         window = Window(

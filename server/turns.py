@@ -4,52 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
 
 
 class Turns:
-    """A lock that is handed on by priority (0 first), and first come, first served among equals.
+    """Hands out `lanes` by priority (0 first), and first come, first served among equals.
 
-    Every stream asks for one turn per window, so streams of equal priority take turns.
+    Every stream asks for one turn per window, so streams of equal priority take turns. `limit` says how many lanes may
+    be in use at this moment; it is asked whenever one could be handed out.
     """
 
-    def __init__(self) -> None:
-        self._line: list[tuple[int, int, asyncio.Future[None]]] = []
+    def __init__(self, lanes: int = 1, limit: Callable[[], int] | None = None) -> None:
+        self._lanes = lanes
+        self._limit = limit or (lambda: lanes)
+        self._free = list(range(lanes))
+        self._line: list[tuple[int, int, asyncio.Future[int]]] = []
         self._numbers = count()
-        self._is_taken = False
 
     @asynccontextmanager
-    async def turn(self, priority: int) -> AsyncIterator[None]:
-        """Wait for the turn; it ends with the block."""
-        await self._take(priority)
+    async def turn(self, priority: int) -> AsyncIterator[int]:
+        """Wait for a lane, and have its number until the block ends."""
+        lane = await self._take(priority)
         try:
-            yield
+            yield lane
         finally:
-            self._hand_on()
+            self._give_back(lane)
 
-    async def _take(self, priority: int) -> None:
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _take(self, priority: int) -> int:
+        called: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._line, (priority, next(self._numbers), called))
+        self._hand_out()
         try:
-            await called
+            return await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
-                self._hand_on()
+                self._give_back(called.result())
             raise
 
-    def _hand_on(self) -> None:
-        while self._line:
+    def _give_back(self, lane: int) -> None:
+        self._free.append(lane)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._line and self._free and self._lanes - len(self._free) < max(1, self._limit()):
             _, _, called = heapq.heappop(self._line)
             if not called.done():
-                called.set_result(None)
-                return
-        self._is_taken = False
+                called.set_result(self._free.pop())
 
 
 @dataclass

@@ -7,6 +7,7 @@ import wave
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import av
 import httpx
@@ -16,6 +17,7 @@ import safetensors.numpy
 import soundfile
 from http_harness import GENERATIONS, Served, problem
 
+from runtime.codec import Codec
 from runtime.errors import EngineError
 
 
@@ -210,16 +212,14 @@ def test_a_failure_after_the_first_chunk_is_visible_as_a_cut(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    codec = served.studio.codec
-    assert codec is not None
-    decode, calls = codec.decode, count()
+    decode, calls = Codec.decode, count()
 
-    def failing(*arguments: object) -> object:
+    def failing(codec: Codec, *arguments: Any) -> Any:
         if next(calls) == 2:
             raise EngineError("the codec is broken")
-        return decode(*arguments)  # type: ignore[arg-type]
+        return decode(codec, *arguments)
 
-    monkeypatch.setattr(codec, "decode", failing)
+    monkeypatch.setattr(Codec, "decode", failing)
     with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
         client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
     counted = served.metrics()

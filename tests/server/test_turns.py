@@ -68,6 +68,58 @@ async def _cancelled_when_called() -> None:
         pass
 
 
+def test_as_many_lanes_are_in_use_as_the_limit_says() -> None:
+    assert asyncio.run(_most_at_a_time(lanes=3, limit=3)) == (3, {0, 1, 2})
+    most, _ = asyncio.run(_most_at_a_time(lanes=3, limit=2))
+    assert most == 2
+    most, _ = asyncio.run(_most_at_a_time(lanes=3, limit=0))
+    assert most == 1
+
+
+async def _most_at_a_time(lanes: int, limit: int) -> tuple[int, set[int]]:
+    turns, inside, seen, most = Turns(lanes, lambda: limit), set[int](), set[int](), 0
+
+    async def work() -> None:
+        nonlocal most
+        async with turns.turn(0) as lane:
+            assert lane not in inside
+            inside.add(lane)
+            seen.add(lane)
+            most = max(most, len(inside))
+            await asyncio.sleep(0.001)
+            inside.remove(lane)
+
+    await asyncio.gather(*(work() for _ in range(10)))
+    return most, seen
+
+
+def test_a_limit_that_rises_opens_lanes_for_those_who_wait() -> None:
+    asyncio.run(_rising_limit())
+
+
+async def _rising_limit() -> None:
+    limit, inside = 1, 0
+    turns = Turns(3, lambda: limit)
+    go = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal inside
+        async with turns.turn(0):
+            inside += 1
+            await go.wait()
+
+    async with turns.turn(0):
+        tasks = [asyncio.create_task(work()) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert inside == 0
+        limit = 3
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert inside == 3
+    go.set()
+    await asyncio.gather(*tasks)
+
+
 def test_neighbours_are_the_first_that_wait_and_are_bounded() -> None:
     audience = Audience(2)
     for name in "abcd":
