@@ -19,6 +19,9 @@ from runtime.manifest import build_command
 from runtime.spec import Bundle, load_bundle
 
 
+app = typer.Typer(add_completion=False)
+
+
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
     """Sizes of the free dimensions that our graphs have."""
     hop = bundle.codec.hop_samples if bundle.codec else 1
@@ -87,6 +90,7 @@ def run(deployment: Deployment, engine_name: str, rows: int, frames: int | None,
     return profile
 
 
+@app.command()
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     engine: Annotated[
@@ -113,8 +117,8 @@ def command(
 
 
 def main() -> None:
-    """Entry point."""
-    typer.run(command)
+    """Entry point of tickrt-profile."""
+    app(prog_name="tickrt-profile")
 
 
 if __name__ == "__main__":

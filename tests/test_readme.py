@@ -27,7 +27,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 ROOMS = ("configs", "engine_build", "profiling", "runtime", "server", "tests")
 ADDRESS = "localhost:8000"
-SHORTER = {"tickrt-bench": ["--ticks", "2", "--steps", "2", "--frames", "64"]}
+SHORTER = {
+    "tickrt-bench": ["--ticks", "2", "--steps", "2", "--frames", "64"],
+    "tickrt-profile": ["--runs", "1", "--frames", "64"],
+}
 
 
 def shown_commands() -> list[list[str]]:
@@ -71,7 +74,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
-    for words in commands_of("tickrt-build", "tickrt-generate", "tickrt-bench"):
+    for words in commands_of("tickrt-build", "tickrt-generate", "tickrt-bench", "tickrt-profile"):
         result = CliRunner().invoke(typer_app(words[0]), [*words[1:], *SHORTER.get(words[0], [])])
         assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
         if "--out" in words:
