@@ -27,6 +27,9 @@ from runtime.spec import Bundle, load_bundle
 # Tick over bare engine on a CPU, by the features in use; and on a GPU.
 BUDGETS = {"plain": 1.04, "guidance": 1.08, "guidance+dcw": 1.12}
 GPU_BUDGET = 1.02
+EXIT_OVER_BUDGET = 1
+EXIT_CONFIG = 2
+EXIT_ENGINE = 3
 
 
 def report(result: Result, bundle: Bundle, deployment: Deployment, engines: EngineSet) -> dict[str, Any]:
@@ -109,12 +112,12 @@ def _verdict(card: dict[str, Any]) -> str:
     return f"{card['budget']:.2f}: " + ("[green]kept[/]" if card["within_budget"] else "[red]missed[/]")
 
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def bench(
-    config: Annotated[Path, typer.Argument(help="Deployment file, for example configs/demo.toml.")],
+    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
     depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.")] = 8,
     guidance: Annotated[float, typer.Option(help="Guidance scale; 1 is off.")] = 1.0,
     dcw: Annotated[bool, typer.Option("--dcw", help="With the wavelet-domain correction.")] = False,
@@ -124,28 +127,43 @@ def bench(
     two_pass: Annotated[bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
     fail_over_budget: Annotated[bool, typer.Option("--fail-over-budget", help="Exit 1 over budget.")] = False,
 ) -> None:
-    """Measure ticks against the bare engine. The last line of output is one JSON object."""
+    """Measure ticks against the bare engine; the last line of output is one JSON object.
+
+    Exit status: 0 done, 1 over budget where that was asked, 2 the configuration is wrong, 3 an engine is missing or
+    fails, or a generation that shares its ticks has another result than alone.
+    """
     console = Console()
-    deployment = _at_depth(load_deployment(config), depth, fused=not two_pass)
+    try:
+        deployment = _at_depth(load_deployment(config), depth, fused=not two_pass)
+        with console.status("measuring"):
+            card, result = measure(deployment, depth, frames, steps, guidance=guidance, dcw=dcw, ticks=ticks)
+    except TickError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ENGINE) from None
+    print_card(console, card, result.sites)
+    print(json.dumps(card))
+    if fail_over_budget and not card["within_budget"]:
+        raise typer.Exit(EXIT_OVER_BUDGET)
+
+
+def measure(
+    deployment: Deployment, depth: int, frames: int, steps: int, *, guidance: float, dcw: bool, ticks: int
+) -> tuple[dict[str, Any], Result]:
+    """Open the engines and run the bench; frames and steps 0 are the bundle's own. Raises TickError."""
     bundle = load_bundle(deployment.bundle)
     load = Workload(
         depth, frames or bundle.latents.canvas_frames, steps or bundle.sampler.steps, guidance=guidance, dcw=dcw
     )
     if deployment.range_for(1, load.frames, load.tokens) is None:
-        raise ConfigError(f"{config} has no shape range for {load.frames} frames", fix="choose other --frames")
+        raise ConfigError(f"{deployment.path} has no shape range for {load.frames} frames", fix="choose other --frames")
     device = open_device(deployment.target)
     engines = open_engines(deployment, device)
     stream = SteadyStream(bundle, deployment, engines, device, load)
     try:
-        with console.status("measuring"):
-            result = stream.run(ticks, probe_ticks=2 * load.steps)
+        result = stream.run(ticks, probe_ticks=2 * load.steps)
     finally:
         stream.loop.close()
-    card = report(result, bundle, deployment, engines)
-    print_card(console, card, result.sites)
-    print(json.dumps(card))
-    if fail_over_budget and not card["within_budget"]:
-        raise typer.Exit(1)
+    return report(result, bundle, deployment, engines), result
 
 
 def _at_depth(deployment: Deployment, depth: int, *, fused: bool) -> Deployment:
@@ -155,11 +173,7 @@ def _at_depth(deployment: Deployment, depth: int, *, fused: bool) -> Deployment:
 
 def main() -> None:
     """Entry point of tickrt-bench."""
-    try:
-        app()
-    except TickError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False)
-        raise SystemExit(1) from None
+    app(prog_name="tickrt-bench")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from runtime.errors import ConfigError, TickError
 from runtime.manifest import build_command
 from runtime.spec import Bundle, load_bundle
 
-
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:

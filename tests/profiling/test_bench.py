@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Built
+from factories import tiny_deployment
 from typer.testing import CliRunner
 
-from profiling.bench import BUDGETS, app, budget_of, main
+from profiling.bench import BUDGETS, app, budget_of
 from profiling.stream import Workload
-from runtime.config import Deployment
 
 
-def test_the_last_line_is_one_json_object(built: Callable[..., Deployment]) -> None:
+def test_the_last_line_is_one_json_object(built: Built) -> None:
     command = [str(built().path), "--depth", "2", "--guidance", "3", "--dcw", "--ticks", "4"]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0
@@ -32,21 +31,21 @@ def test_the_last_line_is_one_json_object(built: Callable[..., Deployment]) -> N
     assert "tick / engine" in result.stdout
 
 
-def test_over_budget_fails_only_when_asked(built: Callable[..., Deployment]) -> None:
+def test_over_budget_fails_only_when_asked(built: Built) -> None:
     # On a decoder of a few microseconds the loop itself is most of a tick.
     command = [str(built().path), "--depth", "1", "--ticks", "4"]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert CliRunner().invoke(app, [*command, "--fail-over-budget"]).exit_code == 1
 
 
-def test_two_passes_take_two_executes(built: Callable[..., Deployment]) -> None:
+def test_two_passes_take_two_executes(built: Built) -> None:
     command = [str(built().path), "--depth", "2", "--guidance", "3", "--ticks", "4"]
     fused, apart = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--two-pass"]))
     assert json.loads(fused.stdout.splitlines()[-1])["executes"] == 1
     assert json.loads(apart.stdout.splitlines()[-1])["executes"] == 2
 
 
-def test_budgets_by_variant(built: Callable[..., Deployment]) -> None:
+def test_budgets_by_variant(built: Built) -> None:
     cpu = built()
     assert budget_of(cpu, Workload(1, 32, 4)) == BUDGETS["plain"] == 1.04
     assert budget_of(cpu, Workload(1, 32, 4, guidance=3.0)) == 1.08
@@ -55,20 +54,18 @@ def test_budgets_by_variant(built: Callable[..., Deployment]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--frames", "100000"], "no shape range for 100000 frames"), ([], "no configuration at")],
+    ("arguments", "status", "message"),
+    [
+        (["CONFIG", "--frames", "100000"], 2, "no shape range for 100000 frames"),
+        (["absent.toml"], 2, "no configuration at absent.toml"),
+        (["UNBUILT"], 3, "is not built"),
+    ],
 )
-def test_mistakes_are_said_in_one_line(
-    built: Callable[..., Deployment],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
+def test_mistakes_are_said_with_what_mends_them(
+    built: Built, tmp_path: Path, arguments: list[str], status: int, message: str
 ) -> None:
-    path = built().path if arguments else tmp_path / "absent.toml"
-    monkeypatch.setattr(sys, "argv", ["tickrt-bench", str(path), *arguments])
-    with pytest.raises(SystemExit) as error:
-        main()
-    assert error.value.code == 1
-    assert message in " ".join(capsys.readouterr().err.split())
+    paths = {"CONFIG": str(built().path), "UNBUILT": str(tiny_deployment(tmp_path))}
+    result = CliRunner().invoke(app, [paths.get(word, word) for word in arguments])
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr
+    assert "fix: " in result.stderr
