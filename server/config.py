@@ -65,7 +65,7 @@ class ServerSettings(BaseSettings):
     tick_timeout_s: float = Field(default=5.0, gt=0)
 
     codec_lanes: int = Field(default=0, ge=0, le=16)
-    first_window_s: float = Field(default=0.5, gt=0)
+    first_window_s: float = Field(default=1.0, gt=0)
     window_s: float = Field(default=2.0, gt=0)
     lead_s: float = Field(default=0.25, ge=0)
 

@@ -55,14 +55,9 @@ def test_one_that_goes_beyond_the_canvas_has_no_seam(demo: Served) -> None:
     assert jumps[seam - 50 : seam + 50].max() <= 2 * np.quantile(jumps, 0.999)
 
 
-def test_eight_at_once_share_ticks_and_all_hear_before_the_first_ends(demo: Served) -> None:
+def test_of_eight_at_once_all_hear_before_the_first_ends(demo: Served) -> None:
     bodies = [{"prompt": "calm piano", "seed": seed, "seconds": 2.0, "steps": 8} for seed in range(8)]
-    before = demo.studio.loop.stats().ticks
-    result = measure(demo.url, bodies, rounds=1)
-    assert result["all_hear_before_first_end"]
-    ticks = demo.studio.loop.stats().ticks - before
-    in_a_row, two_crowds_unshared = 8 * 8, 2 * 8 * 8
-    assert ticks < in_a_row + two_crowds_unshared / 4
+    assert measure(demo.url, bodies, rounds=1)["all_hear_before_first_end"]
 
 
 def test_other_work_does_not_change_what_a_seed_gives(demo: Served) -> None:

@@ -52,6 +52,20 @@ def test_eight_at_once_all_hear_something_before_the_first_is_done(serve: Serve)
     assert len({data for _, _, data in heard}) == 8
 
 
+def test_eight_that_are_there_take_the_ticks_of_one(serve: Serve) -> None:
+    served = serve(depth=8)
+    served.post(steps=10)
+    served.hold()
+    before = served.studio.loop.stats().ticks
+    with ThreadPoolExecutor(8) as pool:
+        pending = [pool.submit(served.post, seed=seed, steps=10) for seed in range(8)]
+        eventually(lambda: served.service.gate.places_taken == 8)
+        eventually(lambda: served.studio.loop.stats().queue_depth + served.studio.loop.stats().slots_active == 8)
+        served.go()
+        assert {future.result().status_code for future in pending} == {200}
+    assert served.studio.loop.stats().ticks - before <= 10 + 1
+
+
 def test_eight_short_ones_too_though_a_window_holds_almost_all_of_them(serve: Serve) -> None:
     served = serve(depth=8)
     served.tick_s = 0.01
