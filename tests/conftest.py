@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_build.builder import build_deployment
 from factories import tiny_deployment
 
+from engine_build.builder import build_deployment
 from runtime.config import Deployment, load_deployment
 from runtime.device import open_device
 from runtime.engine import open_engines
