@@ -24,7 +24,9 @@ INPUT_NAMES: Final = (
 OUTPUT_NAME: Final = "velocity"
 # torch's exporter writes stack traces and graph dumps into every node; profiling needs the module scopes only.
 KEPT_METADATA: Final = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
-_PATH_PATTERN: Final = re.compile(rb"site-packages|stack_trace|(?:/[\w.+-]+){2,}\.(?:py|so)\b|/(?:home|root|Users|tmp)/")
+_PATH_PATTERN: Final = re.compile(
+    rb"site-packages|stack_trace|(?:/[\w.+-]+){2,}\.(?:py|so)\b|/(?:home|root|Users|tmp)/"
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def _split_pair(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return args, {**kwargs, "encoder_hidden_states": tokens, "encoder_attention_mask": bias}
 
 
-def export_decoder(decoder: MaskedDecoder, shape: DecoderShape) -> onnx.ModelProto:
-    """The decoder as an ONNX model with free rows B, frames T (a multiple of `frame_multiple`) and tokens L."""
+def export_decoder(decoder: nn.Module, shape: DecoderShape) -> onnx.ModelProto:
+    """A decoder with `MaskedDecoder`'s inputs as an ONNX model; rows B, frames T and tokens L are free."""
     rows, tokens = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("tokens", min=1, max=65_536)
     frames = shape.frame_multiple * torch.export.Dim("blocks", min=1, max=65_536)
     with warnings.catch_warnings():
@@ -156,7 +158,13 @@ def divide_by_roots(model: onnx.ModelProto) -> None:
 def strip_metadata(model: onnx.ModelProto) -> None:
     """Remove everything that the exporter noted but the module scopes; file paths of the machine go with it."""
     graph = model.graph
-    holders: tuple[Iterable[Any], ...] = (graph.input, graph.output, graph.value_info, graph.initializer, [graph, model])
+    holders: tuple[Iterable[Any], ...] = (
+        graph.input,
+        graph.output,
+        graph.value_info,
+        graph.initializer,
+        [graph, model],
+    )
     for values in holders:
         for value in values:
             del value.metadata_props[:]

@@ -1,5 +1,6 @@
 """python -m engine_build.demo_model train | export | evaluate | plot."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,36 @@ def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHE
     from engine_build.demo_model.export_bundle import export_bundle
 
     export_bundle(checkpoint, folder)
+
+
+@app.command()
+def evaluate(
+    folder: Folder = DEFAULT_FOLDER,
+    write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
+) -> None:
+    """Measure the bundle on held-out prompts, through the real tick loop. Needs no torch."""
+    from engine_build.demo_model.bundle import read_bundle_file, write_bundle_file
+    from engine_build.demo_model.evaluate import evaluate
+    from engine_build.demo_model.player import open_player
+
+    with open_player(folder) as player:
+        figures = evaluate(player)
+    typer.echo(json.dumps(figures))
+    if write:
+        write_bundle_file(folder, read_bundle_file(folder)["training"], figures)
+
+
+@app.command()
+def plot(
+    folder: Folder = DEFAULT_FOLDER,
+    out: Annotated[Path | None, typer.Option(help="The PNG; samples.png in the bundle's folder by default.")] = None,
+) -> None:
+    """Draw spectrograms and piano rolls of three prompts."""
+    from engine_build.demo_model.player import open_player
+    from engine_build.demo_model.plot import plot
+
+    with open_player(folder) as player:
+        plot(player, out or folder / "samples.png")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ import numpy.typing as npt
 
 from engine_build.demo_model.corpus import Song, draw_song, render
 from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
-from engine_build.demo_model.vocabulary import CONCEPT_IDS, CONCEPTS, draw_concepts
+from engine_build.demo_model.vocabulary import ALWAYS_ID, draw_concepts, token_ids
 
-ALWAYS_ID = len(CONCEPTS)
 SONG_FRAMES = 2 * CANVAS_FRAMES
-MAX_TOKENS = 20
 LONG_EVERY = 8
 
 
@@ -30,7 +28,7 @@ class Batch:
     latents: FloatArray  # [B, T, C] clean
     noise: FloatArray  # [B, T, C]
     time: FloatArray  # [B]
-    concept_ids: npt.NDArray[np.int64]  # [B, L]
+    token_ids: npt.NDArray[np.int64]  # [B, L]
     mask: FloatArray  # [B, L], 1 keep
     context: FloatArray  # [B, T, 2C]
 
@@ -58,9 +56,9 @@ def draw_batch(pool: Pool, rng: np.random.Generator, size: int, frames: int) -> 
         context[row] = make_context(latents[row], generate)
         if kind == "cover":  # a phase other than the top's is never asked for from pure noise
             time[row] *= 0.75
-    concept_ids, mask = draw_tokens([pool.songs[index] for index in indices], rng)
+    tokens, mask = draw_tokens([pool.songs[index] for index in indices], rng)
     noise = rng.standard_normal(latents.shape, np.float32)
-    return Batch(latents, noise, time, concept_ids, mask, context)
+    return Batch(latents, noise, time, tokens, mask, context)
 
 
 def draw_time(rng: np.random.Generator, size: int) -> FloatArray:
@@ -92,17 +90,16 @@ def make_context(latents: FloatArray, generate: npt.NDArray[np.bool_]) -> FloatA
 
 
 def draw_tokens(songs: list[Song], rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Concept ids int64 `[B, L]` and mask f32 `[B, L]` of drawn prompts; one in ten is empty."""
-    rows = [() if rng.random() < 0.1 else draw_concepts(song, rng) for song in songs]
-    return pack_tokens([[CONCEPT_IDS[concept] for concept in row] for row in rows])
+    """Token ids int64 `[B, L]` and mask f32 `[B, L]` of drawn prompts; one in ten is empty."""
+    return pack_tokens([[] if rng.random() < 0.1 else token_ids(draw_concepts(song, rng)) for song in songs])
 
 
 def pack_tokens(rows: list[list[int]]) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Concept ids int64 `[B, L]` with the always-present token first, and the mask f32 `[B, L]`, 1 keep."""
-    width = min(MAX_TOKENS, 1 + max(len(row) for row in rows))
-    concept_ids = np.full((len(rows), width), ALWAYS_ID, np.int64)
+    """Token ids int64 `[B, L]` with the one that is always there first, and the mask f32 `[B, L]`, 1 keep."""
+    width = 1 + max(len(row) for row in rows)
+    tokens = np.full((len(rows), width), ALWAYS_ID, np.int64)
     mask = np.zeros((len(rows), width), np.float32)
     for index, row in enumerate(rows):
-        concept_ids[index, 1 : 1 + len(row)] = sorted(row)[: width - 1]
+        tokens[index, 1 : 1 + len(row)] = row
         mask[index, : 1 + len(row)] = 1.0
-    return concept_ids, mask
+    return tokens, mask

@@ -79,9 +79,9 @@ def write_codec(folder: Path) -> None:
     onnx.save(build_encoder(), folder / "codec_encode.onnx")
 
 
-def write_text_side(folder: Path, concept_table: FloatArray) -> None:
-    """Write the tokenizer and the conditioner with its table f32 `[concepts + 1, D]`."""
-    onnx.save(build_conditioner(concept_table), folder / "conditioner.onnx")
+def write_text_side(folder: Path, token_table: FloatArray) -> None:
+    """Write the tokenizer and the conditioner with its table of tokens f32 `[NUM_TOKENS, D]`."""
+    onnx.save(build_conditioner(token_table), folder / "conditioner.onnx")
     (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ Decode works frame by frame as matrix products: partial k of frame t is `a sin(p
 basis. Encode measures magnitudes of every pitch with windowed kernels and explains them by non-negative levels.
 """
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -38,13 +39,15 @@ from engine_build.demo_model.timbre import (
 )
 
 DECODE_MARGIN_FRAMES: Final = DRUM_FRAMES
-ENCODE_MARGIN_FRAMES: Final = 4
+ENCODE_MARGIN_FRAMES: Final = 5
 LEVEL_GATE: Final = 0.03
 
 _KERNEL_FRAMES: Final = 5
 _WINDOW_SECONDS_TIMES_HZ: Final = 50.0
 _UNMIX_ITERATIONS: Final = 40
-_KICK_BAND_HZ: Final = 50.0
+_KICK_KERNEL_FRAMES: Final = 2
+_KICK_AGES: Final = (0, -2, -1, 1, 2, 3)
+_KICK_GATE: Final = 0.15
 _SNARE_BAND_HZ: Final = (6000.0, 8300.0)
 _HAT_BAND_HZ: Final = (9800.0, 16500.0)
 _BAND_TAPS: Final = 127
@@ -95,6 +98,13 @@ def _earlier(writer: GraphWriter, values: str, num_frames: int) -> str:
     padding = writer.constant([0, num_frames, 0, 0, 0, 0], np.int64)
     padded = writer.node("Pad", values, padding)
     bounds = (writer.constant([value], np.int64) for value in (0, -num_frames, 1))
+    return writer.node("Slice", padded, *bounds)
+
+
+def _later(writer: GraphWriter, values: str, num_frames: int) -> str:
+    """`[B, T, ...]` moved `num_frames` earlier in time; after the last frame there is silence."""
+    padded = writer.node("Pad", values, writer.constant([0, 0, 0, 0, num_frames, 0], np.int64))
+    bounds = (writer.constant([value], np.int64) for value in (num_frames, np.iinfo(np.int64).max, 1))
     return writer.node("Slice", padded, *bounds)
 
 
@@ -197,10 +207,10 @@ def build_encoder() -> onnx.ModelProto:
     writer = GraphWriter("codec_encode")
     audio = writer.input("audio", TensorProto.FLOAT, ("batch", 2, "samples"))
     mono = writer.node("ReduceMean", audio, writer.constant([1], np.int64), keepdims=1)  # [B, 1, samples]
-    magnitudes = _magnitudes(writer, mono)
-    pitches = _unmix(writer, _columns(writer, magnitudes, range(NUM_PITCHES)))
-    kick = _kick_magnitude(writer, _columns(writer, magnitudes, [NUM_PITCHES]), pitches)
-    drums = _struck(writer, writer.node("Concat", kick, _band_levels(writer, mono), axis=2))
+    sources = _unmix(writer, _magnitudes(writer, mono))
+    pitches = _columns(writer, sources, range(NUM_PITCHES))
+    kick = _peaks(writer, _columns(writer, sources, [NUM_PITCHES]))
+    drums = _struck(writer, writer.node("Concat", kick, _band_onsets(writer, mono), axis=2))
     reserved = writer.node("Mul", kick, writer.constant(np.float32(0.0)))
     levels = writer.node("Concat", pitches, drums, reserved, axis=2)
     writer.output("latents", _latents(writer, levels), TensorProto.FLOAT, ("batch", "frames", CHANNELS))
@@ -219,33 +229,75 @@ def _latents(writer: GraphWriter, levels: str) -> str:
 
 
 def kernel_frequencies_hz() -> npt.NDArray[np.float64]:
-    """Centre frequencies of the analysis kernels: the pitches, then the kick's band."""
-    return np.array([*(pitch_frequency_hz(index) for index in range(NUM_PITCHES)), _KICK_BAND_HZ])
+    """Centre frequencies of the pitches' analysis kernels, `[60]`."""
+    return np.array([pitch_frequency_hz(index) for index in range(NUM_PITCHES)])
 
 
 def kernel_window_samples() -> npt.NDArray[np.float64]:
-    """Length of each kernel's Hann window, `[61]`: constant Q within the limits of 2 and `_KERNEL_FRAMES` frames."""
+    """Length of each pitch kernel's Hann window, `[60]`: constant Q between 2 and `_KERNEL_FRAMES` frames."""
     lengths = _WINDOW_SECONDS_TIMES_HZ / kernel_frequencies_hz() * SAMPLE_RATE_HZ
-    lengths[-1] = 2.0 * HOP_SAMPLES
     return np.clip(lengths, 2.0 * HOP_SAMPLES, _KERNEL_FRAMES * HOP_SAMPLES)
 
 
 def kernel_response(frequency_hz: float) -> npt.NDArray[np.float64]:
-    """Magnitude `[61]` that each kernel reports for a sine of amplitude 1."""
+    """Magnitude `[61]` that the pitches' kernels and the kick's report for a sine of amplitude 1."""
     lengths = kernel_window_samples() / SAMPLE_RATE_HZ
     cycles = (frequency_hz - kernel_frequencies_hz()) * lengths
     with np.errstate(divide="ignore", invalid="ignore"):
         hann = np.sinc(cycles) / (1.0 - cycles**2)
-    return np.where(np.isclose(np.abs(cycles), 1.0), 0.5, np.abs(hann))
+    pitches = np.where(np.isclose(np.abs(cycles), 1.0), 0.5, np.abs(hann))
+    sine = np.exp(2j * np.pi * frequency_hz / SAMPLE_RATE_HZ * np.arange(_KERNEL_FRAMES * HOP_SAMPLES))
+    return np.append(pitches, abs(kick_kernel() @ sine) / 2.0)
 
 
-def pitch_responses() -> npt.NDArray[np.float64]:
-    """Magnitudes `[60, 61]` that each pitch at level 1 gives, partials added in power."""
+@cache
+def kick_kernel() -> npt.NDArray[np.complex128]:
+    """A kick's own sound as a complex kernel `[5 * hop]`, from the middle frame on; a hit at level 1 gives 1."""
+    length = _KICK_KERNEL_FRAMES * HOP_SAMPLES
+    hit = drum_hits()[0].mean(axis=0)[:length] * (0.5 + 0.5 * np.cos(np.pi * np.arange(length) / length))
+    spectrum = np.fft.fft(hit, 4 * length)
+    spectrum[2 * length :] = 0.0
+    analytic = 2.0 * np.fft.ifft(spectrum)[:length]
+    kernel = np.zeros(_KERNEL_FRAMES * HOP_SAMPLES, complex)
+    start = (_KERNEL_FRAMES // 2) * HOP_SAMPLES
+    kernel[start : start + length] = np.conj(analytic)
+    reference = kernel[start : start + length] @ drum_hits()[0].mean(axis=0)[:length]
+    return np.asarray(kernel / abs(reference))
+
+
+def source_responses() -> npt.NDArray[np.float64]:
+    """Magnitudes `[60 + 6, 61]` of every source at level 1: the pitches, then a kick hit now and in frames around."""
     rows = []
     for index in range(NUM_PITCHES):
         power = [(gain * kernel_response(frequency)) ** 2 for frequency, gain in partial_magnitudes(index)]
         rows.append(np.sqrt(np.sum(power, axis=0)))
-    return np.stack(rows)
+    return np.stack([*rows, *(_kick_response(age) for age in _KICK_AGES)])
+
+
+def _kick_response(age: int) -> npt.NDArray[np.float64]:
+    """Magnitudes `[61]` that a kick hit at level 1 gives `age` frames after the frame of the hit."""
+    middle = _KERNEL_FRAMES // 2
+    signal = np.zeros(3 * _KERNEL_FRAMES * HOP_SAMPLES)
+    hit = drum_hits()[0].mean(axis=0)
+    start = (_KERNEL_FRAMES + middle - age) * HOP_SAMPLES
+    signal[start : start + len(hit)] = hit
+    seen = signal[_KERNEL_FRAMES * HOP_SAMPLES : 2 * _KERNEL_FRAMES * HOP_SAMPLES]
+    return np.asarray(np.append(np.abs(pitch_kernels() @ seen), abs(kick_kernel() @ seen)))
+
+
+def pitch_kernels() -> npt.NDArray[np.complex128]:
+    """Windowed complex kernels `[60, 5 * hop]`; what the graph builds from constants."""
+    samples = _kernel_positions()
+    lengths = kernel_window_samples()[:, None]
+    hann = np.where(
+        np.abs(samples / lengths) <= 0.5, 2.0 / lengths * (1.0 + np.cos(2 * np.pi * samples / lengths)), 0.0
+    )
+    return np.asarray(hann * np.exp(-2j * np.pi * samples * kernel_frequencies_hz()[:, None] / SAMPLE_RATE_HZ))
+
+
+def _kernel_positions() -> npt.NDArray[np.float64]:
+    num_samples = _KERNEL_FRAMES * HOP_SAMPLES
+    return np.asarray(np.arange(num_samples) - (num_samples - 1) / 2, np.float64)
 
 
 def _magnitudes(writer: GraphWriter, mono: str) -> str:
@@ -253,7 +305,7 @@ def _magnitudes(writer: GraphWriter, mono: str) -> str:
     cosines, sines = _kernels(writer)
     pad = (_KERNEL_FRAMES - 1) // 2 * HOP_SAMPLES
     parts = []
-    for kernel in (cosines, sines):
+    for kernel in _with_kick_kernel(writer, cosines, sines):
         part = writer.node("Conv", mono, kernel, strides=[HOP_SAMPLES], pads=[pad, pad])
         parts.append(writer.node("Mul", part, part))
     power = writer.node("Add", parts[0], parts[1])  # [B, 61, N]
@@ -261,11 +313,18 @@ def _magnitudes(writer: GraphWriter, mono: str) -> str:
     return writer.node("Transpose", magnitude, perm=[0, 2, 1])
 
 
+def _with_kick_kernel(writer: GraphWriter, cosines: str, sines: str) -> list[str]:
+    parts = (kick_kernel().real, kick_kernel().imag)
+    kernels = zip((cosines, sines), parts, strict=True)
+    return [
+        writer.node("Concat", pitches, writer.constant(kick[None, None], np.float32), axis=0)
+        for pitches, kick in kernels
+    ]
+
+
 def _kernels(writer: GraphWriter) -> tuple[str, str]:
-    """Windowed cosines and sines f32 `[61, 1, 5 * hop]` as nodes over constants, which an engine folds once."""
-    num_samples = _KERNEL_FRAMES * HOP_SAMPLES
-    samples = np.arange(num_samples) - (num_samples - 1) / 2
-    position = writer.constant(samples[None, None], np.float64)
+    """Windowed cosines and sines f32 `[60, 1, 5 * hop]` as nodes over constants, which an engine folds once."""
+    position = writer.constant(_kernel_positions()[None, None], np.float64)
     lengths = kernel_window_samples()[:, None, None]
     turns = writer.node("Mul", position, writer.constant(kernel_frequencies_hz()[:, None, None] / SAMPLE_RATE_HZ))
     radians = _radians(writer, turns)
@@ -280,45 +339,32 @@ def _kernels(writer: GraphWriter) -> tuple[str, str]:
 def _radians(writer: GraphWriter, turns: str) -> str:
     """float64 turns -> float32 radians within half a turn of 0, so that float32 is exact enough."""
     wrapped = writer.node("Sub", turns, writer.node("Round", turns))
-    return writer.node("Cast", writer.node("Mul", wrapped, writer.constant(2 * np.pi, np.float64)), to=TensorProto.FLOAT)
+    return writer.node(
+        "Cast", writer.node("Mul", wrapped, writer.constant(2 * np.pi, np.float64)), to=TensorProto.FLOAT
+    )
 
 
 def _unmix(writer: GraphWriter, magnitudes: str) -> str:
-    """Levels `[B, N, 60]` >= 0 whose partials explain the magnitudes (multiplicative updates, Lee and Seung, 2001)."""
-    mixing = pitch_responses()[:, :NUM_PITCHES]
-    target = writer.node("MatMul", magnitudes, writer.constant(mixing.T, np.float32))
+    """Levels `[B, N, 66]` >= 0 of the sources that explain the magnitudes (multiplicative updates, Lee and Seung)."""
+    mixing = source_responses()
+    levels = target = writer.node("MatMul", magnitudes, writer.constant(mixing.T, np.float32))
     gram = writer.constant(mixing @ mixing.T, np.float32)
     tiny = writer.constant(np.float32(1e-9))
-    levels = writer.node("Mul", target, writer.constant(np.float32(1.0)))
     for _ in range(_UNMIX_ITERATIONS):
         explained = writer.node("Add", writer.node("MatMul", levels, gram), tiny)
         levels = writer.node("Mul", levels, writer.node("Div", target, explained))
     return levels
 
 
-def _kick_magnitude(writer: GraphWriter, magnitude: str, pitches: str) -> str:
-    """The kick band `[B, N, 1]` less what the pitches leak into it, as a level."""
-    leak = pitch_responses()[:, NUM_PITCHES:]
-    leaked = writer.node("MatMul", pitches, writer.constant(leak, np.float32))
-    rest = writer.node("Relu", writer.node("Sub", magnitude, leaked))
-    return writer.node("Mul", rest, writer.constant(np.float32(1.0 / _kick_reference())))
+def _peaks(writer: GraphWriter, level: str) -> str:
+    """A level `[B, N, 1]` where it is higher than in the frames beside it, 0 elsewhere."""
+    around = writer.node("Max", _earlier(writer, level, 1), _later(writer, level, 1))
+    gate = writer.node("Max", around, writer.constant(np.float32(_KICK_GATE)))
+    return writer.node("Where", writer.node("Greater", level, gate), level, writer.constant(np.float32(0.0)))
 
 
-def _kick_reference() -> float:
-    """What the kick band's kernel reports for one hit at level 1, in the frame of the hit."""
-    hit = drum_hits()[0].mean(axis=0)
-    length = round(kernel_window_samples()[-1])
-    offsets = np.arange(length) - (length - 1) / 2
-    kernel = (1 + np.cos(2 * np.pi * offsets / length)) / length * np.exp(-2j * np.pi * _KICK_BAND_HZ * offsets / SAMPLE_RATE_HZ)
-    kernel *= 2.0
-    signal = np.zeros(length + HOP_SAMPLES)
-    begin = (length - HOP_SAMPLES) // 2
-    signal[begin : begin + len(hit)] = hit[: len(signal) - begin]
-    return float(abs(np.sum(signal[:length] * kernel)))
-
-
-def _band_levels(writer: GraphWriter, mono: str) -> str:
-    """Snare and hat bands `[B, N, 2]` as levels: root mean square per frame over that of a hit at level 1."""
+def _band_onsets(writer: GraphWriter, mono: str) -> str:
+    """Snare and hat hits `[B, N, 2]`: rises of a band's root mean square per frame, relative to a hit at level 1."""
     filters = np.stack([_band_filter(*band) for band in (_SNARE_BAND_HZ, _HAT_BAND_HZ)])
     pad = (_BAND_TAPS - 1) // 2
     filtered = writer.node("Conv", mono, writer.constant(filters[:, None], np.float32), pads=[pad, pad])
@@ -326,7 +372,10 @@ def _band_levels(writer: GraphWriter, mono: str) -> str:
     power = writer.node("ReduceMean", writer.node("Mul", framed, framed), writer.constant([3], np.int64), keepdims=0)
     level = writer.node("Sqrt", writer.node("Add", power, writer.constant(np.float32(1e-12))))
     level = writer.node("Div", level, writer.constant(_band_references(filters)[None, :, None], np.float32))
-    return writer.node("Transpose", level, perm=[0, 2, 1])
+    level = writer.node("Transpose", level, perm=[0, 2, 1])
+    rise = writer.node("Sub", level, _earlier(writer, level, 1))
+    onset = writer.node("Relu", writer.node("Sub", rise, writer.constant(np.float32(0.15))))
+    return writer.node("Mul", onset, writer.constant(np.float32(1.0 / 0.85)))
 
 
 def _band_filter(low_hz: float, high_hz: float) -> npt.NDArray[np.float64]:
@@ -343,11 +392,8 @@ def _band_references(filters: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     return np.array([np.sqrt(np.mean(np.convolve(hit, taps, "same") ** 2)) for hit, taps in pairs])
 
 
-def _struck(writer: GraphWriter, drums: str) -> str:
-    """Rises of the drum bands `[B, N, 3]` as the level curves of hits: 1, then 0.4, then 0.1."""
-    rise = writer.node("Sub", drums, _earlier(writer, drums, 1))
-    onset = writer.node("Relu", writer.node("Sub", rise, writer.constant(np.float32(0.15))))
-    onset = writer.node("Mul", onset, writer.constant(np.float32(1.0 / 0.85)))
+def _struck(writer: GraphWriter, onset: str) -> str:
+    """Hits `[B, N, 3]` as the level curves that the corpus writes for them."""
     late = writer.node("Mul", _earlier(writer, onset, 1), writer.constant([[[0.4, 0.45, 0.2]]], np.float32))
     later = writer.node("Mul", _earlier(writer, onset, 2), writer.constant([[[0.1, 0.15, 0.0]]], np.float32))
     return writer.node("Max", onset, late, later)

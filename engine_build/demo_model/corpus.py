@@ -4,6 +4,7 @@ A `Song` is what a prompt can ask for plus a seed for everything else; `render` 
 Each layer has its own register (and the drums their own channels), so that a layer can be heard, seen and measured.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -30,6 +31,7 @@ REGISTERS: Final[dict[str, tuple[int, int]]] = {
 # Less than an octave apart, so that a tempo cannot be mistaken for its double, and 9% or more between neighbours.
 TEMPOS_BPM: Final = (70, 80, 90, 100, 110, 120, 132)
 BEATS_PER_BAR: Final = 4
+HALF_FRAME: Final = 0.501
 DENSITIES: Final = ("sparse", "medium", "dense")
 LOUDNESSES: Final = ("soft", "medium", "loud")
 
@@ -161,9 +163,14 @@ _ENVELOPES: Final[dict[str, Callable[[int], FloatArray]]] = {
 }
 
 
+def nearest_frame(position: float) -> int:
+    """The frame nearest to a position in frames; halves go down, also where floating point leaves them a bit above."""
+    return math.ceil(position - HALF_FRAME)
+
+
 def _write(levels: FloatArray, note: Note, frames_per_beat: float) -> None:
-    start = round(note.start_beat * frames_per_beat)
-    end = round((note.start_beat + note.length_beats) * frames_per_beat)
+    start = nearest_frame(note.start_beat * frames_per_beat)
+    end = nearest_frame((note.start_beat + note.length_beats) * frames_per_beat)
     curve = _ENVELOPES[note.envelope](max(end - start, 2)) * np.float32(note.velocity)
     target = levels[start : start + len(curve), note.channel]
     np.maximum(target, curve[: len(target)], out=target)

@@ -28,7 +28,11 @@ def load_average(checkpoint: Path) -> tuple[DemoModel, dict[str, Any]]:
     state = torch.load(checkpoint, weights_only=True)
     model = DemoModel()
     model.load_state_dict(state["average"])
-    figures = {"parameters": num_parameters(model), "steps": state["step"], "minutes": round(state["elapsed_s"] / 60, 1)}
+    figures = {
+        "parameters": num_parameters(model),
+        "steps": state["step"],
+        "minutes": round(state["elapsed_s"] / 60, 1),
+    }
     return model.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
 
 
@@ -41,7 +45,7 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model, figures = load_average(checkpoint)
     onnx.save(export_decoder(model.decoder, SHAPE), folder / "decoder.onnx")
-    write_text_side(folder, model.concepts.weight.detach().numpy())
+    write_text_side(folder, model.token_table().detach().numpy())
     write_codec(folder)
     error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
     write_bundle_file(folder, figures | {"export_max_error": error}, {})

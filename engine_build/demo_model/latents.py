@@ -35,4 +35,5 @@ def latents_from_levels(levels: npt.ArrayLike) -> FloatArray:
 
 def levels_from_latents(latents: npt.ArrayLike) -> FloatArray:
     """Scale latents `[..., T, C]` back to float32 levels, negative ones clamped to 0."""
-    return np.maximum((np.asarray(latents, np.float32) - np.float32(SILENCE)) / np.float32(LATENT_SCALE), 0.0)
+    levels = (np.asarray(latents, np.float32) - np.float32(SILENCE)) / np.float32(LATENT_SCALE)
+    return np.asarray(np.maximum(levels, 0.0), np.float32)

@@ -1,13 +1,15 @@
-"""The demo decoder: diffusers' ACE-Step transformer at 2.8 M parameters, with one embedding per concept."""
+"""The demo decoder: diffusers' ACE-Step transformer at 2.8 M parameters, with clocks and a table of tokens."""
 
+import math
 from typing import Final
 
 import torch
 from diffusers import AceStepTransformer1DModel
 from torch import Tensor, nn
 
-from engine_build.demo_model.latents import CHANNELS
-from engine_build.demo_model.vocabulary import CONCEPTS
+from engine_build.demo_model.corpus import HALF_FRAME, TEMPOS_BPM
+from engine_build.demo_model.latents import CHANNELS, FRAME_RATE_HZ
+from engine_build.demo_model.vocabulary import NUM_TOKENS, fixed_columns
 from engine_build.export import MaskedDecoder
 
 CONDITION_WIDTH: Final = 64
@@ -27,25 +29,87 @@ DECODER_CONFIG: Final = {
 }
 
 
+_CYCLES_PER_BEAT: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 3.0, 4.0)
+_PULSES_PER_BEAT: Final = (1 / 4, 1.0, 2.0, 4.0)
+NUM_CLOCKS: Final = 2 * len(_CYCLES_PER_BEAT) + len(_PULSES_PER_BEAT)
+
+
+class ClockedDecoder(nn.Module):
+    """A decoder that is told the time: the clocks of the prompt's tempo take the place of spare mask channels.
+
+    The transformer knows only distances between frames, and the mask is the same in all of its C channels. The first
+    columns of the condition say which tempo is named; its clocks (sines and cosines of bar, beat and their parts, and
+    pulses where notes of a piece that begins at frame 0 may start) replace the last mask channels.
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.masked = decoder
+        beats_per_frame = torch.tensor(TEMPOS_BPM, dtype=torch.float64) / (60.0 * FRAME_RATE_HZ)
+        cycles = beats_per_frame[:, None] * torch.tensor(_CYCLES_PER_BEAT, dtype=torch.float64)
+        pulses = beats_per_frame[:, None] * torch.tensor(_PULSES_PER_BEAT, dtype=torch.float64)
+        self.register_buffer("radians_per_frame", (2.0 * math.pi * cycles).float(), persistent=False)  # [7, 8]
+        self.register_buffer("pulses_per_frame", pulses.float(), persistent=False)  # [7, 4]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        condition_mask: Tensor,
+        context_latents: Tensor,
+    ) -> Tensor:
+        """Velocity `[B, T, C]`; the inputs of `MaskedDecoder`."""
+        tempo = (encoder_hidden_states[:, :, : len(TEMPOS_BPM)] * condition_mask[:, :, None]).sum(dim=1)  # [B, 7]
+        clocks = torch.einsum("bn,ntk->btk", tempo, self._waves(hidden_states.shape[1]))
+        pulses = torch.einsum("bn,ntk->btk", tempo, self._pulses(hidden_states.shape[1]))
+        is_from_the_top = context_latents[:, :, CHANNELS:].amin(dim=(1, 2))  # [B], 1 where no frame is known
+        kept = context_latents[:, :, : 2 * CHANNELS - NUM_CLOCKS]
+        context = torch.cat([kept, clocks, pulses * is_from_the_top[:, None, None]], dim=-1)
+        velocity: Tensor = self.masked(hidden_states, timestep, encoder_hidden_states, condition_mask, context)
+        return velocity
+
+    def _waves(self, num_frames: int) -> Tensor:
+        """Sines and cosines `[7, T, 16]`."""
+        angles = self._frames(num_frames) * self.radians_per_frame[:, None]
+        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+    def _pulses(self, num_frames: int) -> Tensor:
+        """1 in the frames that are nearest to a start, `[7, T, 4]`."""
+        frames = self._frames(num_frames)
+        behind = torch.floor((frames + HALF_FRAME) * self.pulses_per_frame[:, None])
+        before = torch.floor((frames + HALF_FRAME - 1.0) * self.pulses_per_frame[:, None])
+        return behind - before
+
+    def _frames(self, num_frames: int) -> Tensor:
+        return torch.arange(num_frames, device=self.radians_per_frame.device, dtype=torch.float32)[None, :, None]
+
+
 class DemoModel(nn.Module):
-    """Decoder and concept table, trained together. Row `ALWAYS_ID` of the table is the token that is always there."""
+    """Decoder and token table, trained together; the first columns of the table are written, not learned."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.decoder = MaskedDecoder(AceStepTransformer1DModel(**DECODER_CONFIG))
-        self.concepts = nn.Embedding(len(CONCEPTS) + 1, CONDITION_WIDTH)
+        self.decoder = ClockedDecoder(MaskedDecoder(AceStepTransformer1DModel(**DECODER_CONFIG)))
+        fixed = torch.from_numpy(fixed_columns())
+        self.register_buffer("fixed_columns", fixed, persistent=False)
+        self.learned_columns = nn.Parameter(torch.randn(NUM_TOKENS, CONDITION_WIDTH - fixed.shape[1]))
 
-    def forward(self, latents: Tensor, time: Tensor, concept_ids: Tensor, mask: Tensor, context: Tensor) -> Tensor:
+    def token_table(self) -> Tensor:
+        """f32 `[NUM_TOKENS, D]`, one row per condition token."""
+        return torch.cat([self.fixed_columns, self.learned_columns], dim=1)
+
+    def forward(self, latents: Tensor, time: Tensor, token_ids: Tensor, mask: Tensor, context: Tensor) -> Tensor:
         """Velocity f32 `[B, T, C]` of latents `[B, T, C]` at flow time `[B]`.
 
         Args:
             latents: f32 `[B, T, C]`, T even.
             time: f32 `[B]`, 1 is noise.
-            concept_ids: int64 `[B, L]`, rows of the concept table.
+            token_ids: int64 `[B, L]`, rows of the token table.
             mask: f32 `[B, L]`, 1 keep, 0 padding.
             context: f32 `[B, T, 2C]`, known latents and the generate mask.
         """
-        velocity: Tensor = self.decoder(latents, time, self.concepts(concept_ids), mask, context)
+        velocity: Tensor = self.decoder(latents, time, self.token_table()[token_ids], mask, context)
         return velocity
 
 
@@ -55,7 +119,7 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def new_model(seed: int) -> DemoModel:
-    """A freshly initialised model. AdaLN gates start small, so that every block starts near the identity."""
+    """A freshly initialised model."""
     torch.manual_seed(seed)
     model = DemoModel()
     for module in model.modules():
@@ -63,5 +127,4 @@ def new_model(seed: int) -> DemoModel:
             nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    nn.init.normal_(model.concepts.weight, std=1.0)
     return model

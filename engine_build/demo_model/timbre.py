@@ -4,6 +4,7 @@ Frequencies are whole numbers of cycles per `PHASE_STEPS` frames. So a partial's
 integer, hours into a stream, and the audio of a window does not depend on where decoding began.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -60,7 +61,7 @@ class Partials:
 
 def pitch_cycles(pitch: int) -> int:
     """A pitch's frequency in cycles per `PHASE_STEPS` frames, rounded; an error below 0.001 Hz."""
-    frequency_hz = 440.0 * 2.0 ** ((pitch - 69) / 12.0)
+    frequency_hz = 440.0 * math.exp2((pitch - 69) / 12.0)
     return round(frequency_hz / FRAME_RATE_HZ * PHASE_STEPS)
 
 
@@ -80,7 +81,9 @@ def all_partials() -> Partials:
             for harmonic, gain in voice.partials:
                 turn, spread = rng.random(), rng.uniform(-voice.spread, voice.spread)
                 level = voice.gain * gain
-                rows.append((pitch, harmonic, level * (1 - pan), level * (1 + pan), turn - spread / 2, turn + spread / 2))
+                rows.append(
+                    (pitch, harmonic, level * (1 - pan), level * (1 + pan), turn - spread / 2, turn + spread / 2)
+                )
     pitches, harmonics, left, right, turn_left, turn_right = zip(*rows, strict=True)
     return Partials(
         pitch_index=np.array(pitches, np.int64) - FIRST_PITCH,

@@ -1,12 +1,12 @@
-"""Free text -> word ids: a Hugging Face `tokenizers` file in which normalising rules find keys, tempos and negations.
+"""Free text -> word ids: a `tokenizers` file in which normalising rules find keys, tempos and negations.
 
-The rules write one internal word per finding (`keycs` for C sharp, `bpm120`, `nodrums`); every word that is left and not
-in the vocabulary is dropped, so that a long prompt does not run out of tokens.
+The rules write one internal word per finding (`keycs` for C sharp, `bpm120`, `nodrums`). Words that are not in the
+vocabulary are dropped, so that a long prompt does not run out of tokens.
 """
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
@@ -81,7 +81,7 @@ def build_tokenizer() -> Tokenizer:
     """The tokenizer; an empty text gives the start word alone, and every text is cut at `MAX_TOKENS`."""
     words = vocabulary()
     tokenizer = Tokenizer(WordLevel(words, unk_token=UNKNOWN))
-    rules = [normalizers.Replace(Regex(pattern), text) for pattern, text in _rules_with_case()]
+    rules: list[Any] = [normalizers.Replace(Regex(pattern), text) for pattern, text in _rules_with_case()]
     rules += [normalizers.Lowercase()]
     rules += [normalizers.Replace(Regex(pattern), text) for pattern, text in _rules_without_case()]
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), *rules])
@@ -128,7 +128,10 @@ def _rules_without_case() -> Iterator[tuple[str, str]]:
         names = _layer_names(layer)
         yield rf"\b(?:no|without|minus)\s+(?:any\s+|a\s+|the\s+)?(?:{names})\b", f" no{layer} "
     for layer in LAYERS:
-        yield rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor)\s+(?:{_layer_names(layer)})\b", f" no{layer} "
+        yield (
+            rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor)\s+(?:{_layer_names(layer)})\b",
+            f" no{layer} ",
+        )
     yield rf"\b(?!(?:{'|'.join(word_concepts())})\b)[^\W_]+", ""
 
 

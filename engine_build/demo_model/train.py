@@ -30,7 +30,7 @@ class TrainConfig:
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.01
     warmup_steps: int = 300
-    decay_share: float = 0.3
+    decay_share: float = 0.75
     average_decay: float = 0.999
     num_songs: int = 14_000
     seed: int = 1
@@ -116,7 +116,7 @@ def flow_loss(model: DemoModel, batch: Batch) -> Tensor:
     """Mean squared error of the velocity `noise - clean` at `t noise + (1 - t) clean` (Lipman et al., 2023)."""
     clean, noise, at = (torch.from_numpy(array) for array in (batch.latents, batch.noise, batch.time))
     mixed = at[:, None, None] * noise + (1.0 - at[:, None, None]) * clean
-    ids, mask, context = (torch.from_numpy(array) for array in (batch.concept_ids, batch.mask, batch.context))
+    ids, mask, context = (torch.from_numpy(array) for array in (batch.token_ids, batch.mask, batch.context))
     velocity = model(mixed, at, ids, mask, context)
     return torch.mean((velocity.float() - (noise - clean)) ** 2)
 
