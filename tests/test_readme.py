@@ -164,6 +164,16 @@ def test_a_named_path_exists(path: str) -> None:
     assert (ROOT / path).exists(), path
 
 
+def test_the_demo_models_figures_are_the_bundles() -> None:
+    bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
+    section = README.partition("## The demo model")[2].partition("##")[0]
+    measured = bundle["evaluation"]
+    names = ("in_key", "layers_present", "layers_absent", "tempo")
+    assert re.findall(r"([\d.]+) %", section) == [f"{100 * measured[name]:.1f}" for name in names]
+    assert f"On {measured['prompts']} prompts" in section
+    assert f"A {bundle['training']['parameters'] / 1e6:.1f} M parameter" in section
+
+
 @pytest.mark.parametrize("key", re.findall(r"^\| `([^`]+)` \|", README.partition("## When something")[2], re.MULTILINE))
 def test_a_troubleshooting_key_is_a_real_error_text(key: str) -> None:
     parts = [part.strip(" ,") for part in key.split("…")]
