@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | export | evaluate | plot."""
+"""python -m engine_build.demo_model train | export | evaluate | plot. `evaluate --write` puts figures into bundle.toml."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; 
 def train(
     folder: Folder = DEFAULT_FOLDER,
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 65.0,
+    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 50.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
     """Train on the corpus and export the bundle."""

@@ -25,7 +25,7 @@ class TrainConfig:
     """The recipe. Training ends at `steps` or at `minutes`, whichever comes first; the decay fits either end."""
 
     steps: int = 24_000
-    minutes: float = 65.0
+    minutes: float = 50.0
     batch_size: int = 16
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.01

@@ -1,0 +1,30 @@
+"""The command line of the demo model."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine_build.demo_model import __main__ as main
+from engine_build.demo_model.bundle import read_bundle_file, write_bundle_file
+
+
+def test_help_names_every_command() -> None:
+    text = CliRunner().invoke(main.app, ["--help"]).output
+    assert all(command in text for command in ("train", "export", "evaluate", "plot"))
+
+
+def test_evaluate_writes_the_figures_and_keeps_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    write_bundle_file(tmp_path, {"steps": 5}, {})
+    monkeypatch.setattr("engine_build.demo_model.player.open_player", lambda folder: Opened())
+    monkeypatch.setattr("engine_build.demo_model.evaluate.evaluate", lambda player: {"in_key": 0.5})
+    result = CliRunner().invoke(main.app, ["evaluate", "--folder", str(tmp_path), "--write"])
+    assert result.output.strip() == '{"in_key": 0.5}'
+    tables = read_bundle_file(tmp_path)
+    assert (tables["training"], tables["evaluation"]) == ({"steps": 5}, {"in_key": 0.5})
