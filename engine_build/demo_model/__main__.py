@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | export | evaluate | plot. `evaluate --write` puts figures into bundle.toml."""
+"""python -m engine_build.demo_model train | export | evaluate | plot (`evaluate --write` fills bundle.toml)."""
 
 import json
 from pathlib import Path
