@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -44,6 +44,7 @@ class Service:
         self.budget = BodyBudget(settings.body_budget_bytes)
         self.turns = Turns()
         self.codecs: list[Codec] = []
+        self.codec_threads = ThreadPoolExecutor(1, "codec")
         self.audience = Audience(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.studio: Studio | None = None
@@ -69,6 +70,7 @@ class Service:
         studio, self.studio = self.studio, None
         if studio is not None:
             await run_in_threadpool(studio.close)
+        self.codec_threads.shutdown()
         for engine in self._engines:
             engine.close()
 
@@ -92,6 +94,7 @@ class Service:
             lanes = self.settings.codec_lanes or default_lanes(studio.deployment.target)
             self._engines = await run_in_threadpool(open_decoders, studio, lanes - 1)
             self.codecs = [studio.codec, *(Codec(studio.bundle, engine) for engine in self._engines)]
+            self.codec_threads = ThreadPoolExecutor(lanes, "codec")
             self.turns = Turns(lanes, lambda: lanes if studio.loop.stats().is_idle else 1)
         runtime = studio.deployment.runtime
         self.gate.capacity = runtime.depth + runtime.queue

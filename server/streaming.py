@@ -26,6 +26,7 @@ from server.problems import ProblemError, retry_after
 from server.schema import GenerationBody
 from server.service import Service
 from server.timeline import Timeline, Window
+from server.turns import finish_in
 
 OPUS_RATE_HZ = 48_000
 FIRST, LATER = 0, 1
@@ -127,7 +128,8 @@ async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
                 await _let_others_hear(job, neighbours)
                 async with job.service.turns.turn(FIRST if window.index == 0 else LATER) as lane:
                     codec = job.service.codecs[lane]
-                    chunk = await run_in_threadpool(encoder.encode, window, codec, timeline.is_finished)
+                    is_last = timeline.is_finished
+                    chunk = await finish_in(job.service.codec_threads, encoder.encode, window, codec, is_last)
                 job.sent_audio_s = encoder.samples / codec.sample_rate_hz
                 yield chunk
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Turns:
@@ -53,6 +59,18 @@ class Turns:
             _, _, called = heapq.heappop(self._line)
             if not called.done():
                 called.set_result(self._free.pop())
+
+
+async def finish_in(threads: Executor, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """`work` in one of `threads`. Cancelled, it waits for the end: what `work` uses is free only then."""
+    done = asyncio.get_running_loop().run_in_executor(threads, partial(work, *arguments, **options))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        if not done.cancelled():
+            done.exception()
+        raise
 
 
 @dataclass

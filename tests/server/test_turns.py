@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.turns import Audience, Turns
+from server.turns import Audience, Turns, finish_in
 
 
 def test_equals_take_turns_and_first_windows_go_first() -> None:
@@ -118,6 +120,32 @@ async def _rising_limit() -> None:
     assert inside == 3
     go.set()
     await asyncio.gather(*tasks)
+
+
+def test_work_in_a_thread_is_waited_for_also_when_nobody_wants_it() -> None:
+    ended = asyncio.run(_cancelled_work())
+    assert ended
+
+
+async def _cancelled_work() -> bool:
+    ended, go = threading.Event(), threading.Event()
+
+    def work(answer: int) -> int:
+        go.wait(5)
+        ended.set()
+        return answer
+
+    with ThreadPoolExecutor(1) as threads:
+        task = asyncio.create_task(finish_in(threads, work, 42))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await finish_in(threads, work, 43) == 43
+    return ended.is_set()
 
 
 def test_neighbours_are_the_first_that_wait_and_are_bounded() -> None:

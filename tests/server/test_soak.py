@@ -1,0 +1,139 @@
+"""Long runs: everything at once, for a while; and bytes that nobody meant."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+from http_harness import Served, connected, eventually, raw_request, read_all
+
+from server.metrics import Outcome
+
+Serve = Callable[..., Served]
+CLIENTS = 8
+MINUTE_S = 60.0
+MALLOC_SLACK_BYTES = 32 * 2**20  # encoders come and go in several malloc arenas, each with a high-water mark of its own
+
+
+def whole(served: Served, dice: random.Random) -> str:
+    name = dice.choice(["wav", "pcm", "flac", "ogg", "latents"])
+    body = {"seed": dice.randrange(100), "steps": dice.randint(1, 20), "seconds": dice.uniform(0.2, 4)}
+    return str(served.post(response_format=name, stream=dice.random() < 0.7, **body).status_code)
+
+
+def wrong(served: Served, dice: random.Random) -> str:
+    bad = dice.choice([{"steps": 0}, {"x": 1}, {"guidance": []}, {"denoise": 0.5}, {"seconds": 1e9}])
+    return str(served.post(**bad).status_code)
+
+
+def gone(served: Served, dice: random.Random) -> str:
+    body = json.dumps({"prompt": "a", "steps": 200, "seconds": 10}).encode()
+    with connected(served) as connection:
+        connection.sendall(raw_request(body)[: dice.choice([20, 150, 10_000])])
+        time.sleep(dice.uniform(0, 0.05))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return "gone"
+
+
+def nonsense(served: Served, dice: random.Random) -> str:
+    with connected(served) as connection:
+        connection.sendall(dice.randbytes(dice.randint(1, 2000)) + b"\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        read_all(connection)
+    return "nonsense"
+
+
+ACTIONS = (whole, whole, whole, whole, wrong, gone, gone, nonsense)
+
+
+def client(served: Served, seed: int, until_s: float, seen: Counter[str]) -> None:
+    dice = random.Random(seed)
+    while time.monotonic() < until_s:
+        try:
+            seen[dice.choice(ACTIONS)(served, dice)] += 1
+        except (httpx.TransportError, OSError) as error:
+            seen[f"failed: {error!r}"] += 1
+
+
+def crowd(served: Served, seconds: float) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    until_s = time.monotonic() + seconds
+    threads = [threading.Thread(target=client, args=(served, seed, until_s, seen)) for seed in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: not served.service.gate.tickets and not served.service.gate.places_taken)
+    return seen
+
+
+def size(process: psutil.Process) -> tuple[int, int, int]:
+    gc.collect()
+    return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+
+@pytest.mark.slow
+def test_a_minute_of_everything_leaves_nothing_behind(serve: Serve) -> None:
+    served = serve(depth=4, queue=2)
+    process = psutil.Process()
+    seen = crowd(served, MINUTE_S / 2)
+    rss, fds, threads = size(process)
+    seen += crowd(served, MINUTE_S / 2)
+    rss_after, fds_after, threads_after = size(process)
+    assert not [name for name in seen if name.startswith("failed") or name == "500"], seen
+    assert seen["200"] > 100
+    assert rss_after - rss < MALLOC_SLACK_BYTES
+    assert abs(fds_after - fds) <= 4
+    assert abs(threads_after - threads) <= 8
+    counted = served.metrics()
+    outcomes = {name: counted[f"tickrt_generations_total{{outcome={name}}}"] for name in Outcome}
+    assert counted["tickrt_generations_started_total"] == sum(outcomes.values())
+    assert outcomes[Outcome.OK] == seen["200"]
+    assert outcomes[Outcome.INTERNAL_ERROR] == outcomes[Outcome.ENGINE_ERROR] == 0
+    for gauge in ("generations_in_flight", "slots_active", "queue_depth"):
+        assert counted[f"tickrt_{gauge}"] == 0
+
+
+@pytest.mark.slow
+def test_mutilated_requests_do_not_hurt(serve: Serve) -> None:
+    served, dice = serve(), random.Random(7)
+    good = raw_request(b'{"prompt": "a", "guidance": [1, 2.5], "dcw": {"low": 0.1}, "seconds": 0.5}')
+    for _ in range(2000):
+        data = bytearray(good)
+        for _ in range(dice.randint(1, 8)):
+            position = dice.randrange(len(data))
+            data[position : position + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+        with connected(served) as connection:
+            connection.sendall(bytes(data))
+            connection.shutdown(socket.SHUT_WR)
+            answer = read_all(connection)
+        assert not answer.startswith(b"HTTP/1.1 5"), (bytes(data), answer[:300])
+    assert served.post().status_code == 200
+
+
+@pytest.mark.slow
+def test_a_thousand_who_leave_cost_nothing(serve: Serve) -> None:
+    served, dice = serve(depth=4, queue=8), random.Random(3)
+    process, loop = psutil.Process(), served.studio.loop
+    served.tick_s = 0.002
+    for index in range(1000):
+        if index == 300:
+            rss, fds, _ = size(process)
+        gone(served, dice)
+        if index % 50 == 0:
+            eventually(lambda: loop.stats().slots_active == 0)
+    eventually(lambda: not served.service.gate.tickets)
+    rss_after, fds_after, _ = size(process)
+    assert rss_after - rss < 20 * 2**20
+    assert abs(fds_after - fds) <= 4
+    assert served.post().status_code == 200
