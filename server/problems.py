@@ -160,7 +160,17 @@ def http_problem(error: HTTPException) -> ProblemError:
     phrase = HTTPStatus(error.status_code).phrase
     code, what, fix = HTTP_CODES.get(error.status_code, (phrase.lower().replace(" ", "_"), phrase, ""))
     detail = what if error.detail in ("", phrase) else str(error.detail)
-    return ProblemError(error.status_code, code, detail, fix=fix, headers=error.headers)
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        headers["Allow"] = with_implied_methods(headers["Allow"])
+    return ProblemError(error.status_code, code, detail, fix=fix, headers=headers)
+
+
+def with_implied_methods(allow: str) -> str:
+    """An Allow header with what every address takes besides: HEAD where there is GET, and OPTIONS."""
+    methods = [method.strip() for method in allow.split(",")]
+    implied = ["HEAD", "OPTIONS"] if "GET" in methods else ["OPTIONS"]
+    return ", ".join([*methods, *implied])
 
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
@@ -178,7 +188,10 @@ def install_handlers(app: FastAPI) -> None:
     """Turn every exception that leaves an endpoint into a problem document."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return problem_response(_as_problem(error), request_id_of(request))
+        problem = _as_problem(error)
+        if problem.status == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=problem.headers)
+        return problem_response(problem, request_id_of(request))
 
     async def answer_bug(request: Request, error: Exception) -> Response:
         request_id = request_id_of(request)

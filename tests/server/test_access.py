@@ -142,13 +142,21 @@ def test_head_is_get_without_a_body(served: Served, path: str) -> None:
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
 def test_other_methods_are_refused_with_what_is_allowed(served: Served, method: str) -> None:
     with served.client() as client:
         response = client.request(method, GENERATIONS)
-        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
         if method != "HEAD":
             problem(response, 405, "method_not_allowed")
+
+
+def test_options_says_what_is_allowed(served: Served) -> None:
+    with served.client() as client:
+        for path, allow in ((GENERATIONS, "POST, OPTIONS"), ("/v1/models", "GET, HEAD, OPTIONS")):
+            response = client.options(path)
+            assert (response.status_code, response.headers["allow"], response.content) == (204, allow, b"")
+        problem(client.options("/nowhere"), 404)
 
 
 def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
