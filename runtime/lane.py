@@ -59,7 +59,7 @@ class Lane:
         self.state = SlotState(device, stream, seats=self._seats, frames=frames, channels=self._channels)
         self._rows = self._row_buffers(2 * self._seats)
         self._tables: dict[str, Buffer] = {}
-        self._table_key: object = None
+        self._table_rows: object = None
         self._variants: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
         self._launches: OrderedDict[object, Launch] = OrderedDict()
         self._masked: Tensor | None = None
@@ -178,10 +178,9 @@ class Lane:
 
     def _write_tables(self, batch: LaneBatch) -> None:
         """Which rows are whose, and the weights of blended conditions; written when the layout changed."""
-        key = (batch.rows, batch.seats, tuple((s.seat, s.positives, s.negatives) for s in batch.slots))
-        if key == self._table_key:
+        if batch.rows is self._table_rows:
             return
-        self._table_key = key
+        self._table_rows = batch.rows
         positives, negatives = self._widths(batch)
         self._write_rows("positive_rows", batch, positives, _positives)
         self._write_rows("negative_rows", batch, negatives, _negatives)

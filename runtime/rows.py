@@ -77,6 +77,8 @@ class RowBuffers:
 
     def lay_out(self, batch: LaneBatch) -> None:
         """Write the conditions of rows that changed hands, and which slot each row reads."""
+        if batch.rows is self._rows and batch.executes is self._executes:
+            return
         moved = batch.executes != self._executes
         changed = [
             index
@@ -84,6 +86,7 @@ class RowBuffers:
             if moved or index >= len(self._rows) or not _same(row, self._rows[index])
         ]
         if not changed and len(batch.rows) == len(self._rows):
+            self._rows, self._executes = batch.rows, batch.executes
             return
         for begin, end, tokens in batch.executes:
             for index in range(begin, end):

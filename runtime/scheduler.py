@@ -52,6 +52,19 @@ class Slot:
         return "guidance" in self.features
 
 
+@dataclass(frozen=True, slots=True)
+class LaneLayout:
+    """Which rows a lane has, and per slot which are its own: the same object as long as nobody comes, goes or
+    changes."""
+
+    rows: tuple[Row, ...]
+    executes: tuple[tuple[int, int, int], ...]
+    positives: tuple[tuple[int, ...], ...]
+    negatives: tuple[tuple[int, ...], ...]
+    features: frozenset[str]
+    row_features: frozenset[str]
+
+
 class WaitingLine:
     """First come, first served within a client; clients take turns."""
 
@@ -97,6 +110,7 @@ class Scheduler:
     slots: dict[str, Slot] = field(default_factory=dict)
     overrides: dict[str, StepParameters] = field(default_factory=dict)
     tick: int = 0
+    _layouts: dict[int, tuple[list[Any], list[Slot], LaneLayout]] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -168,20 +182,38 @@ class Scheduler:
 
     def _lane_batch(self, slots: list[Slot]) -> LaneBatch:
         active = [(slot, active_conditions(slot), active_negatives(slot)) for slot in slots]
+        key = [
+            (id(slot), slot.features, slot.row_features, list(map(id, pos)), list(map(id, neg)))
+            for slot, pos, neg in active
+        ]
+        known = self._layouts.get(slots[0].frames)
+        if known is None or known[0] != key:
+            known = self._layouts[slots[0].frames] = (key, slots, self._lay_out_lane(active))
+        layout = known[2]
+        steps = zip(slots, layout.positives, layout.negatives, strict=True)
+        return LaneBatch(
+            frames=slots[0].frames,
+            seats=slots[-1].seat + 1,
+            slots=tuple(_slot_step(slot, pos, neg) for slot, pos, neg in steps),
+            rows=layout.rows,
+            executes=layout.executes,
+            features=layout.features,
+            row_features=layout.row_features,
+        )
+
+    def _lay_out_lane(self, active: list[tuple[Slot, tuple[Condition, ...], tuple[Condition, ...]]]) -> LaneLayout:
         positives = [(slot, condition) for slot, conditions, _ in active for condition in conditions]
         negatives = [(slot, condition) for slot, _, conditions in active for condition in conditions]
         rows, executes = self._lay_out(positives, negatives)
         index = {(row.seat, id(row.condition), negative): i for i, (row, negative) in enumerate(rows)}
-        steps = tuple(_slot_step(slot, pos, neg, index) for slot, pos, neg in active)
-        blend = any(len(step.positives) > 1 or len(step.negatives) > 1 for step in steps)
-        return LaneBatch(
-            frames=slots[0].frames,
-            seats=slots[-1].seat + 1,
-            slots=steps,
+        blend = any(len(pos) > 1 or len(neg) > 1 for _, pos, neg in active)
+        return LaneLayout(
             rows=tuple(row for row, _ in rows),
             executes=executes,
-            features=_union(slot.features for slot in slots) | ({"blend"} if blend else set()),
-            row_features=_union(slot.row_features for slot in slots),
+            positives=tuple(tuple(index[slot.seat, id(c), False] for c in pos) for slot, pos, _ in active),
+            negatives=tuple(tuple(index[slot.seat, id(c), True] for c in neg) for slot, _, neg in active),
+            features=_union(slot.features for slot, _, _ in active) | ({"blend"} if blend else set()),
+            row_features=_union(slot.row_features for slot, _, _ in active),
         )
 
     def _lay_out(
@@ -308,12 +340,7 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*sets)
 
 
-def _slot_step(
-    slot: Slot,
-    positives: tuple[Condition, ...],
-    negatives: tuple[Condition, ...],
-    index: dict[tuple[int, int, bool], int],
-) -> SlotStep:
+def _slot_step(slot: Slot, positives: tuple[int, ...], negatives: tuple[int, ...]) -> SlotStep:
     return SlotStep(
         seat=slot.seat,
         request=slot.request,
@@ -321,7 +348,7 @@ def _slot_step(
         steps=slot.steps,
         time=float(slot.times[slot.step]),
         next_time=float(slot.times[slot.step + 1]),
-        positives=tuple(index[slot.seat, id(condition), False] for condition in positives),
-        negatives=tuple(index[slot.seat, id(condition), True] for condition in negatives),
+        positives=positives,
+        negatives=negatives,
         use_kept=uses_kept(slot),
     )

@@ -296,6 +296,19 @@ def test_an_override_takes_effect_on_the_next_tick_and_goes_away(loops: Loops) -
     np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, {1: louder}), atol=1e-4)
 
 
+def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request = make("a", session="s")
+    noisy = StepParameters(ode_noise=0.2, dcw=Dcw("double", 0.1, 0.05))
+    loop.submit(request, inbox)
+    loop.tick()
+    loop.update("s", noisy)
+    while loop.tick() is not None:
+        pass
+    overrides = {step: noisy for step in range(1, request.steps)}
+    np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, overrides), atol=1e-4)
+
+
 def test_an_override_leaves_other_sessions_alone(loops: Loops) -> None:
     alone = run_all(loops(), make("a", session="s"), make("b", session="t")).latents("a")
     loop = loops()
