@@ -305,7 +305,7 @@ def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: 
     loop.update("s", noisy)
     while loop.tick() is not None:
         pass
-    overrides = {step: noisy for step in range(1, request.steps)}
+    overrides = dict.fromkeys(range(1, request.steps), noisy)
     np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, overrides), atol=1e-4)
 
 
