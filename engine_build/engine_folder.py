@@ -51,11 +51,19 @@ def locked(folder: Path) -> Iterator[None]:
         raise BuildError(f"cannot use {folder} for engines: {error.strerror}") from error
     try:
         _lock(descriptor, folder)
-        for left in folder.glob(f"*{PARTIAL_SUFFIX}"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
+        remove_partials(folder)
+        try:
+            yield
+        finally:  # an interrupt may fall between a folder's making and its with block
+            remove_partials(folder)
     finally:
         os.close(descriptor)
+
+
+def remove_partials(folder: Path) -> None:
+    """Take away what is not whole. Only for whoever holds the folder."""
+    for left in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _lock(descriptor: int, folder: Path) -> None:
