@@ -1,4 +1,4 @@
-"""Memory, streams and events behind one interface; this module's device is the host itself.
+"""Memory, streams, events and captured graphs behind one interface; this module's device is the host itself.
 
 Work launched on a stream runs in order; an event says when it is done. On the host a launch returns when it is done,
 so every event is done when it is recorded: the tick loop is the same, it only never finds anything to wait for.
@@ -7,6 +7,7 @@ so every event is done when it is recorded: the tick loop is the same, it only n
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -57,13 +58,28 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work in order. Events are timed: `elapsed_ms` between two of them."""
+    """Work in order. Events are timed: `elapsed_ms` between two of them. `handle` is the CUstream; 0 on the host."""
+
+    handle: int
 
     def record(self) -> Event:
         """An event after all work launched so far."""
 
+    def wait(self, event: Event) -> None:
+        """Whatever is launched from now on starts after the event; the host does not wait."""
+
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         """Milliseconds between two events that are done."""
+
+
+class Replay(Protocol):
+    """A captured graph: everything that was launched while it was captured, as one launch."""
+
+    def launch(self, stream: Stream) -> None:
+        """Put the whole graph on the stream. Raises EngineError."""
+
+    def close(self) -> None:
+        """Release the graph; nothing of it may still be running."""
 
 
 class Device(Protocol):
@@ -76,16 +92,29 @@ class Device(Protocol):
         """Zero-filled device memory."""
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Zero-filled host memory that uploads fast (pinned where that means something)."""
+        """Zero-filled host memory that a download fills without holding up the host (pinned where that means
+        something)."""
+
+    def mirror(self, tensor: Tensor) -> NDArray[Any]:
+        """Host memory of a tensor's shape, to be written and uploaded: the tensor's own where the host sees it."""
 
     def stream(self) -> Stream:
         """A new stream."""
 
     def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
-        """Copy host to device, in stream order."""
+        """Copy host to device, in stream order; `source` may be written again as soon as this returns."""
 
     def download(self, target: NDArray[Any], source: Tensor, stream: Stream) -> None:
-        """Copy device to host, in stream order."""
+        """Copy device to host, in stream order; `target` is valid once an event recorded after it is done."""
+
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Replay | None:
+        """What `work` launches on the stream, as a graph (nothing runs yet); None where the device has no graphs.
+
+        Raises CaptureError where something in it cannot be captured; the stream is as before then.
+        """
+
+    def close(self) -> None:
+        """Release everything. No work may be pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +135,14 @@ class HostEvent:
 class HostStream:
     """Runs every launch at once, in the calling thread."""
 
+    handle = 0
+
     def record(self) -> HostEvent:
         """An event with the present time."""
         return HostEvent(time.perf_counter())
+
+    def wait(self, event: Event) -> None:
+        """Nothing to wait for."""
 
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         """Milliseconds between two events."""
@@ -139,6 +173,11 @@ class HostDevice:
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         return raw[start : start + size_bytes].view(kind).reshape(shape)
 
+    def mirror(self, tensor: Tensor) -> NDArray[Any]:
+        """The tensor's own memory."""
+        assert tensor.host is not None
+        return tensor.host
+
     def stream(self) -> HostStream:
         """The one stream."""
         return self._stream
@@ -154,11 +193,17 @@ class HostDevice:
         assert source.host is not None
         np.copyto(target, source.host)
 
+    def capture(self, stream: Stream, work: Callable[[], None]) -> None:
+        """The host has no graphs."""
 
-def open_device(kind: str) -> Device:
-    """The device of a target."""
-    if kind == "cpu":
+    def close(self) -> None:
+        """Nothing to release: memory goes with its owners."""
+
+
+def open_device(target: str) -> Device:
+    """The device of a target: the host for cpu, else the first GPU. Raises EngineError with what is missing."""
+    if target == "cpu":
         return HostDevice()
-    from runtime.errors import EngineError
+    from runtime.cuda import CudaDevice
 
-    raise EngineError(f"target {kind!r} has no device on this installation", fix="use --target cpu")
+    return CudaDevice()

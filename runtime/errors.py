@@ -64,6 +64,18 @@ class EngineDeadError(EngineError):
     code = "engine_dead"
 
 
+class OutOfMemoryError(EngineError):
+    """The device has no memory left for what was asked; what runs goes on."""
+
+    code = "out_of_memory"
+
+
+class CaptureError(EngineError):
+    """Something cannot be part of a captured graph; it still runs when it is launched plainly."""
+
+    code = "capture_failed"
+
+
 class BuildError(TickError):
     """A graph could not be compiled."""
 
