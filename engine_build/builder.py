@@ -18,6 +18,14 @@ from engine_build.config import BuildConfig, BuildRequest, request_of
 from engine_build.decisions import Decision, decide
 from engine_build.engine_folder import locked, partial_folder, publish_engine, remove_leftovers
 from engine_build.graph_file import Graph
+from engine_build.onnxruntime_builder import (
+    compile_onnxruntime,
+    graph_session,
+    need_cuda_provider,
+    onnxruntime,
+    onnxruntime_errors,
+    open_onnxruntime,
+)
 from runtime.config import Deployment, Target
 from runtime.errors import BuildError
 from runtime.manifest import (
@@ -27,8 +35,6 @@ from runtime.manifest import (
     manifest_path,
     write_manifest,
 )
-
-DATA_MIN_BYTES = 1024
 
 
 class Report(Protocol):
@@ -130,10 +136,9 @@ def _measure(compiler: Compiler, decision: Decision, engine: Path, options: Buil
     from engine_build.verify import verify  # polygraphy takes a while to import; a run that only reuses has no need
 
     job = decision.job
-    graph = _session(job.graph.source, _session_options(options.threads), job.graph.label)
     try:
-        return verify(job, graph, compiler.open(engine, options), options.tolerance)
-    except _onnxruntime_errors() as error:
+        return verify(job, graph_session(job.graph, options), compiler.open(engine, options), options.tolerance)
+    except onnxruntime_errors() as error:
         raise BuildError(
             f"{job.graph.label} fails to run at a shape of the deployment's ranges: {error}",
             fix="check frame_multiple in bundle.toml and the shape ranges",
@@ -144,70 +149,8 @@ def _data_files(engine: Path) -> list[Path]:
     return sorted(file for file in engine.parent.iterdir() if file != engine)
 
 
-def _onnxruntime() -> Any:
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise BuildError("ONNX Runtime is not installed; it builds and checks engines", fix="pip install 'tickrt[cpu]'")
-    import onnxruntime
-
-    return onnxruntime
-
-
-def _compile_cpu(graph: Graph, engine: Path, options: BuildConfig) -> None:
-    """ONNX Runtime's offline optimization.
-
-    Large weights go into a file beside the engine; so do weights that come from such a file, because ONNX Runtime would
-    otherwise write a graph that still points to the original.
-    """
-    ort = _onnxruntime()
-    levels = {
-        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    }
-    session_options = _session_options(options.threads)
-    session_options.graph_optimization_level = levels[options.optimization]
-    session_options.optimized_model_filepath = str(engine)
-    if graph.has_data_files or graph.weights_bytes > options.inline_limit_bytes:
-        prefix = "session.optimized_model_external_initializers"
-        session_options.add_session_config_entry(f"{prefix}_file_name", f"{engine.name}.data")
-        session_options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(DATA_MIN_BYTES))
-    _session(graph.source, session_options, graph.label)
-
-
-def _open_cpu(engine: Path, options: BuildConfig) -> Any:
-    return _session(engine, _session_options(options.threads), str(engine))
-
-
-def _session_options(threads: int) -> Any:
-    """Options that run a graph exactly as it is written."""
-    ort = _onnxruntime()
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    return options
-
-
-def _session(source: Path | bytes, options: Any, label: str) -> Any:
-    name = source if isinstance(source, bytes) else str(source)
-    try:
-        return _onnxruntime().InferenceSession(name, options, providers=["CPUExecutionProvider"])
-    except _onnxruntime_errors() as error:
-        raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix="polygraphy inspect model FILE") from error
-
-
-def _onnxruntime_errors() -> tuple[type[Exception], ...]:
-    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented")
-    module = _onnxruntime().capi.onnxruntime_pybind11_state
-    return tuple(getattr(module, name) for name in (*names, "RuntimeException"))
-
-
 def _need_cuda() -> None:
-    if "CUDAExecutionProvider" not in _onnxruntime().get_available_providers():
-        raise BuildError(
-            "target cuda needs ONNX Runtime with its CUDA provider, this environment has it without",
-            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'; or build with --target cpu",
-        )
+    need_cuda_provider()
     _need_gpu("cuda")
 
 
@@ -229,10 +172,10 @@ def _need_gpu(target: str) -> None:
 
 
 COMPILERS: Mapping[str, Compiler] = {
-    "cpu": Compiler(".onnx", _compile_cpu, _open_cpu),
+    "cpu": Compiler(".onnx", compile_onnxruntime, open_onnxruntime),
 }
 NEEDS: Mapping[str, Callable[[], object]] = {
-    "cpu": _onnxruntime,
+    "cpu": onnxruntime,
     "cuda": _need_cuda,
     "tensorrt": _need_tensorrt,
 }

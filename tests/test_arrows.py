@@ -20,12 +20,12 @@ MAY_IMPORT = {"runtime": set(), "engine_build": {"runtime"}, "server": {"runtime
 HEAVY = {
     "onnxruntime": {
         "runtime/engines/onnxruntime.py",
-        "engine_build/builder.py",
+        "engine_build/onnxruntime_builder.py",
         "engine_build/export.py",
         "engine_build/demo_model/",
     },
-    "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/builder.py"},
-    "cuda": {"runtime/device.py"},
+    "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/tensorrt_builder.py"},
+    "cuda": {"runtime/cuda.py"},
     "torch": {"engine_build/export.py", "engine_build/demo_model/"},
     "diffusers": {"engine_build/export.py", "engine_build/demo_model/"},
     "matplotlib": {"engine_build/demo_model/"},

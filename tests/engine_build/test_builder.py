@@ -16,7 +16,7 @@ from factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build import builder, decisions, engine_folder
+from engine_build import builder, decisions, engine_folder, onnxruntime_builder
 from engine_build.builder import build, build_deployment
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.decisions import Decision, decide
@@ -383,7 +383,7 @@ def test_other_targets_say_what_is_missing(path: Path) -> None:
 def test_an_environment_without_onnx_runtime_is_told_what_to_install(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builder.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(onnxruntime_builder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match="not installed") as caught:
         run(path)
     assert caught.value.fix == "pip install 'tickrt[cpu]'"
