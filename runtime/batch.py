@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import TickError
+from runtime.launches import LaunchCounts
 from runtime.request import Condition, GenerationRequest
 
 
@@ -77,7 +78,11 @@ class TickBatch:
 
 @dataclass(slots=True)
 class TickRecord:
-    """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state."""
+    """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state.
+
+    engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph. bound,
+    captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
+    """
 
     tick: int
     slots: int
@@ -89,8 +94,18 @@ class TickRecord:
     tick_ms: float = 0.0
     engine_ms: float = 0.0
     allocations: int = 0
+    bound: int = 0
+    captured: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    generation: int = 0
     phases_ms: dict[str, float] = field(default_factory=dict)
     finished: tuple[str, ...] = ()
+
+    def count(self, counts: LaunchCounts) -> None:
+        """Note what happened to launches in this tick."""
+        self.bound, self.captured = counts.bound, counts.captured
+        self.replayed, self.evicted = counts.replayed, counts.evicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,10 @@ class ShapeRanges(BaseModel):
 
 
 class RuntimeConfig(BaseModel):
-    """The tick loop: `depth` slots, `queue` waiting places, CPU threads (0 = all cores)."""
+    """The tick loop: `depth` slots, `queue` waiting places, CPU threads (0 = all cores).
+
+    capture: on a GPU, ticks that come back are replayed as captured graphs, at most `captured_graphs` of them.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,6 +65,8 @@ class RuntimeConfig(BaseModel):
     ticks_in_flight: int = Field(default=2, ge=1, le=2)
     threads: int = Field(default=0, ge=0, le=256)
     fused_guidance: bool = True
+    capture: bool = True
+    captured_graphs: int = Field(default=64, ge=2, le=1024)
 
 
 class Deployment(BaseModel):

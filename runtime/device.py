@@ -88,6 +88,10 @@ class Device(Protocol):
     kind: str
     allocations: int
 
+    @property
+    def main(self) -> Stream:
+        """The stream on which ticks run."""
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled device memory."""
 
@@ -158,6 +162,11 @@ class HostDevice:
     kind: str = "cpu"
     allocations: int = 0
     _stream: HostStream = field(default_factory=HostStream)
+
+    @property
+    def main(self) -> HostStream:
+        """The one stream."""
+        return self._stream
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled memory."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from runtime.checkpoint import FrozenSlot
+from runtime.engine import EngineSet
 from runtime.request import GenerationRequest, StepParameters
 
 
@@ -43,11 +44,19 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """Run on other engines from the next tick on."""
+
+    engines: EngineSet
+    reply: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave run(); generations in flight end as drained."""
 
 
-Message = Submit | Update | Cancel | Freeze | Stop
+Message = Submit | Update | Cancel | Freeze | Swap | Stop
 
 
 class Inbox:

@@ -2,74 +2,62 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.batch import LaneBatch, SlotStep
 from runtime.config import Deployment
-from runtime.device import Device, Event, Stream, Tensor
+from runtime.device import Device, Event, Tensor
 from runtime.engine import Engine, EngineSet, Execution, smallest_superset
+from runtime.fields import FIELDS
+from runtime.launches import Launch, LaunchCache, LaunchKey
 from runtime.request import Condition
 from runtime.rows import Buffer, RowBuffers
 from runtime.spec import Bundle
-from runtime.state import FIELDS, SlotState
+from runtime.state import SlotState
 
-MAX_LAUNCHES = 64
 MAX_CONDITIONS = 16
 RowsOf = Callable[[SlotStep], tuple[int, ...]]
 STATE_OF_FEATURE = {"guidance": "momentum_state", "rcfg": "kept_negative"}
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Executions of one tick, bound, in order: rows (where needed), decoder, step."""
-
-    rows: Execution | None
-    decoder: tuple[Execution, ...]
-    step: Execution
-    writes: tuple[str, ...]
-
-    def run(self, stream: Stream) -> tuple[Event, Event]:
-        """Put everything on the stream; the events enclose the decoder. Raises EngineError."""
-        if self.rows is not None:
-            self.rows.launch(stream)
-        begin = stream.record()
-        for execution in self.decoder:
-            execution.launch(stream)
-        end = stream.record()
-        self.step.launch(stream)
-        return begin, end
 
 
 class Lane:
     """Owns what slots of one length need on the device. Written by the tick thread alone."""
 
     def __init__(
-        self, device: Device, stream: Stream, engines: EngineSet, bundle: Bundle, deployment: Deployment, frames: int
+        self,
+        device: Device,
+        launches: LaunchCache,
+        engines: EngineSet,
+        bundle: Bundle,
+        deployment: Deployment,
+        frames: int,
     ) -> None:
-        self._device, self._stream, self._engines = device, stream, engines
+        self._device, self._stream, self._engines = device, launches.stream, engines
         self._bundle, self._deployment = bundle, deployment
+        self._launches = launches
+        self._generation = 0
         self.frames = frames
         self._seats = deployment.runtime.depth
         self._channels = bundle.latents.channels
-        self.state = SlotState(device, stream, seats=self._seats, frames=frames, channels=self._channels)
+        self.state = SlotState(device, self._stream, seats=self._seats, frames=frames, channels=self._channels)
         self._rows = self._row_buffers(2 * self._seats)
         self._tables: dict[str, Buffer] = {}
         self._table_rows: object = None
         self._variants: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
-        self._launches: OrderedDict[object, Launch] = OrderedDict()
         self._masked: Tensor | None = None
-        self._finite = Buffer(device, self._seats, np.bool_)
+        self._finite = device.zeros((self._seats,), np.bool_)
+        ticks = deployment.runtime.ticks_in_flight + 1
+        self._flags = cycle([device.staging((self._seats,), np.bool_) for _ in range(ticks)])
 
     def prepare(self, batch: LaneBatch) -> None:
         """Write what this tick changes: rows that changed hands, tables, times."""
         if len(batch.rows) > self._rows.capacity:
+            self.forget_launches()
             self._rows = self._row_buffers(len(batch.rows))
-            self._launches.clear()
         self._rows.lay_out(batch)
         self._rows.set_times(batch)
         self._write_tables(batch)
@@ -78,38 +66,45 @@ class Lane:
 
     def launch(self, batch: LaneBatch) -> tuple[Event, Event]:
         """Execute the tick; afterwards the state's other sides are current. Raises EngineError, ShapeError."""
-        launch = self._bound(batch)
-        events = launch.run(self._stream)
+        key = self._key(batch)
+        launch = self._launches.get(key, lambda: self._bind(batch, key.step))
+        self.state.before_launch(launch.writes)
+        events = self._launches.run(launch)
         for name in launch.writes:
             self.state.double(name).flip()
         return events
 
     def finite(self, seats: int) -> NDArray[np.bool_]:
-        """Per seat, whether the last tick left only finite latents."""
-        flags: NDArray[np.bool_] = self._finite.array(seats)
+        """Per seat, whether the last tick left only finite latents; valid when that tick is done, for as long as two
+        ticks are in flight."""
+        flags = next(self._flags)[:seats]
         self._device.download(flags, self._finite.view(seats), self._stream)
         return flags
 
-    def _bound(self, batch: LaneBatch) -> Launch:
-        """The executions for this batch's shape and sides: bound on first use, then found again."""
+    def use(self, engines: EngineSet) -> None:
+        """Take other engines of the same tensors. What was bound to the old ones is let go of."""
+        self.forget_launches()
+        self._engines = engines
+        self._variants.clear()
+        self._table_rows = None
+        self._generation += 1
+
+    def forget_launches(self) -> None:
+        """Let go of everything that is bound to this lane's memory."""
+        self._launches.drop(lambda key: key.frames == self.frames)
+
+    def _key(self, batch: LaneBatch) -> LaunchKey:
         variant = self._variant("step", batch.features)
-        key = (
-            batch.seats,
-            batch.executes,
-            variant,
-            None if _is_identity(batch) else self._variant("rows", batch.row_features),
-            self._widths(batch),
-            self.state.double("latents").side,
-            *(self.state.double(name).side for feature, name in STATE_OF_FEATURE.items() if feature in variant),
+        return LaunchKey(
+            frames=self.frames,
+            seats=batch.seats,
+            executes=batch.executes,
+            widths=self._widths(batch),
+            step=variant,
+            rows=None if _is_identity(batch) else self._variant("rows", batch.row_features),
+            sides=tuple(self.state.double(name).side for name in _writes(variant)),
+            generation=self._generation,
         )
-        launch = self._launches.get(key)
-        if launch is None:
-            launch = self._launches[key] = self._bind(batch, variant)
-            if len(self._launches) > MAX_LAUNCHES:
-                self._launches.popitem(last=False)
-        else:
-            self._launches.move_to_end(key)
-        return launch
 
     def _bind(self, batch: LaneBatch, variant: frozenset[str]) -> Launch:
         shape = (batch.seats, self.frames, self._channels)
@@ -121,7 +116,7 @@ class Lane:
             rows=rows,
             decoder=tuple(self._bind_decoder(*execute, hidden_states) for execute in batch.executes),
             step=self._bind_step(batch, variant, latents),
-            writes=("latents", *(name for feature, name in STATE_OF_FEATURE.items() if feature in variant)),
+            writes=_writes(variant),
         )
 
     def _bind_rows(self, batch: LaneBatch, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
@@ -242,6 +237,11 @@ def _is_identity(batch: LaneBatch) -> bool:
         and len(batch.rows) == batch.seats
         and all(row.seat == index for index, row in enumerate(batch.rows))
     )
+
+
+def _writes(variant: frozenset[str]) -> tuple[str, ...]:
+    """The double-buffered arrays that a step with these features writes."""
+    return ("latents", *(name for feature, name in STATE_OF_FEATURE.items() if feature in variant))
 
 
 def _positives(step: SlotStep) -> tuple[int, ...]:

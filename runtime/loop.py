@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from runtime.batch import Cancelled, Event, Failed, Finished, LaneBatch, Progres
 from runtime.checkpoint import FrozenSlot
 from runtime.config import Deployment
 from runtime.device import Device
+from runtime.device import Event as DeviceEvent
 from runtime.engine import EngineSet, variant_name
 from runtime.errors import (
     DrainingError,
@@ -27,9 +29,10 @@ from runtime.errors import (
     TickError,
 )
 from runtime.flight import InFlight, Launched, LoopStats, PhaseClock
-from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Update
+from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Swap, Update
 from runtime.lanes import Lanes
 from runtime.registry import Listener, Registry
+from runtime.replacement import check_replaceable
 from runtime.request import DENOISE_MIN, GenerationRequest, StepParameters
 from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
@@ -44,9 +47,10 @@ class TickLoop:
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
         self.bundle, self.deployment, self.device = bundle, deployment, device
         self.observers: list[Callable[[TickRecord], None]] = []
-        self._engines = engines
+        self.engines = engines
+        self._generation = 0
         self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
-        self._stream = device.stream()
+        self._stream = device.main
         self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
         self._inbox = Inbox()
         self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
@@ -68,12 +72,12 @@ class TickLoop:
 
         Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
         """
-        check_request(request, self.bundle, self.deployment, self._engines.decoder)
+        check_request(request, self.bundle, self.deployment, self.engines.decoder)
         return self._enter(Submit(request), listener)
 
     def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
         """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
-        check_request(frozen.request, self.bundle, self.deployment, self._engines.decoder)
+        check_request(frozen.request, self.bundle, self.deployment, self.engines.decoder)
         frozen.check(self.bundle)
         return self._enter(Submit(frozen.request, frozen), listener)
 
@@ -89,6 +93,16 @@ class TickLoop:
         """A copy of a generation in flight, which runs on. Where the id is unknown, the future raises RequestError."""
         reply: Future[FrozenSlot] = Future()
         self._inbox.put(Freeze(request_id, reply))
+        return reply
+
+    def swap(self, engines: EngineSet) -> Future[None]:
+        """Run on other engines of the same tensors from the next tick on, and close the old ones; nobody in flight
+        notices. Where they do not fit, or the loop has ended, the future raises EngineError and they are not taken."""
+        reply: Future[None] = Future()
+        if self._ended.is_set():
+            reply.set_exception(EngineError("the tick loop has ended"))
+        else:
+            self._inbox.put(Swap(engines, reply))
         return reply
 
     def stats(self) -> LoopStats:
@@ -125,8 +139,11 @@ class TickLoop:
         if self._thread is not None:
             self._thread.join()
         else:
+            with contextlib.suppress(EngineDeadError):
+                self._complete_all()
             self._end()
-        self._engines.close()
+        self._lanes.close()
+        self.engines.close()
 
     # The tick thread.
 
@@ -136,6 +153,7 @@ class TickLoop:
             while not self._stopped:
                 if self.tick() is None and not self._stopped:
                     self._wait_for_message()
+            self._complete_all()
         except Exception as error:
             self._fatal = error if isinstance(error, TickError) else EngineDeadError(f"the tick loop failed: {error!r}")
             raise
@@ -146,7 +164,7 @@ class TickLoop:
         """One pass: every live slot takes one step. None where nothing is live."""
         started_s = time.perf_counter()
         clock = PhaseClock(started_s)
-        allocations = self._lanes.allocations
+        allocations, counts = self._lanes.allocations, self._lanes.launch_counts.copy()
         self._drain_inbox()
         clock.end("inbox")
         self._admit()
@@ -159,17 +177,20 @@ class TickLoop:
         launched = self._launch(batch, clock)
         if launched is None:
             return record
+        ready = self._stream.record()
         questions = self._drain_inbox_while_executing()
-        finished = self._commit(batch)
+        finished = self._commit(batch, ready)
         for question in questions:
             self._handle(question)
         clock.end("commit")
-        self._in_flight.append(InFlight(batch, launched, self._stream.record(), finished, record))
+        done = self._lanes.copied() if finished else ready
+        self._in_flight.append(InFlight(batch, launched, done, finished, record))
         while self._in_flight and self._must_wait():
             self._complete(self._in_flight.popleft())
         clock.end("deliver")
         record.phases_ms = clock.phases_ms
         record.allocations = self._lanes.allocations - allocations
+        record.count(self._lanes.launch_counts.since(counts))
         record.tick_ms = (time.perf_counter() - started_s) * 1e3
         self._tell_progress(batch, record)
         return record
@@ -199,10 +220,12 @@ class TickLoop:
         begin, end = lane.launch(batch)
         return Launched(batch, begin, end, lane.finite(batch.seats))
 
-    def _commit(self, batch: TickBatch) -> tuple[tuple[Slot, NDArray[np.float32]], ...]:
-        """Advance every slot; copy out those that are finished (in stream order) and free their seats."""
-        finished = []
+    def _commit(self, batch: TickBatch, ready: DeviceEvent) -> tuple[tuple[Slot, NDArray[np.float32]], ...]:
+        """Advance every slot; begin to copy out those that are finished and free their seats."""
+        finished: list[tuple[Slot, NDArray[np.float32]]] = []
         for slot in self._scheduler.commit(batch):
+            if not finished:
+                self._lanes.begin_copies(ready)
             finished.append((slot, self._lanes.read_out(slot.frames, slot.seat)))
             self._lanes[slot.frames].state.vacate(slot.seat)
         return tuple(finished)
@@ -248,11 +271,11 @@ class TickLoop:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _drain_inbox_while_executing(self) -> list[Freeze]:
+    def _drain_inbox_while_executing(self) -> list[Freeze | Swap]:
         """Cancels and updates count before the commit; a slot's state and its step agree only after it."""
-        questions = []
+        questions: list[Freeze | Swap] = []
         for message in self._inbox.drain():
-            if isinstance(message, Freeze):
+            if isinstance(message, Freeze | Swap):
                 questions.append(message)
             else:
                 self._handle(message)
@@ -276,6 +299,8 @@ class TickLoop:
                 self._remove(request_id, Cancelled(request_id), "cancelled")
             case Freeze(request_id, reply):
                 self._freeze(request_id, reply)
+            case Swap(engines, reply):
+                self._swap(engines, reply)
             case Stop():
                 self._stopped = True
 
@@ -298,6 +323,20 @@ class TickLoop:
         arrays = self._lanes[slot.frames].state.freeze(slot.seat)
         request = slot.request.with_parameters(slot.parameters)
         reply.set_result(FrozenSlot(request, slot.step, slot.kept, arrays, self.bundle.name))
+
+    def _swap(self, engines: EngineSet, reply: Future[None]) -> None:
+        """What is launched runs to its end on the old engines, the next tick is launched on the new ones."""
+        try:
+            check_replaceable(self.engines, engines)
+        except EngineError as error:
+            reply.set_exception(error)
+            return
+        self._complete_all()
+        old, self.engines = self.engines, engines
+        self._lanes.use(engines)
+        self._generation += 1
+        old.close()
+        reply.set_result(None)
 
     def _remove(self, request_id: str, event: Event, outcome: str) -> None:
         slot = self._scheduler.slots.get(request_id)
@@ -335,12 +374,13 @@ class TickLoop:
             executes=sum(len(lane.executes) for lane in batch.lanes),
             variants=tuple(variant_name(lane.features) for lane in batch.lanes),
             queue_depth=len(self._scheduler.waiting),
+            generation=self._generation,
         )
 
     def _end(self) -> None:
         """Tell everybody who is still inside, and wake whoever waits for the end."""
         self._ended.set()
-        self._complete_all()
+        self._in_flight.clear()
         self._tell_leftovers()
 
     def _tell_leftovers(self) -> None:
@@ -348,6 +388,8 @@ class TickLoop:
         for message in self._inbox.drain():
             if isinstance(message, Freeze):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
+            elif isinstance(message, Swap):
+                message.reply.set_exception(EngineError("the tick loop has ended"))
         error = self._fatal or DrainingError("the server shut down before the generation was finished")
         for request_id in self._registry.ids():
             self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,11 @@ class _Lease:
 
 
 class ArrayPool:
-    """Lends float32 arrays of one shape. `allocations` counts how often the pool had to grow."""
+    """Lends float32 arrays of one shape, made by `make`. `allocations` counts how often the pool had to grow."""
 
-    def __init__(self, shape: tuple[int, ...], count: int) -> None:
-        self._shape = shape
-        self._free: deque[NDArray[np.float32]] = deque(np.empty(shape, np.float32) for _ in range(count))
+    def __init__(self, make: Callable[[], NDArray[np.float32]], count: int) -> None:
+        self._make = make
+        self._free: deque[NDArray[np.float32]] = deque(make() for _ in range(count))
         self.allocations = count
 
     def lend(self) -> NDArray[np.float32]:
@@ -40,5 +41,5 @@ class ArrayPool:
             memory = self._free.popleft()
         except IndexError:
             self.allocations += 1
-            memory = np.empty(self._shape, np.float32)
+            memory = self._make()
         return np.asarray(_Lease(memory, self._free))

@@ -22,7 +22,7 @@ class Buffer:
     def __init__(self, device: Device, size: int, dtype: Any) -> None:
         self._device = device
         self.tensor = device.zeros((size,), dtype)
-        self.host = self.tensor.host if self.tensor.host is not None else device.staging((size,), dtype)
+        self.host = device.mirror(self.tensor)
 
     def view(self, *shape: int, start: int = 0) -> Tensor:
         """The device side."""

@@ -6,114 +6,17 @@ device, double buffered: a tick reads one side and writes the other, nothing is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.batch import LaneBatch, SlotStep
 from runtime.device import Device, Stream, Tensor
+from runtime.fields import FIELDS, Double, Field
 from runtime.noise import Purpose, fill_noise
 from runtime.request import Array, Curve, Dcw, GenerationRequest, StepParameters
 from runtime.scheduler import Slot, resample
 from runtime.timesteps import target_gate
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """Shape of a line (letters of T, C, B = bands), dtype and the value that changes nothing."""
-
-    line: str
-    neutral: float
-    dtype: str = "float32"
-
-
-FIELDS = {
-    "time": FieldSpec("", 1.0),
-    "next_time": FieldSpec("", 1.0),
-    "target_gate": FieldSpec("", 0.0),
-    "sde": FieldSpec("", 0, "bool"),
-    "use_kept": FieldSpec("", 0, "bool"),
-    "velocity_scale": FieldSpec("T", 1.0),
-    "guidance": FieldSpec("T", 1.0),
-    "momentum": FieldSpec("T", -0.75),
-    "rescale": FieldSpec("T", 0.0),
-    "mask": FieldSpec("T", 1.0),
-    "target_curve": FieldSpec("T", 0.0),
-    "ode_noise": FieldSpec("T", 0.0),
-    "sde_curve": FieldSpec("T", 1.0),
-    "dcw_low": FieldSpec("B", 0.0),
-    "dcw_high": FieldSpec("B", 0.0),
-    "dcw_pix": FieldSpec("T", 0.0),
-    "original": FieldSpec("TC", 0.0),
-    "mask_noise": FieldSpec("TC", 0.0),
-    "target": FieldSpec("TC", 0.0),
-    "source": FieldSpec("TC", 0.0),
-    "step_noise": FieldSpec("TC", 0.0),
-    "channel_gain": FieldSpec("TC", 1.0),
-}
-PARAMETER_FIELDS = (
-    "velocity_scale", "guidance", "momentum", "rescale", "target_curve", "ode_noise", "sde", "sde_curve",
-    "dcw_low", "dcw_high", "dcw_pix", "channel_gain",
-)  # fmt: skip
-DOUBLES = ("latents", "momentum_state", "kept_negative")
-
-
-class Field:
-    """One line per seat, written on the host, read by engines."""
-
-    def __init__(self, device: Device, shape: tuple[int, ...], spec: FieldSpec) -> None:
-        self._device = device
-        self._neutral = spec.neutral
-        self.tensor = device.zeros(shape, spec.dtype)
-        self.host: NDArray[Any] = (
-            self.tensor.host if self.tensor.host is not None else device.staging(shape, spec.dtype)
-        )
-        self.host[...] = spec.neutral
-        self._dirty = set(range(shape[0]))
-
-    def write(self, seat: int, value: Any) -> None:
-        """Set a seat's line; None is the neutral value."""
-        self.host[seat] = self._neutral if value is None else value
-        self._dirty.add(seat)
-
-    def line(self, seat: int) -> NDArray[Any]:
-        """A seat's line, to be filled in place."""
-        self._dirty.add(seat)
-        line: NDArray[Any] = self.host[seat]
-        return line
-
-    def flush(self, stream: Stream) -> None:
-        """Upload the lines that were written since the last time."""
-        if self._dirty and self.tensor.host is None:
-            size = self.host[0].size
-            for seat in self._dirty:
-                target = self.tensor.view(*self.host.shape[1:], start=seat * size)
-                self._device.upload(target, self.host[seat], stream)
-        self._dirty.clear()
-
-
-class Double:
-    """Two sides of one device array `[S, T, C]`: `current` is read by the next tick, which writes `other`."""
-
-    def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
-        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))
-        self.side = 0
-
-    @property
-    def current(self) -> Tensor:
-        """What the next tick reads."""
-        return self.sides[self.side]
-
-    @property
-    def other(self) -> Tensor:
-        """What the next tick writes."""
-        return self.sides[1 - self.side]
-
-    def flip(self) -> None:
-        """The tick wrote `other`: that is current now."""
-        self.side = 1 - self.side
 
 
 class SlotState:
@@ -125,8 +28,8 @@ class SlotState:
         self.seats, self.frames, self.channels = seats, frames, channels
         self._fields: dict[str, Field] = {}
         self._doubles: dict[str, Double] = {}
-        self._noise = device.staging((frames, channels), np.float32)
-        self._start = device.staging((frames, channels), np.float32)
+        self._noise = np.empty((frames, channels), np.float32)
+        self._start = np.empty((frames, channels), np.float32)
         self._shape = {"T": frames, "C": channels, "B": -(-frames // 2)}
         for name in ("time", "next_time", "velocity_scale"):
             self.field(name)
@@ -196,16 +99,24 @@ class SlotState:
         for field in self._fields.values():
             field.flush(self._stream)
 
-    def read(self, name: str, seat: int, out: Array) -> None:
-        """Copy a seat's current line of a double-buffered array to the host."""
-        self._device.download(out, self._line(name, seat), self._stream)
+    def read_out(self, seat: int, out: Array, copies: Stream) -> None:
+        """Copy a seat's latents to the host on another stream, which is behind the tick that wrote them."""
+        self._device.download(out, self._line("latents", seat), copies)
+        self._doubles["latents"].is_read_until(copies.record())
 
     def freeze(self, seat: int) -> dict[str, Array]:
-        """Copies of everything about a seat that its request does not say."""
-        arrays = {name: np.empty((self.frames, self.channels), np.float32) for name in self._doubles}
-        for name, out in arrays.items():
-            self.read(name, seat, out)
-        return arrays
+        """Copies of everything about a seat that its request does not say. The host waits for the ticks in flight."""
+        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._doubles}
+        for name, out in staged.items():
+            self._device.download(out, self._line(name, seat), self._stream)
+        self._stream.record().wait()
+        return {name: np.array(out) for name, out in staged.items()}
+
+    def before_launch(self, names: tuple[str, ...]) -> None:
+        """The next tick may write the other sides of these arrays."""
+        for name in names:
+            double = self._doubles[name]
+            double.to_write(1 - double.side, self._stream)
 
     def restore(self, slot: Slot, arrays: dict[str, Array]) -> None:
         """Write a frozen generation into its seat."""
@@ -231,7 +142,8 @@ class SlotState:
                 self.field(name).write(seat, value)
 
     def _write_double(self, name: str, seat: int, values: Array) -> None:
-        self.double(name)
+        double = self.double(name)
+        double.to_write(double.side, self._stream)
         self._device.upload(self._line(name, seat), values, self._stream)
 
     def _line(self, name: str, seat: int) -> Tensor:

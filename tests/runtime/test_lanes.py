@@ -11,7 +11,7 @@ from runtime.lanes import MAX_IDLE_LANES, Lanes
 
 def lanes_of(loops: Loops) -> Lanes:
     loop = loops()
-    return Lanes(loop.device, loop.device.stream(), loop._engines, loop.bundle, loop.deployment)
+    return Lanes(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment)
 
 
 def test_a_lane_is_opened_once(loops: Loops) -> None:

@@ -94,7 +94,7 @@ def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
 
 def expected(loop: TickLoop, request: GenerationRequest, overrides: dict[int, StepParameters] | None = None) -> Any:
     """The oracle's final latents, with the loop's own decoder engine and noise."""
-    engine, roles = loop._engines.decoder, loop.bundle.decoder
+    engine, roles = loop.engines.decoder, loop.bundle.decoder
 
     def decode(x: Any, t: float, tokens: Any, context: Any) -> Any:
         feeds = {

@@ -5,8 +5,12 @@ import numpy as np
 from runtime.pool import ArrayPool
 
 
+def pool_of(*shape: int, count: int) -> ArrayPool:
+    return ArrayPool(lambda: np.zeros(shape, np.float32), count)
+
+
 def test_array_returns_when_the_last_view_is_gone() -> None:
-    pool = ArrayPool((8, 4), count=1)
+    pool = pool_of(8, 4, count=1)
     first = pool.lend()
     first[...] = 1.0
     view = first[2:]
@@ -22,14 +26,14 @@ def test_array_returns_when_the_last_view_is_gone() -> None:
 
 
 def test_steady_lending_allocates_nothing() -> None:
-    pool = ArrayPool((8, 4), count=2)
+    pool = pool_of(8, 4, count=2)
     for _ in range(100):
         pool.lend()[...] = 0.0
     assert pool.allocations == 2
 
 
 def test_lent_array_is_writable_and_outlives_the_pool() -> None:
-    pool = ArrayPool((2, 2), count=1)
+    pool = pool_of(2, 2, count=1)
     array = pool.lend()
     del pool
     array[...] = 3.0
