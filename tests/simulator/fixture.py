@@ -1,0 +1,76 @@
+"""The simulated GPU for tests: `with simulated() as machine:` makes packages `cuda` and `tensorrt` the simulator's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SITE = Path(__file__).resolve().parent / "site"
+REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.engines.tensorrt")
+
+sys.path.insert(0, str(SITE))
+# Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.
+import simulated_machine  # noqa: E402
+from simulated_machine import Machine, RuleBroken  # noqa: E402
+
+sys.path.remove(str(SITE))
+
+__all__ = ["SITE", "Machine", "RuleBroken", "child_environment", "provoked", "simulated"]
+
+
+@contextmanager
+def simulated(**options: Any) -> Iterator[Machine]:
+    """A fresh machine (options: see simulated_machine), checked by `Machine.finish` when all went well."""
+    before = _take_modules()
+    sys.path.insert(0, str(SITE))
+    importlib.invalidate_caches()
+    try:
+        machine = simulated_machine.reset(**options)
+        yield machine
+        machine.finish()
+    finally:
+        sys.path.remove(str(SITE))
+        _take_modules()
+        _put_modules(before)
+
+
+@contextmanager
+def provoked(machine: Machine, *words: str) -> Iterator[None]:
+    """The block must break a rule whose message has all the words; the machine forgets it then."""
+    count = len(machine.broken)
+    with pytest.raises(RuleBroken) as caught:
+        yield
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"broke another rule: {caught.value}"
+    del machine.broken[count:]
+
+
+def child_environment(**options: str) -> dict[str, str]:
+    """The environment of a child process on the simulator: `child_environment(SIMULATED_CC="8.6")`."""
+    paths = [str(SITE), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **options}
+
+
+def _take_modules() -> dict[str, Any]:
+    names = [name for name in sys.modules if any(name == top or name.startswith(f"{top}.") for top in REPLACED)]
+    taken = {name: sys.modules.pop(name) for name in names}
+    for name in taken:
+        package, _, leaf = name.rpartition(".")
+        if package in sys.modules and hasattr(sys.modules[package], leaf):
+            delattr(sys.modules[package], leaf)
+    return taken
+
+
+def _put_modules(modules: dict[str, Any]) -> None:
+    for name, module in modules.items():
+        sys.modules[name] = module
+        package, _, leaf = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], leaf, module)

@@ -1,0 +1,156 @@
+"""Memory of the simulated device: addresses, lifetimes, guard bytes, poison, and who touched which bytes last.
+
+Device addresses lie in a range that the host cannot read (a host that follows one crashes, as with a real GPU) and are
+never given out twice, so an address that outlived its memory is always recognised. Pinned memory is host memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ALIGNMENT_BYTES = 512
+GUARD_BYTES = 512
+GUARD = 0xA5
+# As float32 and float64 this is NaN, as integers -1, as bool a byte that no comparison gives.
+POISON = 0xFF
+ADDRESS_SPACE_BYTES = 1 << 42
+# Freed pinned memory stays mapped (poisoned) up to this much: arrays may still look at it.
+GRAVEYARD_BYTES = 64 << 20
+
+
+class RuleBroken(AssertionError):  # noqa: N818
+    """A rule of CUDA's or TensorRT's was broken; on hardware this would be a crash or a wrong number."""
+
+
+class Access(NamedTuple):
+    """The last time that a stream touched some bytes: the stream's handle, the work's number in it and its name."""
+
+    stream: int
+    number: int
+    what: str
+
+
+@dataclass(slots=True)
+class Segment:
+    """Bytes that were always touched together."""
+
+    write: Access | None = None
+    reads: dict[int, Access] = field(default_factory=dict)
+
+    def copy(self) -> Segment:
+        return Segment(self.write, dict(self.reads))
+
+
+class History:
+    """Who touched which bytes of an allocation last; splits where accesses begin and end."""
+
+    def __init__(self) -> None:
+        self._starts = [0]
+        self._segments = [Segment()]
+
+    def span(self, begin: int, end: int) -> list[Segment]:
+        """The segments that make up bytes `begin` to `end`."""
+        first = self._cut(begin)
+        return self._segments[first : self._cut(end)]
+
+    def _cut(self, at: int) -> int:
+        index = bisect_right(self._starts, at) - 1
+        if self._starts[index] != at:
+            index += 1
+            self._starts.insert(index, at)
+            self._segments.insert(index, self._segments[index - 1].copy())
+        return index
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """One piece of memory; `backing` holds its bytes between guards and is None once they are gone."""
+
+    address: int
+    size: int
+    kind: str
+    backing: np.ndarray[Any, Any] | None
+    offset: int
+    is_freed: bool = False
+    pending: int = 0
+    history: History = field(default_factory=History)
+
+    def bytes(self, start: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
+        assert self.backing is not None
+        begin = self.offset + start
+        return self.backing[begin : begin + (self.size - start if size is None else size)]
+
+    def guards_are_whole(self) -> bool:
+        assert self.backing is not None
+        before = self.backing[self.offset - GUARD_BYTES : self.offset]
+        after = self.backing[self.offset + self.size : self.offset + self.size + GUARD_BYTES]
+        return bool((before == GUARD).all() and (after == GUARD).all())
+
+
+class Memory:
+    """Every allocation that there ever was, by address."""
+
+    def __init__(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._reserved = mmap.mmap(-1, ADDRESS_SPACE_BYTES, flags=flags, prot=0)
+        base = np.frombuffer(self._reserved, np.uint8).ctypes.data
+        self._next = -(-base // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._addresses: list[int] = []
+        self._allocations: list[Allocation] = []
+        self._graveyard: list[Allocation] = []
+        self.device_bytes = 0
+
+    def allocate(self, size: int, kind: str) -> Allocation:
+        """New poisoned memory between guards."""
+        backing = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT_BYTES, np.uint8)
+        backing.fill(GUARD)
+        offset = GUARD_BYTES + -(backing.ctypes.data + GUARD_BYTES) % ALIGNMENT_BYTES
+        address = backing.ctypes.data + offset
+        if kind == "device":
+            address = self._next
+            self._next += -(-(size + 2 * GUARD_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.device_bytes += size
+        allocation = Allocation(address, size, kind, backing, offset)
+        allocation.bytes().fill(POISON)
+        self._insert(allocation)
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """Poison it; device bytes are gone, pinned bytes stay for a while under whoever still looks at them."""
+        allocation.is_freed = True
+        allocation.bytes().fill(POISON)
+        if allocation.kind == "device":
+            self.device_bytes -= allocation.size
+            allocation.backing = None
+            return
+        self._graveyard.append(allocation)
+        while sum(dead.size for dead in self._graveyard) > GRAVEYARD_BYTES:
+            self._forget(self._graveyard.pop(0))
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation that an address lies in, alive or not."""
+        index = bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None
+        found = self._allocations[index]
+        return found if address < found.address + max(found.size, 1) + GUARD_BYTES else None
+
+    def living(self) -> Iterator[Allocation]:
+        """Everything that was not freed."""
+        return (allocation for allocation in self._allocations if not allocation.is_freed)
+
+    def _insert(self, allocation: Allocation) -> None:
+        index = bisect_right(self._addresses, allocation.address)
+        self._addresses.insert(index, allocation.address)
+        self._allocations.insert(index, allocation)
+
+    def _forget(self, allocation: Allocation) -> None:
+        index = self._allocations.index(allocation)
+        del self._allocations[index], self._addresses[index]
+        allocation.backing = None

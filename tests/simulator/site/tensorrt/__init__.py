@@ -1,0 +1,86 @@
+"""A simulated TensorRT: the package `tensorrt` with the names, signatures and rules that this project relies on.
+
+Engines are ONNX graphs, executed by ONNX Runtime inside work on the simulated device; what the real library leaves
+undefined raises RuleBroken here. SIMULATED_TENSORRT says which version it pretends to be.
+"""
+
+from ._basics import Dims, IHostMemory, ILogger, IProfiler, IProgressMonitor, IStreamWriter, Logger
+from ._builder import Builder
+from ._config import IBuilderConfig, IOptimizationProfile, ITimingCache
+from ._context import IExecutionContext
+from ._engine import EngineInspector, ICudaEngine, Runtime
+from ._enums import (
+    VERSION,
+    BuilderFlag,
+    DataType,
+    EngineStat,
+    ExecutionContextAllocationStrategy,
+    HardwareCompatibilityLevel,
+    LayerInformationFormat,
+    MemoryPoolType,
+    NetworkDefinitionCreationFlag,
+    OnnxParserFlag,
+    PreviewFeature,
+    ProfilingVerbosity,
+    TacticSource,
+    TensorFormat,
+    TensorIOMode,
+    TensorLocation,
+    TilingOptimizationLevel,
+)
+from ._network import INetworkDefinition, ITensor, OnnxParser, ParserError
+
+__version__ = VERSION
+
+__all__ = [
+    "Builder",
+    "BuilderFlag",
+    "DataType",
+    "Dims",
+    "EngineInspector",
+    "EngineStat",
+    "ExecutionContextAllocationStrategy",
+    "HardwareCompatibilityLevel",
+    "IBuilderConfig",
+    "ICudaEngine",
+    "IExecutionContext",
+    "IHostMemory",
+    "ILogger",
+    "INetworkDefinition",
+    "IOptimizationProfile",
+    "IProfiler",
+    "IProgressMonitor",
+    "IStreamWriter",
+    "ITensor",
+    "ITimingCache",
+    "LayerInformationFormat",
+    "Logger",
+    "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
+    "OnnxParser",
+    "OnnxParserFlag",
+    "ParserError",
+    "PreviewFeature",
+    "ProfilingVerbosity",
+    "Runtime",
+    "TacticSource",
+    "TensorFormat",
+    "TensorIOMode",
+    "TensorLocation",
+    "TilingOptimizationLevel",
+    "bfloat16",
+    "float16",
+    "float32",
+    "get_nv_onnx_parser_version",
+    "int32",
+    "int64",
+]
+
+float32, float16, bfloat16 = DataType.FLOAT, DataType.HALF, DataType.BF16
+int32, int64 = DataType.INT32, DataType.INT64
+
+
+def get_nv_onnx_parser_version() -> int:
+    """Major, minor and patch as one number."""
+    major, minor, patch, _ = (int(part) for part in VERSION.split("."))
+    return major * 10000 + minor * 100 + patch

@@ -1,0 +1,120 @@
+"""The enums, with the members and numbers that the chosen version has."""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Any
+
+VERSION = os.environ.get("SIMULATED_TENSORRT", "11.4.0.106")
+VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
+STRONGLY_TYPED_ONLY = VERSION_TUPLE[0] >= 11
+
+
+class TrtEnum(enum.Enum):
+    """As pybind11's: equal to its own members only, `int()` works, `1 << member` does not."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __index__ = __int__
+
+
+class DataType(TrtEnum):
+    FLOAT = 0
+    HALF = 1
+    BF16 = 7
+    INT8 = 2
+    INT32 = 3
+    INT64 = 8
+    BOOL = 4
+    UINT8 = 5
+    FP8 = 6
+    INT4 = 9
+    FP4 = 10
+    E8M0 = 11
+
+    @property
+    def itemsize(self) -> float | None:
+        """Bytes of one element."""
+        sizes: dict[str, float] = {"FLOAT": 4, "HALF": 2, "BF16": 2, "INT8": 1, "INT32": 4, "INT64": 8, "BOOL": 1}
+        return {**sizes, "UINT8": 1, "FP8": 1, "INT4": 0.5, "FP4": 0.5}.get(self.name)
+
+
+def _enum(name: str, **members: int) -> Any:
+    return TrtEnum(name, members)  # type: ignore[call-overload]
+
+
+_GONE_FROM_11 = {
+    "FP16": 0, "INT8": 1, "OBEY_PRECISION_CONSTRAINTS": 9, "PREFER_PRECISION_CONSTRAINTS": 10,
+    "REJECT_EMPTY_ALGORITHMS": 12, "FP8": 15, "BF16": 17, "WEIGHTLESS": 18, "INT4": 22, "FP4": 26,
+}  # fmt: skip
+_FLAGS_11 = {
+    "DEBUG": 2, "GPU_FALLBACK": 3, "REFIT": 4, "DISABLE_TIMING_CACHE": 5, "TF32": 6, "SPARSE_WEIGHTS": 7,
+    "SAFETY_SCOPE": 8, "DIRECT_IO": 11, "VERSION_COMPATIBLE": 12, "EXCLUDE_LEAN_RUNTIME": 13,
+    "ERROR_ON_TIMING_CACHE_MISS": 15, "DISABLE_COMPILATION_CACHE": 17, "STRIP_PLAN": 18, "REFIT_IDENTICAL": 19,
+    "WEIGHT_STREAMING": 20, "REFIT_INDIVIDUAL": 22, "STRICT_NANS": 23, "MONITOR_MEMORY": 24,
+    "EDITABLE_TIMING_CACHE": 26, "DISTRIBUTIVE_INDEPENDENCE": 27,
+}  # fmt: skip
+
+
+def _flags_10() -> dict[str, int]:
+    moved = {name: number + (number >= 11 and name != "DIRECT_IO") for name, number in _FLAGS_11.items()}
+    return {name: number + 100 for name, number in _GONE_FROM_11.items()} | moved
+
+
+BuilderFlag = _enum("BuilderFlag", **(_FLAGS_11 if STRONGLY_TYPED_ONLY else _flags_10()))
+NetworkDefinitionCreationFlag = _enum(
+    "NetworkDefinitionCreationFlag",
+    **(
+        {"STRONGLY_TYPED": 0, "PREFER_JIT_PYTHON_PLUGINS": 1, "PREFER_AOT_PYTHON_PLUGINS": 2}
+        if STRONGLY_TYPED_ONLY
+        else {
+            "EXPLICIT_BATCH": 0,
+            "STRONGLY_TYPED": 1,
+            "PREFER_JIT_PYTHON_PLUGINS": 2,
+            "PREFER_AOT_PYTHON_PLUGINS": 3,
+        }
+    ),
+)
+PreviewFeature = _enum(
+    "PreviewFeature",
+    **(
+        {"ALIASED_PLUGIN_IO_10_03": 0, "RUNTIME_ACTIVATION_RESIZE_10_10": 1}
+        if STRONGLY_TYPED_ONLY
+        else {
+            "PROFILE_SHARING_0806": 0,
+            "ALIASED_PLUGIN_IO_10_03": 1,
+            "RUNTIME_ACTIVATION_RESIZE_10_10": 2,
+            "MULTIDEVICE_RUNTIME_10_16": 3,
+        }
+    ),
+)
+TacticSource = _enum(
+    "TacticSource",
+    **(
+        {"EDGE_MASK_CONVOLUTIONS": 0, "JIT_CONVOLUTIONS": 1}
+        if STRONGLY_TYPED_ONLY
+        else {"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "EDGE_MASK_CONVOLUTIONS": 3, "JIT_CONVOLUTIONS": 4}
+    ),
+)
+TensorIOMode = _enum("TensorIOMode", NONE=0, INPUT=1, OUTPUT=2)
+TensorLocation = _enum("TensorLocation", DEVICE=0, HOST=1)
+TensorFormat = _enum("TensorFormat", LINEAR=0)
+ProfilingVerbosity = _enum("ProfilingVerbosity", LAYER_NAMES_ONLY=0, NONE=1, DETAILED=2)
+HardwareCompatibilityLevel = _enum("HardwareCompatibilityLevel", NONE=0, AMPERE_PLUS=1, SAME_COMPUTE_CAPABILITY=2)
+MemoryPoolType = _enum(
+    "MemoryPoolType", WORKSPACE=0, DLA_MANAGED_SRAM=1, DLA_LOCAL_DRAM=2, DLA_GLOBAL_DRAM=3, TACTIC_DRAM=4,
+    TACTIC_SHARED_MEMORY=5,
+)  # fmt: skip
+ExecutionContextAllocationStrategy = _enum(
+    "ExecutionContextAllocationStrategy", STATIC=0, ON_PROFILE_CHANGE=1, USER_MANAGED=2
+)
+LayerInformationFormat = _enum("LayerInformationFormat", ONELINE=0, JSON=1)
+EngineStat = _enum("EngineStat", TOTAL_WEIGHTS_SIZE=0, STRIPPED_WEIGHTS_SIZE=1)
+TilingOptimizationLevel = _enum("TilingOptimizationLevel", NONE=0, FAST=1, MODERATE=2, FULL=3)
+OnnxParserFlag = _enum(
+    "OnnxParserFlag", NATIVE_INSTANCENORM=0, ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA=1,
+    REPORT_CAPABILITY_DLA=2, ENABLE_PLUGIN_OVERRIDE=3, ADJUST_FOR_DLA=4,
+)  # fmt: skip
+Severity = _enum("Severity", INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
