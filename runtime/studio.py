@@ -22,10 +22,11 @@ from runtime.conditioner import Conditioner
 from runtime.config import Deployment, Target, load_deployment
 from runtime.device import Device, open_device
 from runtime.engine import Engine, EngineSet, open_engine, open_engines
-from runtime.errors import RequestError
+from runtime.errors import RequestError, TickError
 from runtime.loop import TickLoop
 from runtime.manifest import build_command
 from runtime.options import MAX_SECONDS, GenerationOptions, Values, parse_options
+from runtime.replacement import warm_up
 from runtime.request import Condition, Curve, GenerationRequest, LatentMask, StepParameters
 from runtime.request import Target as DrawnTo
 from runtime.spec import Bundle, load_bundle
@@ -49,7 +50,6 @@ class Studio:
     deployment: Deployment
     bundle: Bundle
     device: Device
-    engines: EngineSet
     loop: TickLoop
     codec: Codec | None
     conditioner: Conditioner | None
@@ -73,6 +73,26 @@ class Studio:
         self.loop.close()
         for engine in self.edge_engines:
             engine.close()
+        self.device.close()
+
+    @property
+    def engines(self) -> EngineSet:
+        """The engines that ticks execute now."""
+        return self.loop.engines
+
+    def reload(self) -> None:
+        """Open the tick's engines anew, as they lie in the deployment's folder now, and go on with them.
+
+        They are open and warm before the old ones go; generations in flight go on at the next tick. Raises EngineError
+        where they cannot be opened or do not fit; then the old ones stay.
+        """
+        engines = open_engines(self.deployment, self.device)
+        try:
+            warm_up(engines, self.bundle, self.deployment)
+            self.loop.swap(engines).result()
+        except TickError:
+            engines.close()
+            raise
 
     def all_engines(self) -> tuple[Engine, ...]:
         """Every open engine."""
@@ -276,6 +296,7 @@ def open_studio(deployment: Deployment | Path, *, target: Target | None = None) 
     bundle = load_bundle(deployment.bundle)
     device = open_device(deployment.target)
     with ExitStack() as opened:
+        opened.callback(device.close)
         engines = open_engines(deployment, device)
         opened.callback(engines.close)
         edge = _open_edge(deployment, bundle, device, opened)
@@ -283,7 +304,6 @@ def open_studio(deployment: Deployment | Path, *, target: Target | None = None) 
             deployment=deployment,
             bundle=bundle,
             device=device,
-            engines=engines,
             loop=TickLoop(engines, bundle, deployment, device),
             codec=Codec(bundle, edge["codec_decode"], edge.get("codec_encode")) if bundle.codec else None,
             conditioner=Conditioner(bundle, edge["conditioner"]) if bundle.conditioner else None,

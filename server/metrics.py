@@ -92,6 +92,11 @@ class Metrics:
         self.slots_capacity.set_function(lambda: stats().slots_capacity)
         self.queue_depth.set_function(lambda: stats().queue_depth)
         self.load_seconds.set(load_s)
+        self.show_engines(engines)
+
+    def show_engines(self, engines: Iterable[Engine]) -> None:
+        """What is in use now, and nothing else."""
+        self.engine_info.clear()
         for engine in engines:
             manifest = engine.manifest
             self.engine_info.labels(manifest.name, manifest.engine_sha256, manifest.target).set(1)

@@ -1,7 +1,8 @@
 """The server process: one socket, one event loop, and an end in good order.
 
 First SIGTERM or SIGINT: not ready at once, new work is refused, what is in flight may finish within `drain_s`. Second
-one: out. A tick loop that has died or hangs ends the process, so that a supervisor starts a new one.
+one: out. SIGHUP: go on with the engines as they are built now. A tick loop that has died or hangs ends the process, so
+that a supervisor starts a new one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -69,6 +71,7 @@ class TickServer(uvicorn.Server):
         self._signals = 0
         self._drain_until_s: float | None = None
         self._broken_since_s: float | None = None
+        self._reloading: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain at the first, leave at the second."""
@@ -82,6 +85,11 @@ class TickServer(uvicorn.Server):
         """Take no new work; end when everything in flight has ended, or after `drain_s`."""
         self._service.gate.drain()
         self._drain_until_s = time.monotonic() + self._settings.drain_s
+
+    def reload(self) -> None:
+        """Go on with the engines as they are built now. One reload at a time; a request during one is part of it."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._service.reload())
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: is it time to go? Then whoever is still inside is cut."""
@@ -144,6 +152,11 @@ def serve(
 ) -> int:
     """Serve until told to stop; returns the exit code."""
     server = TickServer(app, settings, on_ready)
+
+    async def run() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
+        await server.serve(sockets=[listener])
+
     with listener:
-        asyncio.run(server.serve(sockets=[listener]))
+        asyncio.run(run())
     return server.exit_code

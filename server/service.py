@@ -74,6 +74,21 @@ class Service:
         for engine in self._engines:
             engine.close()
 
+    async def reload(self) -> None:
+        """Go on with the engines as they are built now; where that cannot be, the old ones stay and it is said."""
+        studio = self.studio
+        if studio is None:
+            logger.error("engines are not reloaded: the server is not ready")
+            return
+        started_s = time.monotonic()
+        try:
+            await run_in_threadpool(studio.reload)
+        except TickError as error:
+            logger.error("engines are not reloaded, the old ones stay: %s", error)
+            return
+        self.metrics.show_engines(studio.all_engines())
+        logger.info("engines reloaded in %.1f s", time.monotonic() - started_s)
+
     def ready_studio(self) -> Studio:
         """The studio. Raises ProblemError 503 while it is loading or where it could not be opened."""
         if self.studio is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import safetensors.numpy
 from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
 
-from runtime.config import Deployment
+from runtime.config import Deployment, load_deployment
 from runtime.errors import ConfigError
 from server.run import open_socket, url_of
 
@@ -133,6 +135,44 @@ def test_the_second_signal_is_immediate(config: Path) -> None:
             started_s = time.monotonic()
             assert child.wait(40) == 128 + signal.SIGTERM
             assert time.monotonic() - started_s < 20.0
+
+
+def engine_hash(url: str) -> str:
+    """The decoder's hash, as /metrics tells it."""
+    text = httpx.get(url + "/metrics").text
+    (found,) = re.findall(r'engine_info{.*engine="decoder",sha256="(\w+)"', text)
+    return str(found)
+
+
+def latents_of(url: str) -> list[list[float]]:
+    """The latents of one prompt and seed."""
+    response = httpx.post(url + GENERATIONS, json={"prompt": "a", "seed": 1, "response_format": "latents"})
+    assert response.status_code == 200, response.text
+    (latents,) = safetensors.numpy.load(response.content).values()
+    values: list[list[float]] = latents.tolist()
+    return values
+
+
+def test_sighup_goes_on_with_the_engines_as_they_are_now(built: Callable[..., Deployment], tmp_path: Path) -> None:
+    other, original = built(max_rows=16, seed=5), built(max_rows=16)
+    shutil.copytree(original.path.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / original.path.name
+    with process(path, "--port", 0) as child:
+        url = ready_url(child)
+        before, old_hash = latents_of(url), engine_hash(url)
+        copy = load_deployment(path).engine_folder()
+        for file in other.engine_folder().glob("decoder.*"):
+            shutil.copy(file, copy / file.name)
+        child.send_signal(signal.SIGHUP)
+        eventually(lambda: engine_hash(url) != old_hash)
+        after = latents_of(url)
+        assert len(after) == len(before)
+        assert after != before
+        next(copy.glob("decoder.onnx*")).write_bytes(b"damaged")
+        child.send_signal(signal.SIGHUP)
+        assert child.stderr is not None
+        assert any("the old ones stay" in line for line in child.stderr)
+        assert latents_of(url) == after
 
 
 def test_a_signal_while_it_loads_is_clean(config: Path) -> None:
