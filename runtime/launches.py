@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from runtime.device import Device, Event, Replay, Stream
 from runtime.engine import Execution
-from runtime.errors import CaptureError
+from runtime.errors import CaptureError, EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,11 @@ class Launch:
     def hold(self, stream: Stream) -> tuple[Event, Event]:
         """Run everything once with resources of its own: what a capture needs to have happened before."""
         self.is_held = True
-        return self._each(stream, lambda execution: execution.hold(stream))
+        try:
+            return self._each(stream, lambda execution: execution.hold(stream))
+        except EngineError:
+            self._release()
+            raise
 
     def capture(self, device: Device, stream: Stream) -> None:
         """Turn it into one graph. Raises CaptureError; it runs plainly then."""
@@ -67,6 +71,9 @@ class Launch:
         if self.replay is not None:
             self.replay.close()
             self.replay = None
+        self._release()
+
+    def _release(self) -> None:
         if self.is_held:
             self.is_held = False
             for execution in self._executions():

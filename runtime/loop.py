@@ -62,7 +62,7 @@ class TickLoop:
         self._draining = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._stopped = self._closed = False
         self._fatal: TickError | None = None
 
     # Any thread.
@@ -133,7 +133,10 @@ class TickLoop:
         return len(self._registry) == 0
 
     def close(self) -> None:
-        """Stop the loop; whatever is still inside ends as drained. Engines are closed."""
+        """Stop the loop; whatever is still inside ends as drained. Engines are closed; a second time nothing happens."""
+        if self._closed:
+            return
+        self._closed = True
         self._draining.set()
         self._inbox.put(Stop())
         if self._thread is not None:

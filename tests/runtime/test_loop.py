@@ -24,6 +24,7 @@ from runtime.errors import (
     DrainingError,
     EngineDeadError,
     EngineError,
+    EngineMismatchError,
     NonFiniteError,
     QueueFullError,
     RequestError,
@@ -613,3 +614,69 @@ def test_random_work_is_accounted_for_exactly(loops: Loops) -> None:
     assert outcomes["nonfinite"] + outcomes["engine_error"] == kinds.count(Failed) > 0
     assert loop.stats().slots_active == loop.stats().queue_depth == 0
     loop.close()
+
+
+def same_engines(loop: TickLoop) -> EngineSet:
+    """The loop's engines, opened a second time."""
+    return open_engines(loop.deployment, loop.device)
+
+
+def test_engines_are_swapped_between_two_ticks_and_nobody_notices(loops: Loops) -> None:
+    loop = loops()
+    alone = run_all(loop, make("a", **GUIDED)).latents("a")
+    inbox = Inbox()
+    loop.submit(make("a", **GUIDED), inbox)
+    loop.tick()
+    new = same_engines(loop)
+    reply = loop.swap(new)
+    record = loop.tick()
+    reply.result(0)
+    assert record is not None
+    assert (record.generation, record.bound) == (1, 1)
+    assert loop.engines is new
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), alone)
+
+
+def test_a_swap_while_the_loop_idles_is_carried_out(loops: Loops) -> None:
+    loop = loops()
+    loop.start()
+    loop.swap(same_engines(loop)).result(20)
+    inbox = Inbox()
+    loop.submit(make("a"), inbox)
+    assert loop.drain(20)
+    assert inbox.latents("a").shape == (32, C)
+
+
+def test_engines_of_another_model_are_refused_and_the_old_ones_go_on(loops: Loops) -> None:
+    loop, other = loops(), loops(channels=4)
+    before = loop.engines
+    inbox = Inbox()
+    loop.submit(make("a"), inbox)
+    reply = loop.swap(other.engines)
+    while loop.tick() is not None:
+        pass
+    with pytest.raises(EngineMismatchError, match="expected"):
+        reply.result(0)
+    assert loop.engines is before
+    assert np.isfinite(inbox.latents("a")).all()
+
+
+def test_engines_that_lack_a_variant_are_refused(loops: Loops) -> None:
+    loop = loops()
+    full = same_engines(loop)
+    poor = EngineSet(full.decoder, full.rows, {f: e for f, e in full.steps.items() if "dcw" not in f})
+    reply = loop.swap(poor)
+    loop.tick()
+    with pytest.raises(EngineMismatchError, match="dcw"):
+        reply.result(0)
+    full.close()
+
+
+def test_a_loop_that_has_ended_takes_no_engines(loops: Loops) -> None:
+    loop = loops()
+    loop.start()
+    loop.close()
+    with pytest.raises(EngineError, match="ended"):
+        loop.swap(loop.engines).result(0)
