@@ -25,7 +25,7 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	$(BIN)/tickrt-build $(CONFIG)
 	exec $(BIN)/tickrt-serve $(CONFIG)
 
-test: .venv/.installed-test  ## the test suite: no torch, no GPU
+test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
 	$(BIN)/python -m pytest -m "not export and not slow and not gpu" $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
@@ -58,6 +58,12 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
+	@touch $@
+
+# TensorRT's and CUDA's real Python bindings, beside the environment, not in it: tests compare our calls with them.
+.venv/.contract: tests/contract/install.py | .venv/bin/python
+	@echo "Installing the bindings that the contract tests read into .venv/contract ..."
+	$(BIN)/python tests/contract/install.py .venv/contract
 	@touch $@
 
 .venv-export/.installed: pyproject.toml | .venv-export/bin/python

@@ -56,11 +56,15 @@ def test_ci_runs_what_the_readme_says() -> None:
     assert commands == ["lint", "test", "test-export"]
 
 
+STAMPS = (".venv/bin/python", ".venv/.installed", ".venv/.installed-test", ".venv/.contract")
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with the Makefile and pyproject.toml, nothing installed."""
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    """A folder with the Makefile and what it depends on, nothing installed."""
+    for name in ("Makefile", "pyproject.toml", "tests/contract/install.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -98,16 +102,18 @@ def test_an_absent_python_is_refused_by_name(checkout: Path) -> None:
 def test_a_second_make_installs_nothing(checkout: Path) -> None:
     before = make(checkout, "--dry-run", "test").stdout
     assert "pip install" in before
-    for stamp in (".venv/bin/python", ".venv/.installed", ".venv/.installed-test"):
+    assert "contract/install.py" in before
+    for stamp in STAMPS:
         (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
         (checkout / stamp).touch()
     after = make(checkout, "--dry-run", "test").stdout
     assert "pip install" not in after
+    assert "contract/install.py" not in after
     assert "pytest" in after
 
 
 def test_a_changed_project_installs_again(checkout: Path) -> None:
-    for stamp in (".venv/bin/python", ".venv/.installed", ".venv/.installed-test"):
+    for stamp in STAMPS:
         (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
         (checkout / stamp).touch()
     later = (checkout / ".venv/.installed-test").stat().st_mtime + 10

@@ -1,0 +1,77 @@
+"""The real packages' surfaces, read in processes of their own: no test imports TensorRT or CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.install import NO_WHEEL
+
+HERE = Path(__file__).parent
+INSTALLED = Path(sys.prefix) / "contract"
+VERSIONS = ("10.16", "11.4")
+LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
+CUDA_PACKAGES = ("cuda.core", "cuda.bindings.runtime", "cuda.bindings.driver")
+
+Surface = dict[str, Any]
+
+
+def read_surface(*packages: str, path: Path, libraries: Path | None = None, **more: str) -> Surface:
+    """What surface.py says of packages ("tensorrt=tensorrt_bindings") that lie in `path`."""
+    environment = {**os.environ, "PYTHONPATH": str(path), "LD_LIBRARY_PATH": str(libraries or ""), **more}
+    command = [sys.executable, "-P", str(HERE / "surface.py"), *packages]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    surface: Surface = json.loads(done.stdout)
+    return surface
+
+
+def installed(name: str) -> Path:
+    """The folder of one installation; skips the test where there can be none."""
+    folder = INSTALLED / name
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: `make test` installs the real bindings")
+    if (folder / NO_WHEEL).exists():
+        pytest.skip((folder / NO_WHEEL).read_text(encoding="utf-8").strip())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the libraries that the bindings want, under the sonames of both versions, compiled from nine
+    symbols."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler (cc, gcc, clang): the stub of TensorRT's library cannot be made")
+    folder = tmp_path_factory.mktemp("stub")
+    for soname in (f"lib{name}.so.{version.partition('.')[0]}" for name in LIBRARIES for version in VERSIONS):
+        options = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(folder / soname)]
+        subprocess.run([compiler, *options, str(HERE / "nine_symbols.c")], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tensorrt_surface(stub_library: Path) -> Callable[[str], Surface]:
+    """`tensorrt_surface("11.4")`: what that version of TensorRT offers."""
+    read: dict[str, Surface] = {}
+
+    def get(version: str) -> Surface:
+        folder = installed(f"trt-{version}")
+        if version not in read:
+            read[version] = read_surface("tensorrt=tensorrt_bindings", path=folder, libraries=stub_library)
+        return read[version]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def cuda_surface() -> Surface:
+    """What cuda.core and cuda.bindings offer."""
+    return read_surface(*(f"{name}={name}" for name in CUDA_PACKAGES), path=installed("cuda"))
