@@ -12,15 +12,14 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.admission import check_request
 from runtime.batch import Cancelled, Event, Failed, Finished, LaneBatch, Progress, Started, TickBatch, TickRecord
 from runtime.checkpoint import FrozenSlot
 from runtime.config import Deployment
 from runtime.device import Device
 from runtime.device import Event as DeviceEvent
+from runtime.door import Door
 from runtime.engine import EngineSet, variant_name
 from runtime.errors import (
-    DrainingError,
     EngineDeadError,
     EngineError,
     NonFiniteError,
@@ -29,81 +28,32 @@ from runtime.errors import (
     TickError,
 )
 from runtime.flight import InFlight, Launched, LoopStats, PhaseClock
-from runtime.inbox import Cancel, Freeze, Inbox, Message, Stop, Submit, Swap, Update
+from runtime.inbox import Cancel, Freeze, Message, Stop, Submit, Swap, Update
 from runtime.lanes import Lanes
-from runtime.registry import Listener, Registry
 from runtime.replacement import check_replaceable
-from runtime.request import DENOISE_MIN, GenerationRequest, StepParameters
+from runtime.request import DENOISE_MIN
 from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
 
 
-class TickLoop:
-    """Runs ticks. submit, update, cancel, freeze and stats may be called from any thread; tick() from one only.
-
-    At most `depth + queue` generations are inside at a time; one more is refused at once.
-    """
+class TickLoop(Door):
+    """Runs ticks: tick() is called from one thread only; what Door has, stats, start and close from any."""
 
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
-        self.bundle, self.deployment, self.device = bundle, deployment, device
+        super().__init__(engines, bundle, deployment)
+        self.device = device
         self.observers: list[Callable[[TickRecord], None]] = []
-        self.engines = engines
         self._generation = 0
         self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
         self._stream = device.main
         self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
-        self._inbox = Inbox()
-        self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
         self._frozen: dict[str, FrozenSlot] = {}
         self._in_flight: deque[InFlight] = deque()
         self._ticks = 0
         self._last_tick_s = time.monotonic()
         self._is_idle = True
-        self._draining = threading.Event()
-        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._stopped = self._closed = False
-        self._fatal: TickError | None = None
-
-    # Any thread.
-
-    def submit(self, request: GenerationRequest, listener: Listener) -> str:
-        """Ask for a generation; exactly one terminal event follows. Returns the request's id.
-
-        Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
-        """
-        check_request(request, self.bundle, self.deployment, self.engines.decoder)
-        return self._enter(Submit(request), listener)
-
-    def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
-        """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
-        check_request(frozen.request, self.bundle, self.deployment, self.engines.decoder)
-        frozen.check(self.bundle)
-        return self._enter(Submit(frozen.request, frozen), listener)
-
-    def update(self, session: str, parameters: StepParameters | None) -> None:
-        """Replace a session's step parameters for all its generations, from the next tick on."""
-        self._inbox.put(Update(session, parameters))
-
-    def cancel(self, request_id: str) -> None:
-        """End a generation before the next commit; unknown ids are ignored."""
-        self._inbox.put(Cancel(request_id))
-
-    def freeze(self, request_id: str) -> Future[FrozenSlot]:
-        """A copy of a generation in flight, which runs on. Where the id is unknown, the future raises RequestError."""
-        reply: Future[FrozenSlot] = Future()
-        self._inbox.put(Freeze(request_id, reply))
-        return reply
-
-    def swap(self, engines: EngineSet) -> Future[None]:
-        """Run on other engines of the same tensors from the next tick on, and close the old ones; nobody in flight
-        notices. Where they do not fit, or the loop has ended, the future raises EngineError and they are not taken."""
-        reply: Future[None] = Future()
-        if self._ended.is_set():
-            reply.set_exception(EngineError("the tick loop has ended"))
-        else:
-            self._inbox.put(Swap(engines, reply))
-        return reply
 
     def stats(self) -> LoopStats:
         """Counts as of now."""
@@ -124,16 +74,8 @@ class TickLoop:
         self._thread = threading.Thread(target=self.run, name="tick", daemon=True)
         self._thread.start()
 
-    def drain(self, timeout_s: float) -> bool:
-        """Take no new work and let what is inside finish; False when the time ran out first."""
-        self._draining.set()
-        deadline_s = time.monotonic() + timeout_s
-        while len(self._registry) and time.monotonic() < deadline_s and not self._ended.is_set():
-            self._ended.wait(0.01)
-        return len(self._registry) == 0
-
     def close(self) -> None:
-        """Stop the loop; whatever is still inside ends as drained. Engines are closed; a second time nothing happens."""
+        """Stop the loop; whatever is still inside ends as drained. Engines are closed. Again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -145,7 +87,8 @@ class TickLoop:
             with contextlib.suppress(EngineDeadError):
                 self._complete_all()
             self._end()
-        self._lanes.close()
+        with contextlib.suppress(EngineDeadError):
+            self._lanes.close()
         self.engines.close()
 
     # The tick thread.
@@ -349,17 +292,6 @@ class TickLoop:
         self._frozen.pop(request_id, None)
         self._registry.leave(event, outcome)
 
-    def _enter(self, message: Submit, listener: Listener) -> str:
-        if self._fatal is not None:
-            raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
-        if self._draining.is_set() or self._ended.is_set():
-            raise DrainingError("the server is shutting down and takes no new work")
-        self._registry.enter(message.request.id, listener)
-        self._inbox.put(message)
-        if self._ended.is_set():
-            self._tell_leftovers()
-        return message.request.id
-
     def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:
         for step in (step for lane in batch.lanes for step in lane.slots):
             self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
@@ -385,14 +317,3 @@ class TickLoop:
         self._ended.set()
         self._in_flight.clear()
         self._tell_leftovers()
-
-    def _tell_leftovers(self) -> None:
-        """Generations that nobody will run any more, and questions that nobody will answer."""
-        for message in self._inbox.drain():
-            if isinstance(message, Freeze):
-                message.reply.set_exception(DrainingError("the loop has stopped"))
-            elif isinstance(message, Swap):
-                message.reply.set_exception(EngineError("the tick loop has ended"))
-        error = self._fatal or DrainingError("the server shut down before the generation was finished")
-        for request_id in self._registry.ids():
-            self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")
