@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import torch
 
 from engine_build.demo_model.bundle import (
@@ -15,7 +14,8 @@ from engine_build.demo_model.bundle import (
 )
 from engine_build.demo_model.latents import CHANNELS
 from engine_build.demo_model.model import CONDITION_WIDTH, DemoModel, num_parameters
-from engine_build.export import DecoderShape, export_decoder, max_error, paths_in
+from engine_build.masked_decoder import DecoderShape, export_decoder, max_error
+from engine_build.onnx_tidy import paths_in
 
 SHAPE: Final = DecoderShape(CHANNELS, 2 * CHANNELS, CONDITION_WIDTH, frame_multiple=2)
 _CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
@@ -44,7 +44,7 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     model, figures = load_average(checkpoint)
-    onnx.save(export_decoder(model.decoder, SHAPE), folder / "decoder.onnx")
+    export_decoder(model.decoder, SHAPE, folder / "decoder.onnx")
     write_text_side(folder, model.token_table().detach().numpy())
     write_codec(folder)
     error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)

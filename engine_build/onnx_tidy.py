@@ -1,0 +1,113 @@
+"""Exported ONNX graphs, tidied: named dimensions, forms that engines fuse, no trace of the machine that wrote them."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+# torch's exporter writes stack traces and graph dumps into every node; profiling needs the module scopes only.
+KEPT_METADATA: Final = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
+_PATH_PATTERN: Final = re.compile(
+    rb"site-packages|stack_trace|(?:/[\w.+-]+){2,}\.(?:py|so)\b|/(?:home|root|Users|tmp)/"
+)
+
+
+def tidy(model: onnx.ModelProto, dimensions: dict[str, str]) -> None:
+    """Everything below, in place. Works on a model whose weights are stored outside, without reading them."""
+    name_dimensions(model, dimensions)
+    divide_by_roots(model)
+    drop_idle_reshapes(model)
+    strip_metadata(model)
+
+
+def name_dimensions(model: onnx.ModelProto, names: dict[str, str]) -> None:
+    """Rename free dimensions of the graph's inputs, outputs and inner values."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in names:
+                dimension.dim_param = names[dimension.dim_param]
+
+
+def divide_by_roots(model: onnx.ModelProto) -> None:
+    """Turn `x * (1 / sqrt(y))` into `x / sqrt(y)`: the form of RMSNorm that engines know how to fuse."""
+    reciprocals = {node.output[0]: node for node in model.graph.node if node.op_type == "Reciprocal"}
+    used = {name for node in model.graph.node if node.op_type != "Mul" for name in node.input}
+    for node in model.graph.node:
+        if node.op_type == "Mul" and node.input[1] in reciprocals and node.input[1] not in used:
+            node.op_type = "Div"
+            node.input[1] = reciprocals[node.input[1]].input[0]
+    _remove_unused(model.graph)
+
+
+def drop_idle_reshapes(model: onnx.ModelProto) -> None:
+    """Take out reshapes to the shape that a value has already: a free dimension may be the same only by its name."""
+    graph = model.graph
+    shapes = {value.name: _shape(value) for value in (*graph.input, *graph.value_info)}
+    outputs = {value.name for value in graph.output}
+    idle = [
+        node
+        for node in graph.node
+        if node.op_type == "Reshape"
+        and node.output[0] not in outputs
+        and shapes.get(node.input[0]) is not None
+        and shapes.get(node.input[0]) == shapes.get(node.output[0])
+    ]
+    renamed: dict[str, str] = {}
+    for node in idle:
+        renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
+    _remove_unused(graph)
+
+
+def strip_metadata(model: onnx.ModelProto) -> None:
+    """Remove everything that the exporter noted but the module scopes; file paths of the machine go with it."""
+    graph = model.graph
+    holders: tuple[Iterable[Any], ...] = (
+        graph.input,
+        graph.output,
+        graph.value_info,
+        graph.initializer,
+        [graph, model],
+    )
+    for values in holders:
+        for value in values:
+            del value.metadata_props[:]
+    for node in graph.node:
+        kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key in KEPT_METADATA]
+        del node.metadata_props[:]
+        for key, value in kept:
+            node.metadata_props.add(key=key, value=value)
+        node.doc_string = ""
+    graph.doc_string = model.doc_string = ""
+
+
+def paths_in(file: Path) -> list[bytes]:
+    """Everything in a file that looks like a path of the machine that wrote it; empty is good."""
+    return _PATH_PATTERN.findall(file.read_bytes())
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
+    """None where a dimension is neither a number nor named."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    dimensions = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim)
+    return None if "" in dimensions else dimensions
+
+
+def _remove_unused(graph: onnx.GraphProto) -> None:
+    """Remove every node that no output depends on."""
+    producers = {name: index for index, node in enumerate(graph.node) for name in node.output}
+    waiting, needed = [value.name for value in graph.output], set[int]()
+    while waiting:
+        index = producers.get(waiting.pop())
+        if index is not None and index not in needed:
+            needed.add(index)
+            waiting += graph.node[index].input
+    for index in reversed(range(len(graph.node))):
+        if index not in needed:
+            del graph.node[index]
