@@ -13,6 +13,7 @@ from runtime.config import Deployment
 from runtime.engine import EngineSet
 from runtime.errors import DrainingError, EngineDeadError, EngineError, TickError
 from runtime.inbox import Cancel, Freeze, Inbox, Submit, Swap, Update
+from runtime.noise import noise
 from runtime.registry import Listener, Registry
 from runtime.request import GenerationRequest, StepParameters
 from runtime.spec import Bundle
@@ -39,13 +40,13 @@ class Door:
         Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
         """
         check_request(request, self.bundle, self.deployment, self.engines.decoder)
-        return self._enter(Submit(request), listener)
+        return self._enter(request, listener)
 
     def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
         """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
         check_request(frozen.request, self.bundle, self.deployment, self.engines.decoder)
         frozen.check(self.bundle)
-        return self._enter(Submit(frozen.request, frozen), listener)
+        return self._enter(frozen.request, listener, frozen)
 
     def update(self, session: str, parameters: StepParameters | None) -> None:
         """Replace a session's step parameters for all its generations, from the next tick on."""
@@ -79,16 +80,19 @@ class Door:
             self._ended.wait(0.01)
         return len(self._registry) == 0
 
-    def _enter(self, message: Submit, listener: Listener) -> str:
+    def _enter(self, request: GenerationRequest, listener: Listener, frozen: FrozenSlot | None = None) -> str:
+        """Noise is drawn here, in the caller's time: the tick thread has other things to do."""
         if self._fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
         if self._draining.is_set() or self._ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
-        self._registry.enter(message.request.id, listener)
-        self._inbox.put(message)
+        self._registry.enter(request.id, listener)
+        given = request.noise
+        drawn = noise(request.frames, self.bundle.latents.channels, request.seed) if given is None else given
+        self._inbox.put(Submit(request, drawn, frozen))
         if self._ended.is_set():
             self._tell_leftovers()
-        return message.request.id
+        return request.id
 
     def _tell_leftovers(self) -> None:
         """Generations that nobody will run any more, and questions that nobody will answer."""

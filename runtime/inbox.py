@@ -9,14 +9,15 @@ from queue import Empty, SimpleQueue
 
 from runtime.checkpoint import FrozenSlot
 from runtime.engine import EngineSet
-from runtime.request import GenerationRequest, StepParameters
+from runtime.request import Array, GenerationRequest, StepParameters
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new generation; `frozen` where it goes on from a checkpoint."""
+    """A new generation with its noise `[T, C]`; `frozen` where it goes on from a checkpoint."""
 
     request: GenerationRequest
+    noise: Array
     frozen: FrozenSlot | None = None
 
 

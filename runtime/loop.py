@@ -47,7 +47,7 @@ class TickLoop(Door):
         self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
         self._stream = device.main
         self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
-        self._frozen: dict[str, FrozenSlot] = {}
+        self._entering: dict[str, Submit] = {}
         self._in_flight: deque[InFlight] = deque()
         self._ticks = 0
         self._last_tick_s = time.monotonic()
@@ -205,12 +205,11 @@ class TickLoop(Door):
         live = {slot.frames for slot in self._scheduler.slots.values()}
         for slot in admitted:
             state = self._lanes.open(slot.frames, live).state
-            frozen = self._frozen.pop(slot.request.id, None)
-            if frozen is None:
-                state.admit(slot)
-            else:
-                slot.step, slot.kept = frozen.step, frozen.kept
-                state.restore(slot, frozen.arrays)
+            message = self._entering.pop(slot.request.id)
+            state.admit(slot, message.noise)
+            if message.frozen is not None:
+                slot.step, slot.kept = message.frozen.step, message.frozen.kept
+                state.restore(slot.seat, message.frozen.arrays)
             self._registry.tell(Started(slot.request.id, self._scheduler.tick))
 
     def _drain_inbox(self) -> None:
@@ -255,10 +254,8 @@ class TickLoop(Door):
         if request.denoise <= DENOISE_MIN:
             assert request.start is not None
             self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
-        elif message.frozen is not None:
-            self._frozen[request.id] = message.frozen
-            self._scheduler.waiting.push(request)
         else:
+            self._entering[request.id] = message
             self._scheduler.waiting.push(request)
 
     def _freeze(self, request_id: str, reply: Future[FrozenSlot]) -> None:
@@ -289,7 +286,7 @@ class TickLoop(Door):
         if slot is not None:
             self._lanes[slot.frames].state.vacate(slot.seat)
         self._scheduler.remove(request_id)
-        self._frozen.pop(request_id, None)
+        self._entering.pop(request_id, None)
         self._registry.leave(event, outcome)
 
     def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:

@@ -28,7 +28,6 @@ class SlotState:
         self.seats, self.frames, self.channels = seats, frames, channels
         self._fields: dict[str, Field] = {}
         self._doubles: dict[str, Double] = {}
-        self._noise = np.empty((frames, channels), np.float32)
         self._start = np.empty((frames, channels), np.float32)
         self._shape = {"T": frames, "C": channels, "B": -(-frames // 2)}
         for name in ("time", "next_time", "velocity_scale"):
@@ -54,16 +53,12 @@ class SlotState:
         tensor = self.field(name).tensor
         return tensor.view(seats, *tensor.shape[1:])
 
-    def admit(self, slot: Slot) -> None:
-        """Write a new generation's latents and fields into its seat."""
+    def admit(self, slot: Slot, noise: Array) -> None:
+        """Write a new generation's latents and fields into its seat; `noise` `[T, C]` is its own."""
         request, seat = slot.request, slot.seat
-        if request.noise is not None:
-            np.copyto(self._noise, request.noise)
-        else:
-            fill_noise(self._noise, request.seed)
-        self._write_double("latents", seat, self._start_latents(slot))
+        self._write_double("latents", seat, self._start_latents(slot, noise))
         if request.guidance_mode == "self":
-            self._write_double("kept_negative", seat, self._noise)
+            self._write_double("kept_negative", seat, noise)
         if "momentum_state" in self._doubles:
             self._start[...] = 0.0
             self._write_double("momentum_state", seat, self._start)
@@ -118,20 +113,19 @@ class SlotState:
             double = self._doubles[name]
             double.to_write(1 - double.side, self._stream)
 
-    def restore(self, slot: Slot, arrays: dict[str, Array]) -> None:
-        """Write a frozen generation into its seat."""
-        self.admit(slot)
+    def restore(self, seat: int, arrays: dict[str, Array]) -> None:
+        """Write what `freeze` gave into a seat that the generation was admitted to."""
         for name, values in arrays.items():
-            self._write_double(name, slot.seat, values)
+            self._write_double(name, seat, values)
 
-    def _start_latents(self, slot: Slot) -> Array:
+    def _start_latents(self, slot: Slot, noise: Array) -> Array:
         request = slot.request
         share: Curve | None = request.initial_noise_curve
         if share is None and request.denoise < 1.0:
             share = float(slot.times[0])
         if share is None or request.start is None:
-            return self._noise
-        np.subtract(self._noise, request.start, out=self._start)
+            return noise
+        np.subtract(noise, request.start, out=self._start)
         self._start *= share if isinstance(share, float) else share[:, None]
         self._start += request.start
         return self._start
