@@ -45,10 +45,6 @@ def _enum(name: str, **members: int) -> Any:
     return TrtEnum(name, members)  # type: ignore[call-overload]
 
 
-_GONE_FROM_11 = {
-    "FP16": 0, "INT8": 1, "OBEY_PRECISION_CONSTRAINTS": 9, "PREFER_PRECISION_CONSTRAINTS": 10,
-    "REJECT_EMPTY_ALGORITHMS": 12, "FP8": 15, "BF16": 17, "WEIGHTLESS": 18, "INT4": 22, "FP4": 26,
-}  # fmt: skip
 _FLAGS_11 = {
     "DEBUG": 2, "GPU_FALLBACK": 3, "REFIT": 4, "DISABLE_TIMING_CACHE": 5, "TF32": 6, "SPARSE_WEIGHTS": 7,
     "SAFETY_SCOPE": 8, "DIRECT_IO": 11, "VERSION_COMPATIBLE": 12, "EXCLUDE_LEAN_RUNTIME": 13,
@@ -58,12 +54,17 @@ _FLAGS_11 = {
 }  # fmt: skip
 
 
-def _flags_10() -> dict[str, int]:
-    moved = {name: number + (number >= 11 and name != "DIRECT_IO") for name, number in _FLAGS_11.items()}
-    return {name: number + 100 for name, number in _GONE_FROM_11.items()} | moved
+_FLAGS_10 = {
+    "FP16": 0, "INT8": 1, "DEBUG": 2, "GPU_FALLBACK": 3, "REFIT": 4, "DISABLE_TIMING_CACHE": 5, "TF32": 6,
+    "SPARSE_WEIGHTS": 7, "SAFETY_SCOPE": 8, "OBEY_PRECISION_CONSTRAINTS": 9, "PREFER_PRECISION_CONSTRAINTS": 10,
+    "DIRECT_IO": 11, "REJECT_EMPTY_ALGORITHMS": 12, "VERSION_COMPATIBLE": 13, "EXCLUDE_LEAN_RUNTIME": 14, "FP8": 15,
+    "ERROR_ON_TIMING_CACHE_MISS": 16, "BF16": 17, "DISABLE_COMPILATION_CACHE": 18, "STRIP_PLAN": 19, "WEIGHTLESS": 19,
+    "REFIT_IDENTICAL": 20, "WEIGHT_STREAMING": 21, "INT4": 22, "REFIT_INDIVIDUAL": 23, "STRICT_NANS": 24,
+    "MONITOR_MEMORY": 25, "FP4": 26, "EDITABLE_TIMING_CACHE": 27, "DISTRIBUTIVE_INDEPENDENCE": 28,
+}  # fmt: skip
 
 
-BuilderFlag = _enum("BuilderFlag", **(_FLAGS_11 if STRONGLY_TYPED_ONLY else _flags_10()))
+BuilderFlag = _enum("BuilderFlag", **(_FLAGS_11 if STRONGLY_TYPED_ONLY else _FLAGS_10))
 NetworkDefinitionCreationFlag = _enum(
     "NetworkDefinitionCreationFlag",
     **(

@@ -1,0 +1,224 @@
+"""Builds: network and options in, plan out. Reports progress from a thread of its own, as the real builder does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from ._basics import IHostMemory, ILogger, IStreamWriter
+from ._config import IBuilderConfig, IOptimizationProfile
+from ._enums import VERSION_TUPLE, BuilderFlag, Severity
+from ._graph import open_session
+from ._network import INetworkDefinition
+from ._plan import Plan, TensorPlan
+from ._rules import Answer, machine, need_driver
+
+PHASE, INNER_PHASE = "Building an engine from the network", "Tactic selection"
+CHUNK_BYTES = 1 << 16
+STEPS = 20
+
+
+class Builder:
+    """Compiles networks."""
+
+    def __init__(self, logger: ILogger) -> None:
+        if not isinstance(logger, ILogger):
+            raise TypeError("__init__(): incompatible constructor arguments: Builder(logger: ILogger)")
+        need_driver("Builder")
+        self._logger = logger
+        self.max_threads = 1
+
+    @property
+    def logger(self) -> ILogger:
+        return self._logger
+
+    def create_network(self, flags: int = 0) -> INetworkDefinition:
+        return INetworkDefinition(int(flags))
+
+    def create_builder_config(self) -> IBuilderConfig:
+        return IBuilderConfig(self._logger)
+
+    def create_optimization_profile(self) -> IOptimizationProfile:
+        return IOptimizationProfile()
+
+    def is_network_supported(self, network: INetworkDefinition, config: IBuilderConfig) -> bool:
+        return network._model is not None
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
+        """The plan; None where the build failed or was cancelled (the logger says why)."""
+        plan = _Build(self._logger, network, config).run()
+        return None if plan is None else IHostMemory(plan)
+
+    def build_serialized_network_to_stream(
+        self, network: INetworkDefinition, config: IBuilderConfig, writer: IStreamWriter
+    ) -> bool:
+        """The plan, in pieces, to the writer."""
+        what = "build_serialized_network_to_stream"
+        if not isinstance(writer, IStreamWriter):
+            raise TypeError(f"{what}(): incompatible function arguments: {type(writer).__name__}")
+        plan = _Build(self._logger, network, config).run()
+        if plan is None:
+            return Answer(False, what)
+        for start in range(0, len(plan), CHUNK_BYTES):
+            piece = plan[start : start + CHUNK_BYTES]
+            if writer.write(piece) != len(piece):
+                self._logger.log(Severity.ERROR, "IStreamWriter::write did not take all bytes")
+                return Answer(False, what)
+        return Answer(True, what)
+
+
+class _Build:
+    """One build. Python sees no Ctrl-C while the real library builds: signals wait here too."""
+
+    def __init__(self, logger: ILogger, network: INetworkDefinition, config: IBuilderConfig) -> None:
+        if not isinstance(network, INetworkDefinition) or not isinstance(config, IBuilderConfig):
+            raise TypeError("build_serialized_network(): incompatible function arguments")
+        self._logger, self._network, self._config = logger, network, config
+        self._result: bytes | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> bytes | None:
+        worker = threading.Thread(target=self._work, name="simulated TensorRT builder")
+        on_main = threading.current_thread() is threading.main_thread()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if on_main else None
+        try:
+            worker.start()
+            worker.join()
+        finally:
+            if before is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _work(self) -> None:
+        try:
+            self._result = self._build()
+        except BaseException as error:
+            self._error = error
+
+    def _build(self) -> bytes | None:
+        faults = machine().faults
+        if faults.get("build_crash"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if message := faults.get("build_fails"):
+            return self._fail(str(message))
+        problem = self._problem()
+        if problem is not None:
+            return self._fail(problem)
+        graph = self._graph()
+        if graph is None or not self._select_tactics():
+            return None
+        return self._plan(graph).pack()
+
+    def _fail(self, message: str) -> None:
+        self._logger.log(Severity.ERROR, f"IBuilder::buildSerializedNetwork: Error Code 4: {message}")
+
+    def _problem(self) -> str | None:
+        """What the real builder would refuse before it starts."""
+        if not self._network._is_strongly_typed:
+            machine().break_rule("a network of TensorRT 10 is not strongly typed")
+        if self._network._model is None:
+            return "Network must have at least one output"
+        free = [tensor for tensor in self._network._side(True) if -1 in tensor.shape]
+        if free and not self._config._profiles:
+            return "Network has dynamic or shape inputs, but no optimization profile has been defined."
+        for index, profile in enumerate(self._config._profiles):
+            for tensor in free:
+                if (problem := _profile_problem(profile, tensor, index)) is not None:
+                    return problem
+        return None
+
+    def _graph(self) -> bytes | None:
+        """The graph, as ONNX Runtime will execute it; None where it does not take it."""
+        assert self._network._model is not None
+        data = self._network._model.SerializeToString()
+        try:
+            open_session(data)
+        except (ort_errors.Fail, ort_errors.InvalidGraph, ort_errors.NotImplemented, ort_errors.InvalidArgument) as e:
+            self._fail(f"Could not find any implementation for node: {e}")
+            return None
+        return data
+
+    def _select_tactics(self) -> bool:
+        """Measure, tell the monitor, fill the timing cache; False where the monitor cancelled."""
+        seconds = float(os.environ.get("SIMULATED_BUILD_S", "0"))
+        skipped = int(os.environ.get("SIMULATED_SKIPPED_TACTICS", "3"))
+        monitor = self._config.progress_monitor
+        if monitor is not None:
+            monitor.phase_start(PHASE, None, 1)
+            monitor.phase_start(INNER_PHASE, PHASE, STEPS)
+        for step in range(STEPS):
+            time.sleep(seconds / STEPS)
+            if step < skipped:
+                what = f"Skipping tactic {step} due to insufficient memory on requested size of {1 << 30} detected"
+                self._logger.log(Severity.WARNING, f"{what} for tactic 0x{step:016x}.")
+            if monitor is not None and monitor.step_complete(INNER_PHASE, step) is not True:
+                self._logger.log(Severity.WARNING, "The build was cancelled by the progress monitor")
+                return False
+        if not self._use_timing_cache():
+            return False
+        if monitor is not None:
+            monitor.phase_finish(INNER_PHASE)
+            if monitor.step_complete(PHASE, 0) is not True:
+                return False
+            monitor.phase_finish(PHASE)
+        return True
+
+    def _use_timing_cache(self) -> bool:
+        config = self._config
+        if config._cache is None or config.builder_optimization_level == 0:
+            return True
+        cache = config._cache()
+        if cache is None:
+            machine().break_rule("the timing cache was destroyed before the build was done")
+        assert cache is not None
+        assert self._network._model is not None
+        keys = {f"{node.op_type}:{','.join(node.input)}" for node in self._network._model.graph.node}
+        missing = keys - cache._entries.keys()
+        self._logger.log(Severity.VERBOSE, f"Timing cache: {len(keys) - len(missing)} hits, {len(missing)} misses")
+        if missing and config.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS):
+            self._fail("timing cache miss with ERROR_ON_TIMING_CACHE_MISS")
+            return False
+        cache._entries.update(dict.fromkeys(missing, 0.01))
+        return True
+
+    def _plan(self, graph: bytes) -> Plan:
+        config, here = self._config, machine()
+        tensors = tuple(
+            TensorPlan(item.name, item.dtype.name, tuple(item.shape), item.is_network_input)
+            for item in self._network._tensors
+        )
+        static = {item.name: (item.shape,) * 3 for item in tensors if item.is_input and -1 not in item.shape}
+        return Plan(
+            version=VERSION_TUPLE,
+            gpu=here.gpu_name,
+            compute_capability=here.cc,
+            tensors=tensors,
+            profiles=tuple({**static, **profile._ranges} for profile in config._profiles) or (static,),
+            flags=tuple(sorted(flag.name for flag in config._flags)),
+            verbosity=config.profiling_verbosity.name,
+            aux_streams=max(config.max_aux_streams, 0),
+            hardware_compatibility=config.hardware_compatibility_level.name,
+            graph=graph,
+        )
+
+
+def _profile_problem(profile: IOptimizationProfile, tensor: Any, index: int) -> str | None:
+    ranges = profile._ranges.get(tensor.name)
+    if ranges is None:
+        return f"Dynamic input {tensor.name} does not have shapes in optimization profile {index}."
+    for sizes in zip(tensor.shape, *ranges, strict=False):
+        if sizes[0] != -1 and len(set(sizes)) != 1:
+            return f"{tensor.name}: a static dimension {sizes[0]} has the range {sizes[1:]} in profile {index}."
+    if len(ranges[0]) != len(tensor.shape):
+        return f"{tensor.name}: profile {index} has {len(ranges[0])} dimensions, the network {len(tensor.shape)}."
+    return None

@@ -1,0 +1,305 @@
+"""Runtime, engine and inspector."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from simulated_machine import RefusedError
+
+from ._basics import Dims, ILogger
+from ._context import IExecutionContext
+from ._enums import (
+    STRONGLY_TYPED_ONLY,
+    DataType,
+    EngineStat,
+    ExecutionContextAllocationStrategy,
+    HardwareCompatibilityLevel,
+    LayerInformationFormat,
+    ProfilingVerbosity,
+    Severity,
+    TensorFormat,
+    TensorIOMode,
+    TensorLocation,
+)
+from ._graph import NUMPY, open_session
+from ._plan import Plan, PlanDamagedError, TensorPlan, unpack, why_not_here
+from ._rules import machine, need_driver, remember
+
+ALIGNMENT_BYTES = 256
+Shape = tuple[int, ...]
+
+
+class Runtime:
+    """Loads plans. Must outlive its engines, its logger must outlive it."""
+
+    def __init__(self, logger: ILogger) -> None:
+        if not isinstance(logger, ILogger):
+            raise TypeError("__init__(): incompatible constructor arguments: Runtime(logger: ILogger)")
+        need_driver("Runtime")
+        self._machine = machine()
+        self._logger = weakref.ref(logger)
+        self._engines: weakref.WeakSet[ICudaEngine] = weakref.WeakSet()
+        self.engine_host_code_allowed = False
+        self.max_threads = 1
+
+    @property
+    def logger(self) -> ILogger:
+        logger = self._logger()
+        if logger is None:
+            self._machine.break_rule("a Runtime is used after its logger was destroyed")
+        assert logger is not None
+        return logger
+
+    def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
+        """None where the plan does not load; the logger says why."""
+        here = self._machine
+        data = bytes(memoryview(serialized_engine))
+        if here.faults.get("deserialize_none") or here.strikes("deserialize_none_at"):
+            return self._fail("Serialization assertion stdVersionRead == serializationVersion failed")
+        try:
+            plan = unpack(data)
+        except PlanDamagedError as error:
+            return self._fail(str(error))
+        reason = why_not_here(plan, here.gpu_name, here.cc, host_code_allowed=self.engine_host_code_allowed)
+        if reason is not None:
+            return self._fail(reason)
+        if plan.gpu != here.gpu_name:
+            what = "Using an engine plan file across different models of devices is not supported"
+            self.logger.log(Severity.WARNING, f"{what} and is likely to affect performance or even cause errors.")
+        try:
+            weights = here.allocate(len(plan.graph), "device")
+        except RefusedError as error:
+            return self._fail(_cuda_words(error.code))
+        engine = ICudaEngine(self, plan, weights)
+        self._engines.add(engine)
+        return engine
+
+    def _fail(self, message: str) -> None:
+        self.logger.log(Severity.ERROR, f"IRuntime::deserializeCudaEngine: Error Code 1: {message}")
+
+    def __del__(self) -> None:
+        if len(getattr(self, "_engines", ())):
+            remember("a Runtime was destroyed before its engines: close context, engine, runtime", self._machine)
+
+
+class ICudaEngine:
+    """A loaded plan; its weights take device memory."""
+
+    def __init__(self, runtime: Runtime, plan: Plan, weights: int) -> None:
+        self._machine, self._runtime, self._logger = runtime._machine, weakref.ref(runtime), runtime._logger
+        self._plan, self._weights = plan, weights
+        self._tensors = {item.name: item for item in plan.tensors}
+        self._session = open_session(plan.graph)
+        self._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
+        self._outputs_of: dict[tuple[Shape, ...], dict[str, Shape]] = {}
+
+    name = "Unnamed Network 0"
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._plan.tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        return self._plan.tensors[index].name
+
+    def __getitem__(self, index: int) -> str:
+        return self.get_tensor_name(index)
+
+    def get_tensor_mode(self, name: str) -> Any:
+        if name not in self._tensors:
+            return TensorIOMode.NONE
+        return TensorIOMode.INPUT if self._tensors[name].is_input else TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, name: str) -> DataType:
+        return DataType[self._tensors[name].dtype]
+
+    def get_tensor_shape(self, name: str) -> Dims:
+        return Dims(self._tensors[name].shape)
+
+    def get_tensor_location(self, name: str) -> Any:
+        return TensorLocation.DEVICE
+
+    def get_tensor_format(self, name: str, profile_index: int = 0) -> Any:
+        return TensorFormat.LINEAR
+
+    def get_tensor_format_desc(self, name: str, profile_index: int = 0) -> str:
+        return "Row-major linear FP32 format (kLINEAR)"
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        return False
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return None
+
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
+        if not self._tensors[name].is_input:
+            return [Dims()] * 3
+        return [Dims(shape) for shape in self._plan.profiles[profile_index][name]]
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._plan.profiles)
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return max(self.get_device_memory_size_for_profile_v2(i) for i in range(len(self._plan.profiles)))
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+        """Twice the inputs at their largest."""
+        ranges = self._plan.profiles[profile_index]
+        sizes = [prod(ranges[item.name][2]) * int(DataType[item.dtype].itemsize or 0) for item in self._inputs()]
+        return -(-2 * sum(sizes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    @property
+    def num_layers(self) -> int:
+        return len(layers(self._plan))
+
+    @property
+    def num_aux_streams(self) -> int:
+        return self._plan.aux_streams
+
+    @property
+    def refittable(self) -> bool:
+        return "REFIT" in self._plan.flags
+
+    @property
+    def profiling_verbosity(self) -> Any:
+        return ProfilingVerbosity[self._plan.verbosity]
+
+    @property
+    def hardware_compatibility_level(self) -> Any:
+        return HardwareCompatibilityLevel[self._plan.hardware_compatibility]
+
+    @property
+    def streamable_weights_size(self) -> int:
+        return 0
+
+    def get_engine_stat(self, stat: Any = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
+        return len(self._plan.graph) if stat is EngineStat.TOTAL_WEIGHTS_SIZE else -1
+
+    def create_engine_inspector(self) -> EngineInspector:
+        return EngineInspector(self)
+
+    def create_execution_context(
+        self, strategy: Any = ExecutionContextAllocationStrategy.STATIC
+    ) -> IExecutionContext | None:
+        """None where memory ran out."""
+        if strategy not in ExecutionContextAllocationStrategy:
+            raise TypeError("create_execution_context(): incompatible function arguments")
+        if self._runtime() is None:
+            self._machine.break_rule("an engine is used after its Runtime was destroyed")
+        address = 0
+        try:
+            if self._machine.strikes("context_none_at"):
+                raise RefusedError(2, "")
+            if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
+                address = self._machine.allocate(self.device_memory_size_v2, "device")
+        except RefusedError as error:
+            self._log(Severity.ERROR, f"IExecutionContext creation failed: {_cuda_words(error.code)}")
+            return None
+        context = IExecutionContext(self, address)
+        self._contexts.add(context)
+        return context
+
+    def _inputs(self) -> list[TensorPlan]:
+        return [item for item in self._plan.tensors if item.is_input]
+
+    def _log(self, severity: Any, message: str) -> None:
+        logger = self._logger()
+        if logger is None:
+            self._machine.break_rule("an engine is used after its logger was destroyed")
+        assert logger is not None
+        logger.log(severity, message)
+
+    def _output_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """What the outputs' shapes are; found out once per combination of input shapes."""
+        key = tuple(shapes[item.name] for item in self._inputs())
+        if key not in self._outputs_of:
+            feeds = {i.name: np.zeros(shapes[i.name], NUMPY[DataType[i.dtype]]) for i in self._inputs()}
+            names = [item.name for item in self._plan.tensors if not item.is_input]
+            results = self._session.run(names, feeds)
+            self._outputs_of[key] = {name: tuple(r.shape) for name, r in zip(names, results, strict=True)}
+        return self._outputs_of[key]
+
+    def __del__(self) -> None:
+        if len(self._contexts):
+            remember("an engine was destroyed before its contexts", self._machine)
+        if not self._machine.sticky and not machine_is_gone(self._machine):
+            self._machine.free(self._weights)
+
+
+def machine_is_gone(mine: Any) -> bool:
+    """Whether another test's machine took its place."""
+    return machine() is not mine
+
+
+def layers(plan: Plan) -> list[dict[str, Any] | str]:
+    """The layers as the inspector tells them at the plan's verbosity."""
+    nodes = onnx.load_from_string(plan.graph).graph.node
+    names = [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
+    if plan.verbosity == "NONE":
+        return ["0"]
+    if plan.verbosity == "LAYER_NAMES_ONLY":
+        return [f"{{ForeignNode[{names[0]}...{names[-1]}]}}"]
+    return [
+        {
+            "Name": f"{name}_myl0_{index}",
+            "LayerType": "gemm" if node.op_type in ("MatMul", "Gemm") else "kgen",
+            "Inputs": [_described(tensor) for tensor in node.input],
+            "Outputs": [_described(tensor) for tensor in node.output],
+            "TacticName": "simulated",
+            "StreamId": 0,
+            "Metadata": f"[ONNX Layer: {name}]",
+        }
+        for index, (name, node) in enumerate(zip(names, nodes, strict=True))
+    ]
+
+
+def layer_names(plan: Plan) -> list[str]:
+    """The names that a profiler hears."""
+    return [layer if isinstance(layer, str) else str(layer["Name"]) for layer in layers(plan)]
+
+
+class EngineInspector:
+    """Says what an engine is made of."""
+
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine = engine
+        self.execution_context: IExecutionContext | None = None
+
+    def get_engine_information(self, format: Any) -> str:
+        """JSON in the schema of the version."""
+        assert format in LayerInformationFormat
+        about: dict[str, Any] = {"Layers": layers(self._engine._plan)}
+        if STRONGLY_TYPED_ONLY:
+            about["I/O Tensors"] = [
+                {
+                    "Name": i.name,
+                    "IOMode": "Input" if i.is_input else "Output",
+                    "DataType": i.dtype,
+                    "Dimensions": i.shape,
+                }
+                for i in self._engine._plan.tensors
+            ]
+        else:
+            about["Bindings"] = [item.name for item in self._engine._plan.tensors]
+        return json.dumps(about) if format is LayerInformationFormat.JSON else str(about)
+
+    def get_layer_information(self, layer_index: int, format: Any) -> str:
+        return json.dumps(layers(self._engine._plan)[layer_index])
+
+
+def _described(name: str) -> dict[str, Any]:
+    if STRONGLY_TYPED_ONLY:
+        return {"Name": name, "Dimensions": [], "Format": "Row-major linear", "Datatype": "FP32"}
+    return {"Name": name, "Dimensions": [], "Format/Datatype": "Row-major linear FP32"}
+
+
+def _cuda_words(code: int) -> str:
+    words = {2: "out of memory", 900: "operation not permitted when stream is capturing"}
+    return f"Cuda Runtime ({words.get(code, f'error {code}')})"

@@ -1,0 +1,99 @@
+"""One execute as it was set up when it was enqueued or captured: later changes of its context do not reach it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from ._enums import DataType
+from ._graph import NUMPY
+
+if TYPE_CHECKING:
+    from ._context import IExecutionContext
+
+POISON = 0xFF
+RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One input or output: where it lies, and how it is read."""
+
+    name: str
+    address: int
+    shape: tuple[int, ...]
+    dtype: DataType
+    is_input: bool
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """(address, size)."""
+        return self.address, int(prod(self.shape) * (self.dtype.itemsize or 0))
+
+
+class Launch:
+    """Work for a stream or a graph: reads inputs, executes, writes outputs, scribbles over the activation memory."""
+
+    def __init__(self, context: IExecutionContext, operands: list[Operand], activation: tuple[int, int]) -> None:
+        self._machine = context._machine
+        self._context = weakref.ref(context)
+        self._session = context.engine._session
+        self._operands, self._activation = operands, activation
+        self.what = ", ".join(f"{o.name}{list(o.shape)}" for o in operands if o.is_input)
+        self.reads = [operand.range for operand in operands if operand.is_input]
+        self.writes = [operand.range for operand in operands if not operand.is_input] + [activation]
+        self.stream, self.version, self.duration_ms, self.is_done = 0, 0, 0.0, False
+        self._check_overlap()
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        feeds = {o.name: self._array(o).copy() for o in self._operands if o.is_input}
+        outputs = [operand for operand in self._operands if not operand.is_input]
+        for address, size in self.writes:
+            self._machine.memory(address, size, self.what).fill(POISON)
+        try:
+            results = self._session.run([operand.name for operand in outputs], feeds)
+        except RUN_ERRORS as error:
+            self._machine.break_rule(f"an execute read what no kernel can use: {error}")
+        for operand, result in zip(outputs, results, strict=True):
+            self._array(operand)[...] = result
+        self.duration_ms = (time.perf_counter() - started) * 1e3
+        self.is_done = True
+
+    def check(self) -> None:
+        """What must hold whenever a graph with this execute is launched."""
+        context = self._context()
+        if context is None or context._engine() is None:
+            self._machine.break_rule("a graph is launched after a context or engine that it captured was destroyed")
+        assert context is not None
+        if context._version != self.version:
+            self._machine.break_rule(
+                "a context was modified (shape, address, memory or profile) while a captured graph of it lives"
+            )
+
+    def _array(self, operand: Operand) -> NDArray[Any]:
+        address, size = operand.range
+        data = self._machine.memory(address, size, f"{operand.name} of an execute")
+        return data.view(np.dtype(NUMPY[operand.dtype])).reshape(operand.shape)
+
+    def _check_overlap(self) -> None:
+        for address, size in (*self.reads, *self.writes):
+            self._machine.memory(address, size, f"an execute of {self.what}")
+        writes = [pair for pair in self.writes if pair[1]]
+        for read in self.reads:
+            if any(_meet(read, write) for write in writes):
+                self._machine.break_rule(f"an execute writes over its own input ({self.what})")
+        if any(_meet(a, b) for a, b in pairwise(sorted(writes))):
+            self._machine.break_rule(f"outputs or activation memory of an execute overlap ({self.what})")
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

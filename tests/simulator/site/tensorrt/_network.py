@@ -1,0 +1,220 @@
+"""Networks and the ONNX parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from ._basics import Dims, ILogger
+from ._enums import (
+    STRONGLY_TYPED_ONLY,
+    DataType,
+    NetworkDefinitionCreationFlag,
+    OnnxParserFlag,
+    Severity,
+    TensorLocation,
+)
+from ._graph import DTYPES, signature
+from ._rules import Answer, machine
+
+OPSETS = range(9, 26 if STRONGLY_TYPED_ONLY else 25)
+UNSUPPORTED = ("NonMaxSuppressionV2", "Optional", "SequenceMap", "StringNormalizer", "Unique", "RegexFullMatch")
+
+
+class ITensor:
+    """One network input or output."""
+
+    def __init__(self, name: str, dtype: DataType, shape: tuple[int, ...], *, is_input: bool) -> None:
+        self._name, self._dtype, self._shape, self._is_input = name, dtype, Dims(shape), is_input
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def dtype(self) -> DataType:
+        return self._dtype
+
+    @property
+    def shape(self) -> Dims:
+        return self._shape
+
+    @property
+    def is_network_input(self) -> bool:
+        return self._is_input
+
+    @property
+    def is_network_output(self) -> bool:
+        return not self._is_input
+
+    @property
+    def is_shape_tensor(self) -> bool:
+        return False
+
+    @property
+    def location(self) -> Any:
+        return TensorLocation.DEVICE
+
+
+class INetworkDefinition:
+    """What the parser fills and the builder compiles."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+        self._model: onnx.ModelProto | None = None
+        self._tensors: list[ITensor] = []
+
+    @property
+    def _is_strongly_typed(self) -> bool:
+        flag = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        return STRONGLY_TYPED_ONLY or bool(self._flags & flag)
+
+    name = "Unnamed Network 0"
+
+    @property
+    def flags(self) -> int:
+        return self._flags
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags & (1 << int(flag)))
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._side(True))
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._side(False))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._model.graph.node) if self._model is not None else 0
+
+    def get_input(self, index: int) -> ITensor:
+        return self._side(True)[index]
+
+    def get_output(self, index: int) -> ITensor:
+        return self._side(False)[index]
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+    def _side(self, is_input: bool) -> list[ITensor]:
+        return [tensor for tensor in self._tensors if tensor.is_network_input == is_input]
+
+
+class ParserError:
+    """One thing that the parser did not take."""
+
+    def __init__(self, desc: str, *, node: int = -1, name: str = "", operator: str = "") -> None:
+        self._desc, self._node, self._name, self._operator = desc, node, name, operator
+
+    def code(self) -> int:
+        return 8 if self._operator else 3
+
+    def desc(self) -> str:
+        return self._desc
+
+    def node(self) -> int:
+        return self._node
+
+    def node_name(self) -> str:
+        return self._name
+
+    def node_operator(self) -> str:
+        return self._operator
+
+    def file(self) -> str:
+        return "simulated_parser.cpp"
+
+    def line(self) -> int:
+        return 1
+
+    def func(self) -> str:
+        return "parse"
+
+    def __str__(self) -> str:
+        return f"In node {self._node} with name: {self._name} and operator: {self._operator}: {self._desc}"
+
+
+class OnnxParser:
+    """Reads an ONNX file into a network."""
+
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        if not isinstance(network, INetworkDefinition) or not isinstance(logger, ILogger):
+            raise TypeError("__init__(): incompatible constructor arguments: OnnxParser(network, logger)")
+        self._network, self._logger = network, logger
+        self._errors: list[ParserError] = []
+        self._flags = 0
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    def get_error(self, index: int) -> ParserError:
+        return self._errors[index]
+
+    def clear_errors(self) -> None:
+        self._errors.clear()
+
+    @property
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flag(self, flag: Any) -> None:
+        assert flag in OnnxParserFlag
+        self._flags |= 1 << int(flag)
+
+    def clear_flag(self, flag: Any) -> None:
+        self._flags &= ~(1 << int(flag))
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags & (1 << int(flag)))
+
+    def parse_from_file(self, model: str) -> bool:
+        """External data is looked for beside the file."""
+        if not isinstance(model, str):
+            raise TypeError(f"parse_from_file(): incompatible function arguments: {type(model).__name__}, takes str")
+        try:
+            parsed = onnx.load(model, load_external_data=True)
+        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
+            return self._fail(ParserError(f"Failed to parse ONNX model {model}: {error}"))
+        return self._take(parsed)
+
+    def parse(self, model: Any, path: str | None = None) -> bool:
+        """`path`: where the model lies, for its external data."""
+        try:
+            parsed = onnx.load_from_string(bytes(memoryview(model)))
+            if path is not None:
+                onnx.load_external_data_for_model(parsed, str(Path(path).parent))
+        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
+            return self._fail(ParserError(f"Failed to parse ONNX model: {error}"))
+        return self._take(parsed)
+
+    def _take(self, model: onnx.ModelProto) -> bool:
+        if not self._network._is_strongly_typed:
+            machine().break_rule(
+                "a network of TensorRT 10 is not strongly typed: create_network needs STRONGLY_TYPED"
+            )
+        opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
+        if opset not in OPSETS:
+            return self._fail(ParserError(f"opset {opset} is not supported, {OPSETS[0]} to {OPSETS[-1]} are"))
+        for index, node in enumerate(model.graph.node):
+            if not onnx.defs.has(node.op_type, node.domain) or node.op_type in UNSUPPORTED:
+                desc = f"Plugin not found, are the plugin name, version, and namespace correct? ({node.op_type})"
+                return self._fail(ParserError(desc, node=index, name=node.name, operator=node.op_type))
+        tensors = list(signature(model))
+        for name, kind, _, _ in tensors:
+            if kind not in DTYPES:
+                return self._fail(ParserError(f"tensor {name}: ONNX data type {kind} is not supported"))
+        self._network._model = model
+        self._network._tensors = [ITensor(name, DTYPES[k], shape, is_input=i) for name, k, shape, i in tensors]
+        return Answer(True, "the parser")
+
+    def _fail(self, error: ParserError) -> bool:
+        self._errors.append(error)
+        self._logger.log(Severity.ERROR, f"[ONNX Parser] {error}")
+        return Answer(False, "the parser")
