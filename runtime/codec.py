@@ -1,5 +1,6 @@
 """Latents <-> PCM. Long audio goes through the codec in windows that join without a seam.
 
+No execute takes more than the bundle's `window_frames` and a margin on both sides: memory does not grow with the audio.
 A window is decoded with `margin_frames` more frames on both sides, the receptive field, and trimmed: every sample
 equals that of the full decode. Frames are counted absolutely: a codec with a position input is told the number of its
 first frame in the whole stream.
@@ -19,8 +20,6 @@ from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 from runtime.spec import Bundle
 
 Latents = NDArray[np.float32]
-
-ENCODE_WINDOW_FRAMES = 512
 
 
 class Codec:
@@ -49,10 +48,17 @@ class Codec:
         return self._encode_engine is not None
 
     def decode(self, latents: Latents, start_frame: int = 0) -> Pcm:
-        """`[T, C]` float32 -> `[T * hop_samples, channels]` float32 in one execute; frame 0 is number `start_frame`.
+        """`[T, C]` float32 -> `[T * hop_samples, channels]` float32; frame 0 is number `start_frame`.
 
         Raises ShapeError, EngineError.
         """
+        most = self.spec.decode.window_frames
+        if len(latents) <= most + 2 * self.margin_frames:
+            return self._decode_window(latents, start_frame)
+        return np.concatenate(list(self.windows(latents, window_frames=most, start_frame=start_frame)))
+
+    def _decode_window(self, latents: Latents, start_frame: int) -> Pcm:
+        """One execute."""
         if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
             raise ShapeError(f"latents have shape {latents.shape}, expected [T, {self.latent_channels}]")
         roles = self.spec.decode.inputs
@@ -77,14 +83,16 @@ class Codec:
     ) -> Iterator[Pcm]:
         """The PCM of `latents` in pieces of `window_frames` frames (the last may be shorter), equal to the full decode.
 
-        `before` and `after`: what comes ahead of and behind `latents` in the stream; only the margin of it is used.
+        Pieces are never longer than the bundle's own `window_frames`. `before` and `after`: what comes ahead of and
+        behind `latents` in the stream; only the margin of it is used.
         Raises ShapeError, EngineError.
         """
         ahead, field = self._with_neighbours(latents, before, after)
+        window_frames = min(window_frames, self.spec.decode.window_frames)
         for begin in range(ahead, ahead + len(latents), window_frames):
             end = min(begin + window_frames, ahead + len(latents))
             low = max(begin - self.margin_frames, 0)
-            pcm = self.decode(field[low : end + self.margin_frames], start_frame - ahead + low)
+            pcm = self._decode_window(field[low : end + self.margin_frames], start_frame - ahead + low)
             yield pcm[(begin - low) * self.hop_samples : (end - low) * self.hop_samples]
 
     def encode(self, pcm: Pcm) -> Latents:
@@ -97,11 +105,11 @@ class Codec:
         if pcm.ndim != 2 or pcm.shape[1] != self.channels or len(pcm) == 0:
             raise RequestError(f"audio has shape {pcm.shape}, expected [N, {self.channels}]", field="source")
         hop, margin = self.hop_samples, self.spec.encode.margin_frames
-        frames = -(-len(pcm) // hop)
+        frames, most = -(-len(pcm) // hop), self.spec.encode.window_frames
         padded = np.pad(pcm, ((0, frames * hop - len(pcm)), (0, 0)))
         pieces = []
-        for begin in range(0, frames, ENCODE_WINDOW_FRAMES):
-            end, low = min(begin + ENCODE_WINDOW_FRAMES, frames), max(begin - margin, 0)
+        for begin in range(0, frames, most):
+            end, low = min(begin + most, frames), max(begin - margin, 0)
             latents = self._encode_window(padded[low * hop : (end + margin) * hop])
             pieces.append(latents[begin - low : end - low])
         return np.concatenate(pieces)

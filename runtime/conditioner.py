@@ -30,26 +30,38 @@ class Conditioner:
             raise ConfigError(f"bundle {bundle.name!r} has no [conditioner]: it takes no text")
         self.spec = bundle.conditioner
         self._tokenizer = _open_tokenizer(bundle)
+        self._null_condition = bundle.null_condition()
+        self._canvas_s = bundle.canvas_s
         self._engine = engine
         self._cache_entries = cache_entries
         self._cache: OrderedDict[str, Tokens] = OrderedDict()
         self._lock = threading.Lock()
 
-    def token_count(self, text: str) -> int:
-        """How many tokens a text has."""
-        return len(self._ids(text))
+    def token_count(self, text: str, *, seconds: float | None = None) -> int:
+        """How many tokens a text has, with its template."""
+        return len(self._ids(self._filled(text, seconds)))
 
-    def encode(self, text: str, *, field: str = "prompt") -> Tokens:
-        """`[L, D]` float32, read-only, only kept tokens. Raises RequestError (beyond `max_tokens`), EngineError."""
+    def encode(self, text: str, *, seconds: float | None = None, field: str = "prompt") -> Tokens:
+        """`[L, D]` float32, read-only, only kept tokens. The empty text gives the bundle's null condition.
+
+        `seconds`: how long the canvas is, for templates that say so; the bundle's own by default. Raises RequestError
+        (beyond `max_tokens`), EngineError.
+        """
+        if not text and self._null_condition is not None:
+            return self._null_condition
+        filled = self._filled(text, seconds)
         with self._lock:
-            if text in self._cache:
-                self._cache.move_to_end(text)
+            if filled in self._cache:
+                self._cache.move_to_end(filled)
             else:
-                self._remember(text, self._run(self._checked_ids(text, field)))
-            return self._cache[text]
+                self._remember(filled, self._run(self._checked_ids(filled, field)))
+            return self._cache[filled]
 
-    def _checked_ids(self, text: str, field: str) -> list[int]:
-        ids = self._ids(text)
+    def _filled(self, text: str, seconds: float | None) -> str:
+        return self.spec.text(text, self._canvas_s if seconds is None else seconds)
+
+    def _checked_ids(self, filled: str, field: str) -> list[int]:
+        ids = self._ids(filled)
         if len(ids) > self.spec.max_tokens:
             raise RequestError(
                 f"the text has {len(ids)} tokens, the model takes {self.spec.max_tokens}",
@@ -58,8 +70,8 @@ class Conditioner:
             )
         return ids
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+    def _ids(self, filled: str) -> list[int]:
+        return list(self._tokenizer.encode(filled).ids)
 
     def _run(self, ids: list[int]) -> Tokens:
         roles = self.spec.inputs

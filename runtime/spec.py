@@ -6,6 +6,7 @@ Shape letters: S slots, R rows, T frames, C latent channels, X context channels,
 from __future__ import annotations
 
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,6 +18,8 @@ from runtime.errors import ConfigError
 
 BUNDLE_SCHEMA_VERSION = 1
 BUNDLE_FILE = "bundle.toml"
+WINDOW_FRAMES = 256
+PROMPT, SECONDS = "{prompt}", "{seconds}"
 
 
 class _Section(BaseModel):
@@ -53,18 +56,27 @@ class DecoderOutputs(_Section):
 
 
 class DecoderSpec(_Section):
-    """The denoiser's graph and its tensor roles."""
+    """The denoiser's graph and its tensor roles.
+
+    null_condition: a .npy file with the condition tokens float32 `[L, D]` that mean no condition, for models that learn
+    them; else the conditioner makes them of the empty text.
+    """
 
     graph: str
+    null_condition: str | None = None
     inputs: DecoderInputs
     outputs: DecoderOutputs
 
 
 class ContextSpec(_Section):
-    """What the context `[T, X]` holds: C channels of known latents (else silence), C of mask (1 = generate)."""
+    """What the context `[T, X]` holds: C channels of known latents (else silence), C of mask (1 = generate).
+
+    silence: one frame `[C]`, or the name of a .npy file with a sequence of them, float32 `[N, C]`, whose first frame is
+    the first of a canvas; a canvas that is longer begins it again.
+    """
 
     layout: Literal["known+mask"] = "known+mask"
-    silence: tuple[float, ...]
+    silence: tuple[float, ...] | str
     overlap_frames: int = Field(default=64, ge=1)
 
 
@@ -94,19 +106,24 @@ class CodecEncodeOutputs(_Section):
 
 
 class CodecDecodeSpec(_Section):
-    """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode."""
+    """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
+
+    window_frames: the most that one execute decodes, margins not counted; it bounds the memory.
+    """
 
     graph: str
     margin_frames: int = Field(default=0, ge=0)
+    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
     inputs: CodecDecodeTensors
     outputs: CodecDecodeOutputs
 
 
 class CodecEncodeSpec(_Section):
-    """Audio -> latents."""
+    """Audio -> latents, in windows as for decoding."""
 
     graph: str
     margin_frames: int = Field(default=0, ge=0)
+    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
     inputs: CodecEncodeTensors
     outputs: CodecEncodeOutputs
 
@@ -136,13 +153,29 @@ class ConditionerOutputs(_Section):
 
 
 class ConditionerSpec(_Section):
-    """Text -> condition tokens. The empty text is the null condition."""
+    """Text -> condition tokens. The empty text is the null condition.
+
+    template: what is tokenized, with `{prompt}` where the text goes and, if need be, `{seconds}` for the canvas's
+    length. max_tokens: of the whole template. prefix_tokens: what the graph adds to them.
+    """
 
     graph: str
     tokenizer: str
+    template: str = PROMPT
     max_tokens: int = Field(ge=1)
+    prefix_tokens: int = Field(default=0, ge=0)
     inputs: ConditionerInputs
     outputs: ConditionerOutputs
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Self:
+        if PROMPT not in self.template:
+            raise ValueError(f"template has no {PROMPT}: every text would be the same")
+        return self
+
+    def text(self, prompt: str, seconds: float) -> str:
+        """The template with its places filled."""
+        return self.template.replace(SECONDS, str(round(seconds))).replace(PROMPT, prompt)
 
 
 class SamplerSpec(_Section):
@@ -182,10 +215,9 @@ class Bundle(_Section):
                 f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
                 f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
             )
-        if self.context is not None and len(self.context.silence) != self.latents.channels:
-            raise ValueError(
-                f"context.silence has {len(self.context.silence)} values, latents.channels is {self.latents.channels}"
-            )
+        silence = () if self.context is None else self.context.silence
+        if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
+            raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")
         return self
 
     def graph_path(self, graph: str) -> Path:
@@ -197,30 +229,78 @@ class Bundle(_Section):
         """X: 2C for "known+mask", 0 where the decoder takes no context."""
         return 0 if self.context is None else 2 * self.latents.channels
 
-    def silence(self) -> NDArray[np.float32]:
-        """The latent frame `[C]` that means silence; zeros where the bundle names none."""
+    @property
+    def canvas_s(self) -> float:
+        """How long a canvas is."""
+        return self.latents.canvas_frames / self.latents.frame_rate_hz
+
+    def silence(self, frames: int) -> NDArray[np.float32]:
+        """Latents `[frames, C]` that mean silence from the start of a canvas; zeros where the bundle names none.
+
+        Raises ConfigError where its file cannot be read.
+        """
+        channels = self.latents.channels
         if self.context is None:
-            return np.zeros(self.latents.channels, np.float32)
-        return np.asarray(self.context.silence, np.float32)
+            return np.zeros((frames, channels), np.float32)
+        if not isinstance(self.context.silence, str):
+            return np.tile(np.asarray(self.context.silence, np.float32), (frames, 1))
+        known = _read_array(self.folder / self.context.silence, channels)
+        return known[np.arange(frames) % len(known)]
+
+    def null_condition(self) -> NDArray[np.float32] | None:
+        """The tokens `[L, D]` that mean no condition, read-only; None where the bundle has no such file.
+
+        Raises ConfigError where it cannot be read.
+        """
+        name = self.decoder.null_condition
+        return None if name is None else _read_array(self.folder / name, None)
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read and check `folder/bundle.toml`. Raises ConfigError with the file, the key and what was expected."""
+    """Read and check `folder/bundle.toml` and the arrays that it names.
+
+    Raises ConfigError with the file, the key and what was expected.
+    """
     path = folder / BUNDLE_FILE
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder"
-        ) from None
+        raise _no_bundle(folder) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     try:
-        return Bundle(folder=folder, **table)
+        bundle = Bundle(folder=folder, **table)
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error)}") from error
     except TypeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    bundle.silence(1)
+    bundle.null_condition()
+    return bundle
+
+
+def _no_bundle(folder: Path) -> ConfigError:
+    if folder.is_dir():
+        return ConfigError(f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder")
+    return ConfigError(
+        f"there is no bundle at {folder}",
+        fix=f"name the bundle's folder, or make it: python -m engine_build.export acestep --help (--out {folder})",
+    )
+
+
+@lru_cache(maxsize=16)
+def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
+    """float32 `[N, columns]` of a .npy file, read-only; any number of columns where that is None."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="export the bundle again") from error
+    wanted = f"float32 [N, {'D' if columns is None else columns}], finite"
+    fits = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 2 and array.size > 0
+    if not fits or columns not in (None, array.shape[1]) or not np.isfinite(array).all():
+        raise ConfigError(f"{path} does not hold {wanted}", fix="export the bundle again")
+    array.flags.writeable = False
+    return np.asarray(array)
 
 
 def explain(error: ValidationError) -> str:

@@ -54,12 +54,15 @@ class Stretch:
         return float(values)
 
     def part(self, latents: Latents, beyond: Latents) -> Latents:
-        """Its frames of `latents` `[N, C]`, which begin at frame 0 of the whole; `beyond` `[C]` behind their end."""
+        """Its frames of `latents` `[N, C]`, which begin at frame 0 of the whole; behind their end those of `beyond`.
+
+        `beyond` `[frames, C]` are frames of this stretch.
+        """
         start = 0 if self.total_frames is None else self.start_frame
         part = np.empty((self.frames, latents.shape[1]), np.float32)
         found = latents[start : start + self.frames]
         part[: len(found)] = found
-        part[len(found) :] = beyond
+        part[len(found) :] = beyond[len(found) :]
         return part
 
 

@@ -115,11 +115,16 @@ class Studio:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The numbers of frames that generations have: few, so that they share ticks. The last is the canvas."""
-        least = min(shape.frames.min for shape in self.deployment.shapes)
-        step = self.bundle.latents.round_up(-(-self.canvas_frames // SHORT_LENGTHS))
-        short = [length for length in range(step, self.canvas_frames, step) if length >= least]
-        return (*short, self.canvas_frames)
+        """The numbers of frames that generations have: few, so that they share ticks. The last is the canvas.
+
+        Parts of the canvas, and the longest that each shape range takes; of these what some range holds.
+        """
+        canvas, latents, shapes = self.canvas_frames, self.bundle.latents, self.deployment.shapes
+        step = latents.round_up(-(-canvas // SHORT_LENGTHS))
+        longest = (shape.frames.max // latents.frame_multiple * latents.frame_multiple for shape in shapes)
+        wanted = {*range(step, canvas, step), *(length for length in longest if length < canvas)}
+        held = {length for length in wanted if any(shape.frames.holds(length) for shape in shapes)}
+        return (*sorted(held), canvas)
 
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Frames of the whole: enough for `seconds`, else the source's, else one canvas; a multiple."""
@@ -192,7 +197,7 @@ class Studio:
         return GenerationRequest(
             frames=stretch.frames,
             conditions=self._conditions(options, stretch),
-            negatives=(Condition(self._tokens(options.negative_prompt, "negative_prompt")),),
+            negatives=(Condition(self._tokens(options.negative_prompt, stretch, "negative_prompt")),),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
             denoise=_first(options.denoise, COVER_DENOISE if _is_cover(options, source) else sampler.denoise),
@@ -200,7 +205,7 @@ class Studio:
             guidance_mode=options.guidance_mode,
             solver=options.solver,
             context=self._context(stretch, mask),
-            source=None if source is None else stretch.part(source, self.bundle.silence()),
+            source=None if source is None else stretch.part(source, self.bundle.silence(stretch.frames)),
             initial_noise_curve=_curve(options.initial_noise_curve, stretch),
             mask=mask,
             target=self._target(options, stretch, source if target is None else target),
@@ -217,19 +222,31 @@ class Studio:
 
     def _whole(self, latents: Latents) -> Latents:
         """Silence behind the end, up to a number of frames that the decoder takes."""
-        missing = self.bundle.latents.round_up(len(latents)) - len(latents)
-        return np.concatenate((latents, np.tile(self.bundle.silence(), (missing, 1))))
+        total = self.bundle.latents.round_up(len(latents))
+        return np.concatenate((latents, self.bundle.silence(total)[len(latents) :]))
 
-    def _tokens(self, text: str, field: str) -> NDArray[np.float32]:
-        if self.conditioner is None:
-            raise RequestError(f"bundle {self.bundle.name!r} takes no text", field=field)
-        return self.conditioner.encode(text, field=field)
+    def _tokens(self, text: str, stretch: Stretch, field: str) -> NDArray[np.float32]:
+        if self.conditioner is not None:
+            return self.conditioner.encode(
+                text, seconds=stretch.frames / self.bundle.latents.frame_rate_hz, field=field
+            )
+        null = self.bundle.null_condition()
+        if text or null is None:
+            raise RequestError(
+                f"bundle {self.bundle.name!r} takes no text: it has no [conditioner]"
+                + ("" if null is None else ", only its null condition"),
+                field=field,
+                fix="export it with its text encoder" if null is None else "leave the text empty",
+            )
+        return null
 
     def _conditions(self, options: GenerationOptions, stretch: Stretch) -> tuple[Condition, ...]:
         if isinstance(options.prompt, str):
-            return (Condition(self._tokens(options.prompt, "prompt")),)
+            return (Condition(self._tokens(options.prompt, stretch, "prompt")),)
         return tuple(
-            Condition(self._tokens(item.text, f"prompt.{i}.text"), stretch.curve(item.weight), item.start, item.end)
+            Condition(
+                self._tokens(item.text, stretch, f"prompt.{i}.text"), stretch.curve(item.weight), item.start, item.end
+            )
             for i, item in enumerate(options.prompt)
         )
 
@@ -245,8 +262,8 @@ class Studio:
             raise RequestError("needs a source to keep", field="mask" if options.repaint is None else "repaint")
         if asked is None and not stretch.keep_frames:
             return None
-        silence = self.bundle.silence()
-        original = np.tile(silence, (stretch.frames, 1)) if source is None else stretch.part(source, silence)
+        silence = self.bundle.silence(stretch.frames)
+        original = silence if source is None else stretch.part(source, silence)
         mask = np.ones(stretch.frames, np.float32) if asked is None else asked
         if stretch.keep_frames:
             assert tail is not None
@@ -267,7 +284,7 @@ class Studio:
             return None
         channels = self.bundle.latents.channels
         context = np.ones((stretch.frames, 2 * channels), np.float32)
-        context[:, :channels] = self.bundle.silence()
+        context[:, :channels] = self.bundle.silence(stretch.frames)
         if mask is not None and mask.original is not None:
             known = np.asarray(mask.mask) == 0.0
             context[known, :channels] = mask.original[known]
@@ -276,7 +293,7 @@ class Studio:
 
     def _target(self, options: GenerationOptions, stretch: Stretch, latents: Latents | None) -> DrawnTo | None:
         if latents is not None:
-            drawn = stretch.part(latents, self.bundle.silence())
+            drawn = stretch.part(latents, self.bundle.silence(stretch.frames))
             return DrawnTo(drawn, _curve(options.target_curve, stretch), options.target_gate)
         for field in ("target_curve", "x0_strength"):
             if getattr(options, field) is not None:

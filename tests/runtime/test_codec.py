@@ -103,11 +103,42 @@ def test_encode_adds_silence_up_to_a_whole_frame(codec: Codec) -> None:
     assert np.array_equal(codec.encode(pcm), codec.encode(padded))
 
 
-def test_long_audio_is_encoded_in_windows_without_a_seam(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def bounded(bundle: Bundle, window_frames: int) -> tuple[Codec, GraphEngine, GraphEngine]:
+    """A codec whose executes are bounded, and its engines."""
+    assert bundle.codec is not None
+    assert bundle.codec.encode is not None
+    limit = {"window_frames": window_frames}
+    halves = {name: getattr(bundle.codec, name).model_copy(update=limit) for name in ("decode", "encode")}
+    small = bundle.model_copy(update={"codec": bundle.codec.model_copy(update=halves)})
+    decode, encode = GraphEngine(tiny_codec_decode(SPEC)), GraphEngine(tiny_codec_encode(SPEC))
+    return Codec(small, decode, encode), decode, encode
+
+
+def test_long_audio_is_encoded_in_windows_without_a_seam(bundle: Bundle, codec: Codec) -> None:
     pcm = np.random.default_rng(1).standard_normal((23 * HOP, SPEC.audio_channels)).astype(np.float32)
-    whole = codec.encode(pcm)
-    monkeypatch.setattr("runtime.codec.ENCODE_WINDOW_FRAMES", 5)
-    assert np.abs(codec.encode(pcm) - whole).max() < 1e-5
+    small, _, engine = bounded(bundle, 5)
+    assert np.abs(small.encode(pcm) - codec.encode(pcm)).max() < 1e-5
+    assert max(feeds["x_audio"].shape[2] for feeds in engine.feeds) == (5 + 2) * HOP
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames=st.integers(1, 40), limit=st.integers(1, 12), window=st.integers(1, 30), start=st.integers(0, 99))
+def test_no_execute_is_longer_than_the_bundle_says(
+    bundle: Bundle, codec: Codec, frames: int, limit: int, window: int, start: int
+) -> None:
+    small, engine, _ = bounded(bundle, limit)
+    field = latents(frames)
+    whole = codec.decode(field, start)
+    assert np.abs(small.decode(field, start) - whole).max() < 1e-5
+    assert np.abs(joined(small.windows(field, window_frames=window, start_frame=start)) - whole).max() < 1e-5
+    assert max(feeds["x_latents"].shape[1] for feeds in engine.feeds) <= limit + 2 * small.margin_frames
+
+
+def test_even_windows_and_margins_make_even_executes(bundle: Bundle) -> None:
+    small, engine, _ = bounded(bundle, 8)
+    small.margin_frames = 2
+    joined(small.windows(latents(30), window_frames=64, before=latents(30), after=latents(30)))
+    assert [feeds["x_latents"].shape[1] for feeds in engine.feeds] == [12, 12, 12, 10]
 
 
 @pytest.mark.parametrize("shape", [(4, SPEC.channels + 1), (0, SPEC.channels), (SPEC.channels,)])

@@ -55,6 +55,29 @@ def test_the_empty_text_is_the_null_condition(bundle: Bundle, engine: GraphEngin
     assert Conditioner(bundle, engine).encode("").shape == (1, SPEC.condition_width)
 
 
+def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engine: GraphEngine) -> None:
+    folder = tiny_bundle(tmp_path, SPEC)
+    path = folder / "bundle.toml"
+    path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
+    null = np.full((1, SPEC.condition_width), 3.0, np.float32)
+    np.save(folder / "null.npy", null)
+    conditioner = Conditioner(load_bundle(folder), engine)
+    assert np.array_equal(conditioner.encode(""), null)
+    assert engine.feeds == []
+    assert not np.array_equal(conditioner.encode(" "), null)
+
+
+def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) -> None:
+    assert bundle.conditioner is not None
+    spec = bundle.conditioner.model_copy(update={"template": "<{prompt}> {seconds}s"})
+    templated = Conditioner(bundle.model_copy(update={"conditioner": spec}), engine)
+    plain = Conditioner(bundle, engine)
+    assert np.array_equal(templated.encode("a", seconds=20), plain.encode("<a> 20s"))
+    assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {round(bundle.canvas_s)}s"))
+    assert not np.array_equal(templated.encode("a", seconds=20), templated.encode("a", seconds=30))
+    assert templated.token_count("a", seconds=20) == plain.token_count("<a> 20s")
+
+
 def test_only_kept_tokens_come_out(bundle: Bundle) -> None:
     tokens = Conditioner(bundle, GraphEngine(padding_conditioner())).encode("a")
     assert tokens.shape == (2, 1)

@@ -81,9 +81,10 @@ def test_without_an_end_a_curve_spans_each_stretch() -> None:
 
 def test_a_part_of_latents_ends_in_what_lies_beyond() -> None:
     latents = np.arange(20, dtype=np.float32).reshape(10, 2)
-    part = Stretch(6, 8, 2, 14).part(latents, np.array([-1.0, -2.0], np.float32))
+    beyond = -np.arange(1, 17, dtype=np.float32).reshape(8, 2)
+    part = Stretch(6, 8, 2, 14).part(latents, beyond)
     assert np.array_equal(part[:4], latents[6:])
-    assert np.array_equal(part[4:], np.tile([-1.0, -2.0], (4, 1)))
+    assert np.array_equal(part[4:], beyond[4:])
 
 
 def test_step_parameters_are_curves_per_frame() -> None:

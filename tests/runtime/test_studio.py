@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.audio import latents_bytes
 from runtime.batch import Event, Failed, Finished
-from runtime.config import load_deployment
+from runtime.config import ShapeRange, load_deployment
 from runtime.errors import ConfigError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.options import parse_options
 from runtime.request import GenerationRequest
@@ -250,6 +251,43 @@ def test_a_damaged_edge_engine_is_refused(built: Built, tmp_path: Path, name: st
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration"):
         open_studio(tmp_path / "none.toml")
+
+
+def test_without_a_conditioner_the_null_condition_is_left(built: Built, tmp_path: Path) -> None:
+    null = np.full((1, SPEC.condition_width), 0.5, np.float32)
+    np.save(tmp_path / "null.npy", null)
+    with open_studio(built(conditioner=False)) as plain:
+        decoder = plain.bundle.decoder.model_copy(update={"null_condition": "null.npy"})
+        studio = replace(plain, bundle=plain.bundle.model_copy(update={"folder": tmp_path, "decoder": decoder}))
+        request = studio.request("")
+        assert np.array_equal(request.conditions[0].tokens, null)
+        assert np.array_equal(request.negatives[0].tokens, null)
+        assert generate(studio, request).shape == (T, C)
+        with pytest.raises(RequestError, match=r"takes no text.*only its null condition.*leave the text empty"):
+            studio.request("warm piano")
+
+
+def test_lengths_are_those_that_a_range_takes(studio: Studio) -> None:
+    shape = studio.deployment.shapes[0]
+    exact = [shape.model_copy(update={"frames": ShapeRange(min=n, opt=n, max=n)}) for n in (6, 16, T)]
+    there = replace(studio, deployment=studio.deployment.model_copy(update={"shapes": tuple(exact)}))
+    assert studio.lengths == (8, 16, 24, 32)
+    assert there.lengths == (6, 16, 32)
+
+
+def test_silence_that_is_a_sequence_begins_with_every_canvas(studio: Studio, tmp_path: Path) -> None:
+    sequence = latents(2 * T, seed=9)
+    np.save(tmp_path / "silence.npy", sequence)
+    context = studio.bundle.context.model_copy(update={"silence": "silence.npy"})
+    silent = replace(studio, bundle=studio.bundle.model_copy(update={"folder": tmp_path, "context": context}))
+    options, tail = parse_options({"prompt": "a"}), latents(8)
+    first = silent.compose(options, Stretch(0, T, 0, 56))
+    later = silent.compose(options, Stretch(24, T, 8, 56), tail=tail)
+    assert np.array_equal(first.context[:, :C], sequence[:T])
+    assert np.array_equal(later.context[:8, :C], tail)
+    assert np.array_equal(later.context[8:, :C], sequence[8:T])
+    covered = silent.compose(options, Stretch(0, T, 0, T), source=latents(T - 4))
+    assert np.array_equal(covered.source[T - 4 :], sequence[T - 4 : T])
 
 
 def test_a_bundle_of_bare_latents_opens(built: Built) -> None:
