@@ -25,7 +25,7 @@ HEAVY = {
         "engine_build/demo_model/",
     },
     "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/tensorrt_builder.py"},
-    "cuda": {"runtime/cuda.py"},
+    "cuda": {"runtime/cudart.py"},
     "torch": {
         "engine_build/onnx_export.py",
         "engine_build/masked_decoder.py",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 SITE = Path(__file__).resolve().parent / "site"
-REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.engines.tensorrt")
+REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt")
 
 sys.path.insert(0, str(SITE))
 # Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.

@@ -1,8 +1,8 @@
 """The simulated device: streams whose work runs as late as the rules allow, events, captures, graphs, and the rules.
 
-Packages `cuda` and `tensorrt` beside this module are made of it. What the real device would refuse raises `RefusedError`
-(the packages turn it into a status or False); what it would silently do wrong raises `RuleBroken`, which is also kept:
-`finish()` raises it again, so that nobody can swallow it.
+Packages `cuda` and `tensorrt` beside this module are made of it. What the real device would refuse raises
+`RefusedError` (the packages turn it into a status or False); what it would silently do wrong raises `RuleBroken`,
+which is also kept: `finish()` raises it again, so that nobody can swallow it.
 
 Options (keyword of `reset`, or environment for child processes):
     late           SIMULATED_LATE          work runs only when somebody waits for it (default), else at once
@@ -42,6 +42,7 @@ CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNMATCHED = 900, 901, 903
 CAPTURE_ISOLATION, CAPTURE_IMPLICIT, CAPTURED_EVENT, CAPTURE_WRONG_THREAD = 905, 906, 907, 908
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 LEGACY_STREAMS = (0, 1)
+OLDEST_DRIVER = 13000
 # An event that is asked this often without anybody waiting gets done: time passes, even on a lazy device.
 PATIENCE = 1000
 
@@ -209,7 +210,7 @@ class Machine:
             self.unsafe_call(f"allocating {kind} memory")
             self.counters["allocations"] += 1
             self.counters[f"{kind}_allocations"] += 1
-            too_much = kind == "device" and self._memory.device_bytes + size > self.memory_bytes
+            too_much = kind == "device" and size > self.free_bytes
             if self.strikes("oom_at_allocation") or too_much:
                 raise RefusedError(MEMORY_ALLOCATION, f"{size} bytes of {kind} memory")
             return self._memory.allocate(size, kind).address
@@ -235,6 +236,11 @@ class Machine:
         with self._lock:
             allocation = self._find(address, size, why)
             return allocation.bytes(address - allocation.address, size)
+
+    @property
+    def free_bytes(self) -> int:
+        """Device memory that is left."""
+        return int(self.memory_bytes) - self._memory.device_bytes
 
     def kind_of(self, address: int) -> str:
         """ "device", "pinned" or, for memory that was not allocated here, "pageable"."""
@@ -625,8 +631,10 @@ class Machine:
 
     def check_alive(self) -> None:
         """Raises RefusedError once an asynchronous error has killed the context, or without a driver."""
-        if self.no_driver or self.devices == 0:
-            raise RefusedError(INSUFFICIENT_DRIVER if self.no_driver else NO_DEVICE)
+        if self.no_driver or self.driver < OLDEST_DRIVER:
+            raise RefusedError(INSUFFICIENT_DRIVER)
+        if self.devices == 0:
+            raise RefusedError(NO_DEVICE)
         if self.sticky:
             raise RefusedError(self.sticky, "an earlier launch failed")
 
