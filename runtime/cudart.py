@@ -17,7 +17,9 @@ from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
 try:
     from cuda.bindings import runtime as cudart
 except ImportError:
-    cudart = None
+    IS_INSTALLED = False
+else:
+    IS_INSTALLED = True
 
 # After one of these the context is gone: whatever is asked of it gives the same error until the process ends.
 STICKY = frozenset(
@@ -47,7 +49,7 @@ class Gpu:
 
 def probe() -> Gpu:
     """What GPU there is, without touching it. Raises EngineError with exactly what is missing."""
-    if cudart is None:
+    if not IS_INSTALLED:
         raise EngineError(
             "package cuda-python is not installed, and without it no GPU can be used",
             fix="pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]')",

@@ -114,7 +114,7 @@ class Follower:
             found = self._named(name)
             if found is not None:
                 scope.types[bound] = found
-            elif isinstance(node, ast.ImportFrom) and node.module in self.packages:
+            elif name not in self.names and isinstance(node, ast.ImportFrom) and node.module in self.packages:
                 self._report(scope, node, f"{node.module} has no {alias.name}")
 
     def _named(self, name: str) -> Type | None:
@@ -287,7 +287,7 @@ class Follower:
 
     def _of_module(self, node: ast.Attribute, owner: Type, scope: Scope) -> Type | None:
         found = self._named(f"{owner.name}.{node.attr}")
-        if found is None:
+        if found is None and f"{owner.name}.{node.attr}" not in self.names:
             self._report(scope, node, f"{owner.name} has no {node.attr}")
         return found
 
