@@ -1,0 +1,167 @@
+"""Rewrites a graph so that each part runs in its precision: casts where precisions meet, weights stored as used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from engine_build.graph_view import GraphView, replace_nodes
+from engine_build.precision_parts import NodePart
+from runtime.errors import BuildError
+
+DATA_MIN_BYTES = 1024
+DATA_ALIGNMENT_BYTES = 4096
+
+
+class Weights(Protocol):
+    """Where a rewritten graph's constants come from and go to."""
+
+    def read(self, tensor: TensorProto) -> NDArray[Any]:
+        """The numbers of a constant of the source graph."""
+
+    def write(self, name: str, array: NDArray[Any]) -> TensorProto:
+        """A constant of the new graph."""
+
+    def keep(self, tensor: TensorProto) -> TensorProto:
+        """A constant that is taken over as it is."""
+
+
+class InlineWeights:
+    """Constants inside the new graph; those of the source may lie in files of its `folder`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path()
+
+    def read(self, tensor: TensorProto) -> NDArray[Any]:
+        """The numbers of a constant."""
+        return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._folder)))
+
+    def write(self, name: str, array: NDArray[Any]) -> TensorProto:
+        """A constant that holds its numbers itself."""
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return helper.make_tensor(name, kind, array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
+
+    def keep(self, tensor: TensorProto) -> TensorProto:
+        """The constant itself."""
+        return tensor
+
+
+class FileWeights(InlineWeights):
+    """Large constants in one file beside the new graph. One constant at a time is in memory."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        super().__init__(folder)
+        self._target = target
+        target.write_bytes(b"")
+
+    def write(self, name: str, array: NDArray[Any]) -> TensorProto:
+        """A constant; one of DATA_MIN_BYTES or more lies in the file."""
+        if array.nbytes < DATA_MIN_BYTES:
+            return super().write(name, array)
+        with self._target.open("ab") as file:
+            file.write(b"\0" * (-file.tell() % DATA_ALIGNMENT_BYTES))
+            offset = file.tell()
+            file.write(np.ascontiguousarray(array).tobytes())
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        entries = {"location": self._target.name, "offset": offset, "length": array.nbytes}
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+    def keep(self, tensor: TensorProto) -> TensorProto:
+        """The constant; moved into the new file where it lay in another."""
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return tensor
+        return self.write(tensor.name, self.read(tensor))
+
+
+class Rewriter:
+    """One pass over a graph's nodes, in order. `kind` is the low precision's ONNX data type, `label` its name."""
+
+    def __init__(self, view: GraphView, parts: list[NodePart], kind: int, label: str, weights: Weights) -> None:
+        self._view, self._parts, self._weights = view, parts, weights
+        self._kind, self._label = kind, label
+        self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+        self._low: set[str] = set()
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, TensorProto] = {}
+        self._casts: set[str] = set()
+
+    def rewrite(self) -> onnx.ModelProto:
+        """The view's model, changed in place. Raises BuildError where a weight does not fit the low precision."""
+        for node, part in zip(self._view.nodes, self._parts, strict=True):
+            self._add(node, part)
+        for name in sorted(self._view.outputs & self._low):
+            self._widen_output(name)
+        return self._model()
+
+    def _add(self, node: onnx.NodeProto, part: NodePart) -> None:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            copy.input[index] = self._operand(name, part)
+        if part.width == "low":
+            self._low.update(name for name in node.output if self._view.is_float(name))
+        self._nodes.append(copy)
+
+    def _operand(self, name: str, part: NodePart) -> str:
+        """The name under which a node reads a value, in the precision that it wants."""
+        view = self._view
+        if not view.is_float(name):
+            return self._kept(name)
+        if view.is_constant(name):
+            return self._rounded(name) if part.width == "low" else self._kept(name)
+        if part.width == "index" or (name in self._low) == (part.width == "low"):
+            return name
+        return self._cast(name, self._label if part.width == "low" else "fp32")
+
+    def _cast(self, name: str, label: str) -> str:
+        output = f"{name}.{label}"
+        if output not in self._casts:
+            self._casts.add(output)
+            to = TensorProto.FLOAT if label == "fp32" else self._kind
+            self._nodes.append(helper.make_node("Cast", [name], [output], name=f"cast/{output}", to=to))
+        return output
+
+    def _kept(self, name: str) -> str:
+        if self._view.is_constant(name) and name not in self._constants:
+            self._constants[name] = self._weights.keep(self._view.initializers[name])
+        return name
+
+    def _rounded(self, name: str) -> str:
+        output = f"{name}.{self._label}"
+        if output not in self._constants:
+            exact = self._weights.read(self._view.initializers[name])
+            with np.errstate(over="ignore"):
+                rounded = exact.astype(self._dtype)
+            if (np.isfinite(exact) & ~np.isfinite(rounded.astype(np.float32))).any():
+                raise BuildError(
+                    f"constant {name!r} has values up to {np.abs(exact).max():.3g}, more than {self._label} holds",
+                    fix='precision = "bf16" in [build], or "fp32"',
+                )
+            self._constants[output] = self._weights.write(output, rounded)
+        return output
+
+    def _widen_output(self, name: str) -> None:
+        inner = f"{name}.{self._label}"
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                names[:] = [inner if value == name else value for value in names]
+        to = TensorProto.FLOAT
+        self._nodes.append(helper.make_node("Cast", [inner], [name], name=f"cast/{name}", to=to))
+
+    def _model(self) -> onnx.ModelProto:
+        model = self._view.model
+        del model.graph.initializer[:]
+        del model.graph.value_info[:]
+        del model.graph.input[:]
+        model.graph.input.extend(self._view.inputs)
+        model.graph.initializer.extend(self._constants.values())
+        replace_nodes(model, self._nodes)
+        return model

@@ -1,0 +1,174 @@
+"""What a precision recipe costs in exactness, measured on a CPU with inputs that the decoder really meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from engine_build.emulation import emulated
+from engine_build.flops import Shape, product_flops, product_values
+from engine_build.graph_file import Graph
+from engine_build.onnxruntime_builder import exact_options, onnxruntime_errors, session
+from engine_build.precision import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
+from engine_build.precision_casts import InlineWeights
+from runtime.errors import BuildError
+
+SMALLEST_PEAK = 1e-6
+DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
+
+Arrays = Mapping[str, NDArray[Any]]
+Outputs = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RecipeError:
+    """A recipe against the float32 graph: errors per execute, and the work per part.
+
+    max_rel: an execute's largest error over its largest output. rms_rel: root mean square of the error over that of the
+    output. flops: part -> (precision, floating-point operations of its matrix products), of the last execute.
+    """
+
+    max_rel: tuple[float, ...]
+    rms_rel: tuple[float, ...]
+    nodes: tuple[NodePrecision, ...]
+    flops: Mapping[str, int]
+
+    @property
+    def low_work(self) -> float:
+        """Share of the work that runs in the low precision."""
+        low = sum(count for name, count in self.flops.items() if self._precision(name) not in ("fp32", "index"))
+        return low / max(sum(self.flops.values()), 1)
+
+    def summary(self) -> dict[str, float]:
+        """Worst max_rel and rms_rel over the executes, and the share of low-precision work: for the manifest."""
+        figures = {"max_rel": max(self.max_rel), "rms_rel": max(self.rms_rel), "low_work": self.low_work}
+        return {f"recipe_{name}": value for name, value in figures.items()}
+
+    def _precision(self, name: str) -> str:
+        return next(node.precision for node in self.nodes if node.name == name)
+
+
+def measure(
+    graph: Graph, recipe: RecipeName, feeds: Iterable[Arrays], *, without: Iterable[str] = (), threads: int = 0
+) -> dict[str, float]:
+    """What a recipe does to a float32 graph: recipe_max_rel, recipe_rms_rel and recipe_low_work, for the manifest.
+
+    Runs the graph and its emulated recipe on the CPU over `feeds` (inputs by name). For the decoder:
+
+        feeds = decoder_feeds(bundle, job.graph)
+        error = verify(...) | measure(job.graph, "bf16", feeds, without=without_kernel(target, "bf16"))
+
+    Raises BuildError where an output is not finite, or the graph does not run.
+    """
+    return recipe_error(graph, recipe, list(feeds), without=without, threads=threads).summary()
+
+
+def recipe_error(
+    graph: Graph, recipe: RecipeName, feeds: Sequence[Arrays], *, without: Iterable[str] = (), threads: int = 0
+) -> RecipeError:
+    """As measure, with everything that was found. Two sessions are open one after the other, not at once."""
+    model = _model(graph)
+    expected, shapes = _reference(graph, model, feeds, threads)
+    with TemporaryDirectory() as folder:
+        runner = emulation_session(graph, recipe, Path(folder), without=without, threads=threads)
+        found = [_outputs(runner, feed, f"{graph.label} in {recipe}") for feed in feeds]
+    errors = [_errors(*pair, f"{graph.label} in {recipe}") for pair in zip(expected, found, strict=True)]
+    return RecipeError(
+        max_rel=tuple(error[0] for error in errors),
+        rms_rel=tuple(error[1] for error in errors),
+        nodes=explain(model, recipe, without=without, weights=InlineWeights(_folder(graph))),
+        flops={node.name: flops for node in model.graph.node if (flops := product_flops(node, shapes))},
+    )
+
+
+def emulation_session(
+    graph: Graph, recipe: RecipeName, folder: Path, *, without: Iterable[str] = (), threads: int = 0
+) -> Any:
+    """A session that computes what the recipe computes. `folder` takes the files. Raises BuildError."""
+    path = folder / "emulated.onnx"
+    write_emulated(graph, recipe, path, without=without)
+    return session(path, exact_options(threads), f"{graph.label} in {recipe}")
+
+
+def write_emulated(graph: Graph, recipe: RecipeName, path: Path, *, without: Iterable[str] = ()) -> None:
+    """Write the emulated recipe of a graph to `path`; large weights stay beside it. Raises BuildError."""
+    if isinstance(graph.source, Path):
+        write_recipe(graph.source, path, recipe, without=without)
+    else:
+        onnx.save(apply_recipe(_model(graph), recipe, without=without), path)
+    onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
+
+
+def _model(graph: Graph) -> onnx.ModelProto:
+    if isinstance(graph.source, bytes):
+        return onnx.load_model_from_string(graph.source)
+    return onnx.load(graph.source, load_external_data=False)
+
+
+def _folder(graph: Graph) -> Path:
+    return graph.source.parent if isinstance(graph.source, Path) else Path()
+
+
+def _reference(
+    graph: Graph, model: onnx.ModelProto, feeds: Sequence[Arrays], threads: int
+) -> tuple[list[Outputs], dict[str, Shape]]:
+    """The graph's outputs over all feeds, and the shapes of its products' values in the last one."""
+    made = {name for node in model.graph.node for name in node.output}
+    values = product_values(model.graph.node)
+    probe = _with_shapes(model, [name for name in values if name in made])
+    options = exact_options(threads)
+    if isinstance(graph.source, Path):
+        options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.source.parent.resolve()))
+    runner = session(probe.SerializeToString(), options, graph.label)
+    outputs = [_outputs(runner, feed, graph.label) for feed in feeds]
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    shapes |= {name: array.shape for name, array in feeds[-1].items()}
+    shapes |= {name: tuple(outputs[-1][_shape_name(name)].tolist()) for name in values if name in made}
+    wanted = [value.name for value in model.graph.output]
+    return [{name: output[name] for name in wanted} for output in outputs], shapes
+
+
+def _with_shapes(model: onnx.ModelProto, values: Sequence[str]) -> onnx.ModelProto:
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    for name in values:
+        probe.graph.node.append(helper.make_node("Shape", [name], [_shape_name(name)]))
+        probe.graph.output.append(helper.make_tensor_value_info(_shape_name(name), onnx.TensorProto.INT64, None))
+    return probe
+
+
+def _shape_name(value: str) -> str:
+    return f"{value}/shape"
+
+
+def _outputs(runner: Any, feed: Arrays, label: str) -> Outputs:
+    names = [output.name for output in runner.get_outputs()]
+    try:
+        return dict(zip(names, runner.run(names, dict(feed)), strict=True))
+    except onnxruntime_errors() as error:
+        raise BuildError(f"{label} does not run: {error}", fix="polygraphy inspect model FILE") from error
+
+
+def _errors(expected: Outputs, found: Outputs, label: str) -> tuple[float, float]:
+    """Largest relative and root-mean-square relative error over the floating-point outputs. Raises BuildError."""
+    worst = (0.0, 0.0)
+    for name, exact in expected.items():
+        if exact.dtype.kind != "f":
+            continue
+        if not np.isfinite(found[name]).all():
+            raise BuildError(f"{label}: {name} is not finite", fix='precision = "bf16" in [build], or "fp32"')
+        reference = exact.astype(np.float64)
+        difference = found[name] - reference
+        peak, power = float(np.abs(reference).max()), float(np.mean(reference**2))
+        largest = float(np.abs(difference).max()) / max(peak, SMALLEST_PEAK)
+        rms = float(np.sqrt(np.mean(difference**2) / max(power, SMALLEST_PEAK**2)))
+        worst = (max(worst[0], largest), max(worst[1], rms))
+    return worst
