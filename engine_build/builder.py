@@ -7,34 +7,26 @@ whole; whatever happens before that leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine_build.build_log import BuildLog
 from engine_build.config import BuildConfig, BuildRequest, request_of
 from engine_build.decisions import Decision, decide
 from engine_build.engine_folder import locked, partial_folder, publish_engine, remove_leftovers
-from engine_build.graph_file import Graph
-from engine_build.onnxruntime_builder import (
-    compile_onnxruntime,
-    graph_session,
-    need_cuda_provider,
-    onnxruntime,
-    onnxruntime_errors,
-    open_onnxruntime,
-)
+from engine_build.graph_file import Graph, read_graph
+from engine_build.onnxruntime_builder import compile_onnxruntime, graph_session, onnxruntime_errors, open_onnxruntime
+from engine_build.place import Place, place_of
 from runtime.config import Deployment, Target
 from runtime.errors import BuildError
-from runtime.manifest import (
-    Manifest,
-    file_sha256,
-    machine,
-    manifest_path,
-    write_manifest,
-)
+from runtime.manifest import Manifest, file_sha256, manifest_path, write_manifest
+
+# Running a graph of this size on the CPU for comparison takes minutes per shape: the first shapes are enough.
+LARGE_GRAPH_BYTES = 1 << 30
+LARGE_GRAPH_SAMPLES = 2
 
 
 class Report(Protocol):
@@ -52,14 +44,35 @@ class Report(Protocol):
     def removed(self, name: str) -> None:
         """An engine was taken away, because the deployment no longer has it."""
 
+    def note(self, text: str) -> None:
+        """Something that the builder wants known."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One engine in the making: `graph` is the job's in the precision that is wanted, `engine` the file to write."""
+
+    decision: Decision
+    graph: Graph
+    engine: Path
+    deployment: Deployment
+    options: BuildConfig
+    place: Place
+    log: BuildLog = field(default_factory=BuildLog)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest error that is accepted."""
+        return float(self.decision.wanted.build["tolerance"])
+
 
 @dataclass(frozen=True)
 class Compiler:
-    """How one target is built: the engine file's suffix, graph -> file, file -> a session that verification runs."""
+    """How one target is built: the engine file's suffix; what writes it and gives facts; what measures its error."""
 
     suffix: str
-    compile: Callable[[Graph, Path, BuildConfig], None]
-    open: Callable[[Path, BuildConfig], Any]
+    compile: Callable[[Work], dict[str, Any]]
+    measure: Callable[[Work, Any], tuple[dict[str, float], dict[str, Any]]]
 
 
 def build_deployment(
@@ -77,105 +90,135 @@ def build(
 ) -> list[Manifest]:
     """As build_deployment, with the configuration already read."""
     target = target or request.deployment.target
-    check_target(target)
+    place = place_of(target, request.options)
     folder = request.deployment.engine_folder(target)
     with locked(folder):
-        decisions = decide(request, target, force=force)
-        manifests = [_carry_out(decision, folder, request.options, report) for decision in decisions]
+        decisions = decide(request, target, force=force, place=place)
+        manifests = [_carry_out(decision, request, folder, place, report) for decision in decisions]
         for name in remove_leftovers(folder, decisions):
             if report is not None:
                 report.removed(name)
     return manifests
 
 
-def check_target(target: Target) -> None:
-    """Raises BuildError where engines for this target cannot be built here, with what is missing."""
-    NEEDS[target]()
-    if target not in COMPILERS:
-        raise BuildError(f"this version builds engines for cpu only, not for {target}", fix="build with --target cpu")
-
-
-def build_engine(decision: Decision, folder: Path, options: BuildConfig) -> Manifest:
+def build_engine(
+    decision: Decision, request: BuildRequest, folder: Path, place: Place, log: BuildLog | None = None
+) -> Manifest:
     """Compile, verify and publish one engine in `folder`. Raises BuildError; on any failure the folder is as it was."""
     compiler, job = COMPILERS[decision.wanted.target], decision.job
     started = time.monotonic()
-    with partial_folder(folder, job.name) as partial:
+    with partial_folder(folder, job.name) as partial, in_precision(decision, folder) as graph:
         engine = partial / f"{job.name}{compiler.suffix}"
-        compiler.compile(job.graph, engine, options)
-        error = _measure(compiler, decision, engine, options)
-        manifest = Manifest(
-            **decision.wanted.model_dump(),
-            engine_file=engine.name,
-            engine_sha256=file_sha256(engine),
-            data_files={file.name: file_sha256(file) for file in _data_files(engine)},
-            size_bytes=sum(file.stat().st_size for file in partial.iterdir()),
-            inputs=job.graph.inputs,
-            outputs=job.graph.outputs,
-            error=error,
-            build_s=round(time.monotonic() - started, 3),
-            built_on=machine()["cpu"],
-        )
+        work = Work(decision, graph, engine, request.deployment, request.options, place, log or BuildLog())
+        manifest = _manifest(work, compiler.compile(work))
+        # Whoever opens the engine to measure it wants a manifest beside it.
+        write_manifest(manifest_path(partial, job.name), manifest)
+        error, found = _measured(compiler, work, manifest)
+        build_s = round(time.monotonic() - started, 3)
+        facts = {**manifest.facts, **found}
+        manifest = manifest.model_copy(update={"error": error, "build_s": build_s, "facts": facts})
         write_manifest(manifest_path(partial, job.name), manifest)
         publish_engine(partial, folder, manifest)
     return manifest
 
 
-def _carry_out(decision: Decision, folder: Path, options: BuildConfig, report: Report | None) -> Manifest:
+@contextlib.contextmanager
+def in_precision(decision: Decision, folder: Path) -> Iterator[Graph]:
+    """The job's graph in the precision that is wanted, on disk for as long as it is needed. Raises BuildError."""
+    job, wanted = decision.job, decision.wanted
+    precision = wanted.build.get("precision", "fp32")
+    if precision == "fp32" or not isinstance(job.graph.source, Path):
+        yield job.graph
+        return
+    from engine_build.precision import without_kernel, write_recipe
+
+    with partial_folder(folder, f"{job.name}.{precision}") as partial:
+        path = partial / job.graph.source.name
+        write_recipe(job.graph.source, path, precision, without=without_kernel(wanted.target, precision))
+        yield read_graph(path)
+
+
+def _manifest(work: Work, facts: dict[str, Any]) -> Manifest:
+    """An engine's manifest before it was measured."""
+    job, engine = work.decision.job, work.engine
+    files = sorted(file for file in engine.parent.iterdir() if file != engine)
+    sha256 = facts.pop("sha256", None) or file_sha256(engine)
+    return Manifest(
+        **work.decision.wanted.model_dump(),
+        engine_file=engine.name,
+        engine_sha256=sha256,
+        data_files={file.name: file_sha256(file) for file in files},
+        size_bytes=sum(file.stat().st_size for file in (engine, *files)),
+        inputs=job.graph.inputs,
+        outputs=job.graph.outputs,
+        error={},
+        build_s=0.0,
+        built_on=work.place.built_on,
+        facts={**work.place.facts, **facts},
+    )
+
+
+def _carry_out(
+    decision: Decision, request: BuildRequest, folder: Path, place: Place, report: Report | None
+) -> Manifest:
     if decision.action == "reuse" and decision.last is not None:
         if report is not None:
             report.reused(decision)
         return decision.last
+    log = BuildLog()
     with report.building(decision) if report is not None else contextlib.nullcontext():
-        manifest = build_engine(decision, folder, options)
+        manifest = build_engine(decision, request, folder, place, log)
     if report is not None:
         report.built(decision, manifest)
+        for line in log.summary():
+            report.note(line)
     return manifest
 
 
-def _measure(compiler: Compiler, decision: Decision, engine: Path, options: BuildConfig) -> dict[str, float]:
-    from engine_build.verify import verify  # polygraphy takes a while to import; a run that only reuses has no need
-
-    job = decision.job
+def _measured(compiler: Compiler, work: Work, manifest: Manifest) -> tuple[dict[str, float], dict[str, Any]]:
     try:
-        return verify(job, graph_session(job.graph, options), compiler.open(engine, options), options.tolerance)
+        return compiler.measure(work, manifest)
     except onnxruntime_errors() as error:
         raise BuildError(
-            f"{job.graph.label} fails to run at a shape of the deployment's ranges: {error}",
+            f"{work.decision.job.graph.label} fails to run at a shape of the deployment's ranges: {error}",
             fix="check frame_multiple in bundle.toml and the shape ranges",
         ) from error
 
 
-def _data_files(engine: Path) -> list[Path]:
-    return sorted(file for file in engine.parent.iterdir() if file != engine)
+def _compile_cpu(work: Work) -> dict[str, Any]:
+    compile_onnxruntime(work.graph, work.engine, work.options)
+    return {}
 
 
-def _need_cuda() -> None:
-    need_cuda_provider()
-    _need_gpu("cuda")
+def _measure_cpu(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict[str, Any]]:
+    from engine_build.verify import verify  # polygraphy takes a while to import; a run that only reuses has no need
+
+    graph = graph_session(work.decision.job.graph, work.options)
+    engine = open_onnxruntime(work.engine, work.options)
+    return verify(work.decision.job, graph, engine, work.tolerance), {}
 
 
-def _need_tensorrt() -> None:
-    if importlib.util.find_spec("tensorrt") is None:
-        raise BuildError(
-            "target tensorrt needs the package tensorrt, which is not installed",
-            fix="pip install 'tickrt[tensorrt]' on a machine with an NVIDIA GPU; or build with --target cpu",
-        )
-    _need_gpu("tensorrt")
+def _compile_tensorrt(work: Work) -> dict[str, Any]:
+    from engine_build.tensorrt_target import compile_plan, timing_cache_of
+
+    version = work.place.tool_versions["tensorrt"]
+    cache = timing_cache_of(work.deployment, work.options, work.place.facts, version)
+    return compile_plan(work.decision, work.graph, work.engine, work.options, cache, work.log)
 
 
-def _need_gpu(target: str) -> None:
-    if not Path("/dev/nvidiactl").exists():
-        raise BuildError(
-            f"target {target} needs an NVIDIA GPU and its driver, this machine has none",
-            fix="build on the machine that will serve; or build with --target cpu",
-        )
+def _measure_tensorrt(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict[str, Any]]:
+    from engine_build.tensorrt_target import try_plan
+    from engine_build.verify import check_finite, sample_feeds, verify_outputs
+
+    job = work.decision.job
+    outputs, facts = try_plan(manifest.name, work.engine.parent, list(sample_feeds(job)), work.log)
+    check_finite(job, outputs)
+    compared = outputs[:LARGE_GRAPH_SAMPLES] if job.graph.weights_bytes > LARGE_GRAPH_BYTES else outputs
+    error = verify_outputs(job, graph_session(job.graph, work.options), compared, work.tolerance)
+    return error, {**facts, "tried_shapes": len(outputs), "compared_shapes": len(compared)}
 
 
 COMPILERS: Mapping[str, Compiler] = {
-    "cpu": Compiler(".onnx", compile_onnxruntime, open_onnxruntime),
-}
-NEEDS: Mapping[str, Callable[[], object]] = {
-    "cpu": onnxruntime,
-    "cuda": _need_cuda,
-    "tensorrt": _need_tensorrt,
+    "cpu": Compiler(".onnx", _compile_cpu, _measure_cpu),
+    "tensorrt": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
 }

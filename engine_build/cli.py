@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine_build.builder import build, check_target
+from engine_build.builder import build
 from engine_build.config import BuildRequest, load_request
 from engine_build.decisions import decide
 from engine_build.report import ConsoleReport, print_decisions
@@ -52,7 +52,6 @@ def tickrt_build(
     try:
         request = load_request(config, threads=threads)
         chosen: Target = target.value if target else request.deployment.target
-        check_target(chosen)
         _dry_run(request, chosen, force) if dry_run else _build(request, chosen, force)
     except TickError as error:
         _complain(str(error))

@@ -16,6 +16,9 @@ from runtime.spec import Bundle, explain, load_bundle
 
 Features = frozenset[str]
 Optimization = Literal["basic", "extended", "all"]
+Precision = Literal["fp32", "fp16", "bf16"]
+Verbosity = Literal["none", "layer_names", "detailed"]
+HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
 ALL_STEP_FEATURES = variant_name(STEP_FEATURES)
 STEP_VARIANTS = (
@@ -25,28 +28,64 @@ STEP_VARIANTS = (
 ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
 
 
+# The largest error that is accepted, relative to an output's largest value, where [build] names none. A GPU adds up in
+# another order than the reference does; TF32 keeps 10 bits of a factor, as float16 does, bfloat16 keeps 7.
+CPU_TOLERANCE = 1e-4
+GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2}
+
+
 class BuildConfig(BaseModel):
     """The `[build]` table.
 
-    optimization: how far ONNX Runtime rewrites a graph. "extended" is valid on every machine of one architecture;
-    "all" adds layouts of the processor it runs on, and its manifest names that processor. tolerance: the largest error
-    against the graph, relative to the largest output. threads: 0 = all cores. inline_limit_bytes: weights that are
-    larger together go into a data file of their own (one ONNX file holds 2 GiB, and rewriting may add constants).
+    tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
+    all cores. precision: what the GPU targets compute decoder, codec and conditioner in; rows and step graphs and the
+    target cpu are always float32.
+
+    ONNX Runtime. optimization: how far it rewrites a graph. "extended" is valid on every machine of one architecture;
+    "all" adds layouts of the processor it runs on, and its manifest names that processor. inline_limit_bytes: weights
+    that are larger together go into a data file of their own (one ONNX file holds 2 GiB, and rewriting may add
+    constants).
+
+    TensorRT. optimization_level: 0 builds fastest, 5 searches longest. workspace_mib: memory that a tactic may use
+    (none = the whole device). refit: weights can be exchanged. verbosity: "detailed" lets a profile see single kernels.
+    max_aux_streams: streams beside the tick's own (none = TensorRT's choice, 0 = one stream). version_compatible and
+    hardware_compatibility: plans that run elsewhere, slower. tf32: factors of float32 products are rounded to 10 bits.
+    timing_cache: true, false, or the folder for it, relative to the deployment file.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    optimization: Optimization = "extended"
-    tolerance: float = Field(default=1e-4, gt=0)
+    tolerance: float | None = Field(default=None, gt=0)
     threads: int = Field(default=0, ge=0, le=256)
-    inline_limit_bytes: int = Field(default=1 << 29, ge=0, le=(2 << 30) - (64 << 20))
+    precision: Precision = "fp32"
     step_variants: tuple[str, ...] = STEP_VARIANTS
+
+    optimization: Optimization = "extended"
+    inline_limit_bytes: int = Field(default=1 << 29, ge=0, le=(2 << 30) - (64 << 20))
+
+    optimization_level: int = Field(default=3, ge=0, le=5)
+    workspace_mib: int | None = Field(default=None, ge=1, le=1 << 20)
+    refit: bool = False
+    verbosity: Verbosity = "layer_names"
+    max_aux_streams: int | None = Field(default=None, ge=0, le=7)
+    version_compatible: bool = False
+    hardware_compatibility: HardwareCompatibility = "none"
+    tf32: bool = False
+    timing_cache: bool | str = True
 
     @field_validator("step_variants")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         names = [variant_name(parse_variant(name)) for name in value]
         return tuple(dict.fromkeys([*names, ALL_STEP_FEATURES]))
+
+    def tolerance_for(self, target: str, precision: str) -> float:
+        """The largest error that is accepted of a target's engines in a precision."""
+        if self.tolerance is not None:
+            return self.tolerance
+        if target == "cpu":
+            return CPU_TOLERANCE
+        return GPU_TOLERANCES["tf32" if precision == "fp32" and self.tf32 else precision]
 
 
 @dataclass(frozen=True)

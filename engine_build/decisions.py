@@ -10,19 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine_build.build_request import TENSORRT_OPTIONS
 from engine_build.config import BuildConfig, BuildRequest
-from engine_build.jobs import Job, jobs_of
+from engine_build.jobs import Job, jobs_of, profiles_of
+from engine_build.place import Place, place_of
 from runtime.config import Target
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.manifest import (
     MANIFEST_SUFFIX,
     Identity,
     Manifest,
-    machine,
     manifest_path,
     metadata_matches,
     read_manifest,
-    tool_versions,
     verify_file,
 )
 
@@ -54,35 +54,50 @@ class Decision:
         return max(weights, self.size_bytes) if self.action == "reuse" else weights
 
 
-def decide(request: BuildRequest, target: Target, *, force: bool = False) -> list[Decision]:
-    """What to do about every engine of a deployment. Raises ConfigError, BuildError."""
-    folder = request.deployment.engine_folder(target)
-    return [_decide_one(job, identity(job, target, request.options), folder, force) for job in jobs_of(request)]
+def decide(request: BuildRequest, target: Target, *, force: bool = False, place: Place | None = None) -> list[Decision]:
+    """What to do about every engine of a deployment. Raises ConfigError, BuildError.
+
+    `place`: where it will be done; here, where none is given. One with something missing can only be looked at: engines
+    count as valid where they were built.
+    """
+    folder, options = request.deployment.engine_folder(target), request.options
+    place = place or place_of(target, options)
+    return [_decide_one(job, identity(job, target, options, place), folder, force, place) for job in jobs_of(request)]
 
 
-def identity(job: Job, target: Target, options: BuildConfig) -> Identity:
+def identity(job: Job, target: Target, options: BuildConfig, place: Place) -> Identity:
     """Everything that governs whether an engine of this job may be used."""
     return Identity(
         name=job.name,
         target=target,
-        tool_versions=tool_versions(target),
-        device=valid_on(options),
+        tool_versions=place.tool_versions,
+        device=place.device,
         graph_sha256=job.graph.sha256,
-        build=build_options(options),
+        build=build_options(job, target, options),
         shapes=job.shapes,
         features=job.features,
     )
 
 
-def valid_on(options: BuildConfig) -> dict[str, str]:
-    """Where an engine may run: on one architecture; with optimization "all" on one processor model only."""
-    here = machine()
-    return here if options.optimization == "all" else {"arch": here["arch"]}
+def precision_of(job: Job, target: Target, options: BuildConfig) -> str:
+    """What a job's engine computes in. The solver is float32 whatever the decoder is; so is all on the CPU."""
+    return "fp32" if target == "cpu" or job.kind in ("rows", "step") else options.precision
 
 
-def build_options(options: BuildConfig) -> dict[str, Any]:
+def build_options(job: Job, target: Target, options: BuildConfig) -> dict[str, Any]:
     """The options that change the engine or what is accepted as one."""
-    return options.model_dump(include={"optimization", "tolerance", "inline_limit_bytes"})
+    precision = precision_of(job, target, options)
+    tolerance = {"tolerance": options.tolerance_for(target, precision)}
+    if target == "tensorrt":
+        chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_exact(job)}
+        return {"precision": precision, **tolerance, **chosen, "profiles": profiles_of(job)}
+    chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
+    return {**({} if target == "cpu" else {"precision": precision}), **tolerance, **chosen}
+
+
+def _exact(job: Job) -> dict[str, bool]:
+    """Rows and step graphs multiply in whole float32: their results are the state itself."""
+    return {"tf32": False} if job.kind in ("rows", "step") else {}
 
 
 def tensor_bytes(job: Job) -> int:
@@ -109,7 +124,7 @@ def leftovers(folder: Path, decisions: list[Decision]) -> list[Path]:
     return sorted(set(folder.glob(f"*{MANIFEST_SUFFIX}")) - wanted)
 
 
-def _decide_one(job: Job, wanted: Identity, folder: Path, force: bool) -> Decision:
+def _decide_one(job: Job, wanted: Identity, folder: Path, force: bool, place: Place) -> Decision:
     try:
         last = read_manifest(manifest_path(folder, job.name))
     except EngineNotBuiltError:
@@ -118,6 +133,8 @@ def _decide_one(job: Job, wanted: Identity, folder: Path, force: bool) -> Decisi
         return Decision(job, wanted, "build", "its manifest is damaged or of another version", None)
     if force:
         return Decision(job, wanted, "build", "--force", last)
+    if place.missing is not None:
+        wanted = wanted.model_copy(update={"tool_versions": last.tool_versions, "device": last.device})
     matches, reason = metadata_matches(last, wanted)
     if not matches:
         return Decision(job, wanted, "build", reason, last)

@@ -7,7 +7,7 @@ K and N conditions and negatives per slot, B batch, A audio channels, W samples,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
@@ -15,12 +15,14 @@ from engine_build.graph_file import Graph, graph_of, read_graph
 from engine_build.roles import Port, check_free, check_ports
 from engine_build.step_graph import rows_graph, step_graph
 from engine_build.tick_inputs import InputSpec, rows_inputs, step_inputs
-from runtime.config import Deployment, ShapeRanges
+from runtime.config import Deployment, ShapeRange, ShapeRanges
 from runtime.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
-from runtime.spec import Bundle, CodecSpec, ConditionerSpec
+from runtime.lane import MAX_CONDITIONS
+from runtime.spec import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
 
 Sizes = Mapping[str, int]
+Range = tuple[int, int, int]
 
 SAMPLE_FRAMES = 32
 _TOKENIZER_FIX = "let conditioner.tokenizer in bundle.toml name a tokenizer.json"
@@ -28,7 +30,10 @@ _TOKENIZER_FIX = "let conditioner.tokenizer in bundle.toml name a tokenizer.json
 
 @dataclass(frozen=True)
 class Job:
-    """One engine to build. Verification runs at the sizes in `samples`; memory is counted at those in `largest`."""
+    """One engine to build. Verification runs at the sizes in `samples`; memory is counted at those in `largest`.
+
+    `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles.
+    """
 
     name: str
     graph: Graph
@@ -36,8 +41,14 @@ class Job:
     outputs: tuple[Port, ...]
     samples: tuple[Sizes, ...]
     largest: Sizes
+    ranges: tuple[Mapping[str, Range], ...]
     features: tuple[str, ...] = ()
     shapes: tuple[ShapeRanges, ...] = field(default=())
+
+    @property
+    def kind(self) -> str:
+        """decoder, rows, step, codec_decode, codec_encode or conditioner."""
+        return self.name.partition(".")[0]
 
 
 def jobs_of(request: BuildRequest) -> list[Job]:
@@ -79,8 +90,51 @@ def _decoder_job(bundle: Bundle, deployment: Deployment) -> Job:
         outputs=outputs,
         samples=tuple({**sizes, **sample} for ranges in deployment.shapes for sample in decoder_samples(ranges)),
         largest={**sizes, **{letter: high for letter, (_, high) in free.items()}},
+        ranges=decoder_ranges(deployment),
         shapes=deployment.shapes,
     )
+
+
+def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
+    """The deployment's shape ranges, one optimization profile each."""
+    return tuple(
+        {"R": _range(shape.rows), "T": _range(shape.frames), "L": _range(shape.tokens)} for shape in deployment.shapes
+    )
+
+
+def tick_ranges(deployment: Deployment, features: Collection[str], *, is_step: bool) -> tuple[dict[str, Range], ...]:
+    """What rows and step graphs may meet: every slot with all its conditions, at every length of a shape range.
+
+    Rows of all executes of a tick lie in one buffer. Only blends have more than one positive and one negative row.
+    """
+    depth, first = deployment.runtime.depth, deployment.shapes[0].frames
+    frames = (min(shape.frames.min for shape in deployment.shapes), first.opt, _max_frames(deployment))
+    per_slot = 2 if is_step and "blend" not in features else 2 * MAX_CONDITIONS
+    conditions = (1, 2, MAX_CONDITIONS) if "blend" in features else (1, 1, 1)
+    bands = (-(-frames[0] // 2), -(-frames[1] // 2), -(-frames[2] // 2))
+    return (
+        {
+            "S": (1, depth, depth),
+            "R": (1, 2 * depth, per_slot * depth),
+            "T": frames,
+            "B": bands,
+            "K": conditions,
+            "N": conditions,
+        },
+    )
+
+
+def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
+    """Windows of one frame up to the bundle's `window_frames`, with the margin on both sides."""
+    margins = 2 * half.margin_frames
+    frames = (1, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
+    samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
+    return ({"B": (1, 1, 1), "T": frames, "W": samples},)
+
+
+def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:
+    """One text at a time, of any length."""
+    return ({"B": (1, 1, 1), "L": (1, -(-max_tokens // 2), max_tokens)},)
 
 
 def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
@@ -122,20 +176,33 @@ def _tick_job(
     bundle: Bundle,
     deployment: Deployment,
 ) -> Job:
-    multiple, blends = bundle.latents.frame_multiple, "blend" in features
+    multiple, conditions = bundle.latents.frame_multiple, 2 if "blend" in features else 1
     known = {"C": bundle.latents.channels, "1": 1}
+    ranges = tick_ranges(deployment, features, is_step=name.startswith("step."))
     samples = [(1, 1, multiple), (3, 7, bundle.latents.round_up(SAMPLE_FRAMES)), (2, 4, multiple * 5)]
+    inside = [_inside(ranges[0], *sample) for sample in samples]
+    largest = (deployment.runtime.depth, deployment.max_rows, _max_frames(deployment))
     return Job(
         name=name,
         graph=graph,
         inputs=tuple(_tick_port(spec) for spec in specs),
         outputs=tuple(outputs),
-        samples=tuple(_tick_sizes(*sample, 2 if blends else 1, known) for sample in samples),
-        largest=_tick_sizes(
-            deployment.runtime.depth, deployment.max_rows, _max_frames(deployment), 2 if blends else 1, known
-        ),
+        samples=tuple(_tick_sizes(*sample, conditions, known) for sample in inside),
+        largest=_tick_sizes(*largest, conditions, known),
+        ranges=ranges,
         features=tuple(sorted(features)),
     )
+
+
+def _inside(ranges: Mapping[str, Range], slots: int, rows: int, frames: int) -> tuple[int, int, int]:
+    def inside(letter: str, size: int) -> int:
+        return min(max(size, ranges[letter][0]), ranges[letter][2])
+
+    return inside("S", slots), inside("R", rows), inside("T", frames)
+
+
+def _range(limits: ShapeRange) -> Range:
+    return limits.min, limits.opt, limits.max
 
 
 def _tick_sizes(slots: int, rows: int, frames: int, conditions: int, known: Sizes) -> Sizes:
@@ -157,7 +224,8 @@ def _output(name: str, letters: str) -> Port:
 
 def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[Job]:
     known = {"C": bundle.latents.channels, "A": codec.channels}
-    frames = (bundle.latents.round_up(1), bundle.latents.round_up(SAMPLE_FRAMES))
+    window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
+    frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
     samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
     longest = _max_frames(deployment)
     largest = {**known, "B": 1, "T": longest, "W": longest * codec.hop_samples}
@@ -166,11 +234,13 @@ def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Ite
     if names.start_frame is not None:
         ports.append(Port("codec.decode.inputs.start_frame", names.start_frame, "B", "int64", "count", "T"))
     audio = Port("codec.decode.outputs.audio", codec.decode.outputs.audio, "BAW")
-    yield _file_job("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest)
+    ranges = codec_ranges(codec.hop_samples, codec.decode)
+    yield _file_job("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
     if codec.encode is not None:
         audio = Port("codec.encode.inputs.audio", codec.encode.inputs.audio, "BAW", values="unit")
         latents = Port("codec.encode.outputs.latents", codec.encode.outputs.latents, "BTC")
-        yield _file_job("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest)
+        ranges = codec_ranges(codec.hop_samples, codec.encode)
+        yield _file_job("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
 def _conditioner_job(bundle: Bundle, conditioner: ConditionerSpec, decoder: Job) -> Job:
@@ -185,7 +255,8 @@ def _conditioner_job(bundle: Bundle, conditioner: ConditionerSpec, decoder: Job)
         Port("conditioner.outputs.mask", conditioner.outputs.mask, "BP"),
     ]
     samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
-    return _file_job("conditioner", bundle, conditioner.graph, ports, outputs, samples, samples[-1])
+    ranges = token_ranges(longest)
+    return _file_job("conditioner", bundle, conditioner.graph, ports, outputs, samples, samples[-1], ranges)
 
 
 def _vocabulary(bundle: Bundle, conditioner: ConditionerSpec) -> int:
@@ -209,11 +280,25 @@ def _file_job(
     outputs: list[Port],
     samples: list[dict[str, int]],
     largest: Mapping[str, int],
+    ranges: tuple[Mapping[str, Range], ...],
 ) -> Job:
     graph = read_graph(bundle.graph_path(file))
     check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACD"})
     check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
-    return Job(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest)
+    return Job(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
+
+
+def profiles_of(job: Job) -> list[dict[str, tuple[list[int], list[int], list[int]]]]:
+    """Per optimization profile: input name -> its smallest, its usual and its largest shape."""
+    return [
+        {port.name: _shapes(port, {**{k: (v, v, v) for k, v in job.largest.items()}, **ranges}) for port in job.inputs}
+        for ranges in job.ranges
+    ]
+
+
+def _shapes(port: Port, sizes: Mapping[str, Range]) -> tuple[list[int], list[int], list[int]]:
+    low, usual, high = ([sizes[letter][place] for letter in port.letters] for place in range(3))
+    return low, usual, high
 
 
 def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:

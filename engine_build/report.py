@@ -46,6 +46,10 @@ class ConsoleReport:
         """One line: the deployment no longer has this engine."""
         self._line("removed", ("", "", ""), f"{name}  (the deployment no longer has it)", 0)
 
+    def note(self, text: str) -> None:
+        """One line of what the builder wants known, below the engine's own."""
+        self._print(f"{'':7}  note: {text}")
+
     def summary(self, where: str, elapsed_s: float) -> None:
         """The last line: how many, how large, how long, and where they lie."""
         counts = ", ".join(f"{count} {what}" for what, count in self._counts.items() if count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,22 +28,43 @@ def verify(job: Job, graph_session: Any, engine_session: Any, tolerance: float) 
     Gives max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError above `tolerance`
     (of max_rel), and where either gives a value that is not finite.
     """
-    runners = [OnnxrtRunner(graph_session, name="graph"), OnnxrtRunner(engine_session, name="engine")]
-    error = {"max_abs": 0.0, "max_rel": 0.0}
-    for sizes, feeds in zip(job.samples, sample_feeds(job), strict=True):
+    feeds = list(sample_feeds(job))
+    return _measure(job, _outputs(graph_session, feeds), _outputs(engine_session, feeds), tolerance)
+
+
+def verify_outputs(job: Job, graph_session: Any, outputs: Sequence[Arrays], tolerance: float) -> dict[str, float]:
+    """As verify, for an engine that has already run: its outputs at the job's first samples, one or more of them."""
+    feeds = list(sample_feeds(job))[: len(outputs)]
+    return _measure(job, _outputs(graph_session, feeds), outputs, tolerance)
+
+
+def check_finite(job: Job, outputs: Iterable[Arrays]) -> None:
+    """Raises BuildError where an engine gives values that are not finite."""
+    for sizes, arrays in zip(job.samples, outputs, strict=True):
+        for port in job.outputs:
+            _check_finite(_where(job, port, sizes), "engine", arrays[port.name])
+
+
+def _outputs(session: Any, feeds: Iterable[Arrays]) -> Iterator[Arrays]:
+    for arrays in feeds:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-            results = Comparator.run(runners, data_loader=[feeds])
-        expected, found = results["graph"][0], results["engine"][0]
+            results = Comparator.run([OnnxrtRunner(session, name="session")], data_loader=[arrays])
+        yield results["session"][0]
+
+
+def _measure(job: Job, expected: Iterable[Arrays], found: Iterable[Arrays], tolerance: float) -> dict[str, float]:
+    error = {"max_abs": 0.0, "max_rel": 0.0}
+    for sizes, wanted, given in zip(job.samples, expected, found, strict=False):
         for port in job.outputs:
             where = _where(job, port, sizes)
-            _check_shape(where, port, expected[port.name].shape, sizes)
-            measured = _error(where, expected[port.name], found[port.name])
+            _check_shape(where, port, wanted[port.name].shape, sizes)
+            measured = _error(where, wanted[port.name], given[port.name])
             error = {name: max(error[name], value) for name, value in measured.items()}
     if error["max_rel"] > tolerance:
         raise BuildError(
             f"engine {job.name!r} is off by {error['max_rel']:.2g} of its largest output, "
             f"expected at most {tolerance:.2g}",
-            fix="a lower optimization in [build], or a higher tolerance if that is what you want",
+            fix="a lower optimization or a higher precision in [build], or a higher tolerance if that is what you want",
         )
     return error
 
@@ -84,12 +105,16 @@ def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str,
     if expected.shape != found.shape:
         raise BuildError(f"{where}: the engine gives shape {found.shape}, the graph {expected.shape}")
     for name, values in (("graph", expected), ("engine", found)):
-        if not np.isfinite(values).all():
-            raise BuildError(f"{where}: the {name} gives values that are not finite", fix="check the weights")
+        _check_finite(where, name, values)
     difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
     largest = float(difference.max(initial=0.0))
     peak = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
     return {"max_abs": largest, "max_rel": largest / max(peak, SMALLEST_PEAK)}
+
+
+def _check_finite(where: str, name: str, values: NDArray[Any]) -> None:
+    if not np.isfinite(values).all():
+        raise BuildError(f"{where}: the {name} gives values that are not finite", fix="check the weights")
 
 
 def _where(job: Job, port: Port, sizes: Sizes) -> str:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,7 +26,6 @@ MANIFEST_SUFFIX = ".manifest.json"
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu",),
-    "tensorrt": ("tensorrt_cu13",),
 }
 
 
@@ -59,6 +59,8 @@ class Manifest(Identity):
     """An engine's identity, its files with their hashes, its tensors, and its measured error against the graph.
 
     `engine_sha256` is of `engine_file`; `data_files` maps further files to their SHA-256; `size_bytes` covers all.
+    `facts` is what the build found out beside (flags by name, GPU, driver, parser version, memory); nothing depends on
+    it.
     """
 
     engine_file: str
@@ -70,6 +72,7 @@ class Manifest(Identity):
     error: dict[str, float]
     build_s: float = Field(ge=0)
     built_on: str = ""
+    facts: dict[str, Any] = {}
 
 
 def manifest_path(folder: Path, name: str) -> Path:
@@ -157,12 +160,40 @@ def publish(partial: Path, path: Path) -> None:
 
 def tool_versions(target: Target) -> dict[str, str]:
     """Versions of what compiles and runs engines of a target; a package that is not installed is absent."""
+    if target == "tensorrt":
+        return _tensorrt_version()
     return {name: version for name in TOOLS[target] if (version := _version(name))}
 
 
 def machine() -> dict[str, str]:
     """This machine: processor architecture and, where the system tells, the processor's model."""
     return {"arch": platform.machine(), "cpu": _cpu_model()}
+
+
+class NamedGpu(Protocol):
+    """What a manifest keeps of a GPU."""
+
+    @property
+    def name(self) -> str:
+        """The product's name."""
+
+    @property
+    def compute_capability(self) -> str:
+        """Such as "9.0"."""
+
+
+def gpu_machine(gpu: NamedGpu) -> dict[str, str]:
+    """This machine as a plan sees it: processor architecture, GPU, its compute capability."""
+    return {"arch": platform.machine(), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
+
+
+def _tensorrt_version() -> dict[str, str]:
+    """As the library says itself: the packages that bring it have many names."""
+    if importlib.util.find_spec("tensorrt") is None:
+        return {}
+    from runtime.engines.tensorrt import library_version
+
+    return {"tensorrt": library_version()}
 
 
 def _version(distribution: str) -> str:

@@ -16,8 +16,8 @@ from factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build import builder, decisions, engine_folder, onnxruntime_builder
-from engine_build.builder import build, build_deployment
+from engine_build import builder, decisions, engine_folder, onnxruntime_builder, place
+from engine_build.builder import Work, build, build_deployment
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.decisions import Decision, decide
 from runtime.config import Deployment, load_deployment
@@ -34,6 +34,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
+        self.notes: list[str] = []
 
     @contextmanager
     def building(self, decision: Decision) -> Iterator[None]:
@@ -47,6 +48,9 @@ class Notes:
 
     def removed(self, name: str) -> None:
         self.lines[name] = "removed"
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     @property
     def fresh(self) -> dict[str, str]:
@@ -175,7 +179,7 @@ def test_threads_do_not_make_another_engine(path: Path, folder: Path) -> None:
 
 
 def test_another_onnx_runtime_rebuilds_everything(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "tool_versions", lambda target: {"onnxruntime": "99.0"})
+    monkeypatch.setattr(place, "tool_versions", lambda target: {"onnxruntime": "99.0"})
     fresh = run(path)
     assert len(fresh) == 10
     assert "tool_versions.onnxruntime" in fresh["decoder"]
@@ -285,18 +289,19 @@ def test_a_graph_that_cannot_be_built_leaves_nothing(path: Path, damage: Any, sa
     assert list(load_deployment(path).engine_folder().iterdir()) == []
 
 
-def compile_something_else(graph: Any, engine: Path, options: Any) -> None:
+def compile_something_else(work: Work) -> dict[str, Any]:
     """A miscompilation: the engine is another model."""
-    onnx.save(tiny_decoder(TinySpec(seed=9)), engine)
+    onnx.save(tiny_decoder(TinySpec(seed=9)), work.engine)
+    return {}
 
 
-def fail_half_way(graph: Any, engine: Path, options: Any) -> None:
-    engine.write_bytes(b"half")
+def fail_half_way(work: Work) -> dict[str, Any]:
+    work.engine.write_bytes(b"half")
     raise OSError(28, "No space left on device")
 
 
-def interrupt(graph: Any, engine: Path, options: Any) -> None:
-    engine.write_bytes(b"half")
+def interrupt(work: Work) -> dict[str, Any]:
+    work.engine.write_bytes(b"half")
     raise KeyboardInterrupt
 
 
@@ -318,7 +323,7 @@ def test_a_failure_in_the_middle_leaves_the_folder_as_it_was(
 ) -> None:
     before = snapshot(folder)
     compiler = builder.COMPILERS["cpu"]
-    monkeypatch.setitem(builder.COMPILERS, "cpu", builder.Compiler(compiler.suffix, compile_, compiler.open))  # type: ignore[call-overload]
+    monkeypatch.setitem(builder.COMPILERS, "cpu", builder.Compiler(compiler.suffix, compile_, compiler.measure))  # type: ignore[call-overload]
     with pytest.raises(error, match=says):
         run(path, force=True)
     assert snapshot(folder) == before

@@ -59,7 +59,7 @@ def test_a_dry_run_writes_nothing(path: Path) -> None:
     [
         ("opt = 32, max = 64", "opt = 65, max = 64", 2, "min <= opt <= max"),
         ("[runtime]", "[runtime", 2, "is not TOML"),
-        ('bundle = "tiny"', 'bundle = "huge"', 2, "is not a bundle"),
+        ('bundle = "tiny"', 'bundle = "huge"', 2, "no bundle at"),
         ('step_variants = ["plain"]', 'step_variants = ["rcfg"]', 2, "guidance+rcfg"),
         ('target = "cpu"', 'target = "tensorrt"', 3, "needs the package tensorrt"),
     ],

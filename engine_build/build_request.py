@@ -1,0 +1,44 @@
+"""What a builder process is asked for: plain values that travel as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+TENSORRT_OPTIONS = (
+    "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
+    "hardware_compatibility", "tf32",
+)  # fmt: skip
+
+
+class PlanRequest(BaseModel):
+    """One plan to build: the graph's file, where the plan goes, and everything that decides what it becomes.
+
+    `options` are those of TENSORRT_OPTIONS; `profiles` map inputs to their smallest, usual and largest shapes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: str
+    graph: Path
+    plan: Path
+    options: dict[str, Any]
+    profiles: list[dict[str, tuple[list[int], list[int], list[int]]]]
+    timing_cache: Path | None = None
+    threads: int = 0
+
+
+class SmokeRequest(BaseModel):
+    """Engines to run once at every sample: the folder that they lie in, and files with the inputs.
+
+    Each file of `feeds` (numpy's .npz) is answered by one of the same name in `results`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    folder: Path
+    feeds: list[Path]
+    results: list[Path]

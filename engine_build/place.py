@@ -1,0 +1,113 @@
+"""Where a build takes place: versions and device of a target here, or exactly what is missing for it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_build.config import BuildConfig
+from engine_build.onnxruntime_builder import need_cuda_provider, onnxruntime
+from runtime.config import Target
+from runtime.errors import BuildError, TickError
+from runtime.manifest import gpu_machine, machine, tool_versions
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an engine's identity says of where it is valid. `facts` goes into manifests; `missing`: why not here."""
+
+    tool_versions: dict[str, str] = field(default_factory=dict)
+    device: dict[str, str] = field(default_factory=dict)
+    built_on: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    missing: TickError | None = None
+
+
+def place_of(target: Target, options: BuildConfig) -> Place:
+    """This machine for a target. Raises BuildError with what is missing and the command that gets it."""
+    if target == "cpu":
+        onnxruntime()
+        here = machine()
+        device = here if options.optimization == "all" else {"arch": here["arch"]}
+        return Place(tool_versions(target), device, here["cpu"])
+    missing = _all_missing(need_cuda_provider if target == "cuda" else need_tensorrt, need_gpu)
+    if missing is not None:
+        raise missing
+    return _on_gpu(target, options)
+
+
+def place_or_why_not(target: Target, options: BuildConfig) -> Place:
+    """As place_of, for looking only: what is missing is part of the answer."""
+    try:
+        return place_of(target, options)
+    except BuildError as error:
+        return Place(missing=error)
+
+
+def need_tensorrt() -> None:
+    """Raises BuildError where TensorRT or CUDA's Python bindings are not installed, or do not load."""
+    if importlib.util.find_spec("tensorrt") is None:
+        raise BuildError(
+            "target tensorrt needs the package tensorrt, which is not installed",
+            fix="pip install 'tickrt[tensorrt]' on a machine with an NVIDIA GPU; or build with --target cpu",
+        )
+    onnxruntime()
+    try:
+        from runtime.engines import tensorrt
+    except (ImportError, OSError) as error:
+        raise BuildError(
+            f"the package tensorrt is installed, but its libraries do not load: {error}",
+            fix="pip install --force-reinstall 'tickrt[tensorrt]'; or build with --target cpu",
+        ) from error
+    del tensorrt
+
+
+def need_gpu() -> Any:
+    """The GPU, asked before any object of TensorRT exists: without a driver one would end the process.
+
+    Raises BuildError.
+    """
+    from runtime.cuda import probe
+
+    try:
+        return probe()
+    except TickError as error:
+        raise BuildError(
+            f"an NVIDIA GPU with its driver is needed: {error.what}",
+            fix=f"{error.fix}; or build on the machine that will serve, or with --target cpu",
+        ) from error
+
+
+def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
+    """Everything that is missing, in one message."""
+    errors: list[BuildError] = []
+    for need in needs:
+        try:
+            need()
+        except BuildError as error:
+            errors.append(error)
+    if len(errors) < 2:
+        return errors[0] if errors else None
+    return BuildError("; ".join(error.what for error in errors), fix="; ".join(error.fix for error in errors))
+
+
+def _on_gpu(target: Target, options: BuildConfig) -> Place:
+    gpu = need_gpu()
+    device = gpu_machine(gpu)
+    facts = {
+        **{name: value for name, value in device.items() if name != "arch"},
+        "sm_count": gpu.sm_count,
+        "driver": gpu.driver_version,
+        "cuda": gpu.cuda_version,
+    }
+    kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
+    return Place(tool_versions(target), {name: device[name] for name in kept}, gpu.name, facts)
+
+
+VALID_ON = {
+    "none": ("arch", "gpu", "compute_capability"),
+    "same_compute_capability": ("arch", "compute_capability"),
+    "ampere_plus": ("arch",),
+}

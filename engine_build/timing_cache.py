@@ -1,0 +1,65 @@
+"""TensorRT's timing cache on disk: one file per version and device, locked, written whole, damaged ones set aside."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.errors import BuildError
+from runtime.manifest import write_atomically
+
+FOLDER = "timing-cache"
+SUFFIX = ".timing"
+DAMAGED_SUFFIX = ".damaged"
+
+
+def cache_path(folder: Path, version: str, gpu: str, compute_capability: str) -> Path:
+    """Where the times of one TensorRT version on one kind of device lie."""
+    device = re.sub(r"[^A-Za-z0-9]+", "-", gpu).strip("-").lower()
+    return folder / f"tensorrt-{version}-{device}-cc{compute_capability}{SUFFIX}"
+
+
+def read_cache(path: Path) -> bytes:
+    """The serialized cache; nothing where there is none. Raises BuildError."""
+    try:
+        with _locked(path):
+            return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise BuildError(f"the timing cache {path} cannot be read: {error.strerror}", fix=f"rm {path}") from error
+
+
+@contextlib.contextmanager
+def updating(path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Holds the file: gives what it holds now and a list; what is put into the list replaces it. Raises BuildError."""
+    try:
+        with _locked(path):
+            replacement: list[bytes] = []
+            yield path.read_bytes() if path.is_file() else b"", replacement
+            if replacement:
+                write_atomically(path, replacement[-1])
+    except OSError as error:
+        raise BuildError(f"the timing cache {path} cannot be written: {error.strerror}", fix=f"rm {path}") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that is no timing cache, so that the next build starts a new one; gives its new name."""
+    aside = path.with_name(f"{path.name}{DAMAGED_SUFFIX}")
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(aside)
+    return aside
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Held against other builds. The lock is a file of its own: the cache is replaced, never rewritten."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
