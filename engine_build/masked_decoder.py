@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_build.onnx_export import MAX_BATCH, export_graph, free, open_frugally
+from engine_build.onnx_export import MAX_BATCH, export_graph, free, output_error
 
 INPUT_NAMES: Final = (
     "hidden_states",
@@ -118,12 +117,5 @@ def example_inputs(shape: DecoderShape, rows: int, frames: int, tokens: int, see
 
 def max_error(decoder: nn.Module, file: Path, shape: DecoderShape, sizes: Sequence[tuple[int, int, int]]) -> float:
     """Largest absolute difference of velocities, ONNX Runtime against torch, over (rows, frames, tokens) sizes."""
-    session = open_frugally(file)
-    errors = []
-    for seed, (rows, frames, tokens) in enumerate(sizes):
-        inputs = example_inputs(shape, rows, frames, tokens, seed)
-        with torch.no_grad():
-            expected = decoder(*inputs).numpy()
-        feed = {name: tensor.numpy() for name, tensor in zip(INPUT_NAMES, inputs, strict=True)}
-        errors.append(float(np.abs(session.run(None, feed)[0] - expected).max()))
-    return max(errors)
+    examples = [example_inputs(shape, *size, seed=seed) for seed, size in enumerate(sizes)]
+    return max(output_error(decoder, file, dict(zip(INPUT_NAMES, example, strict=True))) for example in examples)

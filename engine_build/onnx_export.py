@@ -1,11 +1,13 @@
 """torch modules as ONNX files, never with more in memory than the weights and the largest of them once more."""
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
@@ -22,10 +24,14 @@ MAX_LENGTH: Final = 65_536
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torch and diffusers warn of their own deprecations; nobody who exports can act on those."""
+    """torch and diffusers warn of their own deprecations and options; nobody who exports can act on those."""
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    noisy.setLevel(level)
 
 
 def export_graph(
@@ -75,4 +81,13 @@ def open_frugally(file: Path) -> Any:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
+    options.log_severity_level = 3
     return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def output_error(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> float:
+    """Largest absolute difference of a module's only output: its ONNX file against torch, on inputs by name."""
+    with quiet(), torch.no_grad():
+        expected = module(*inputs.values()).numpy()
+    found = open_frugally(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    return float(np.abs(found - expected).max())

@@ -100,7 +100,7 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
 
 
 def _remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove every node that no output depends on."""
+    """Remove every node that no output depends on, and every initializer that no node reads."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output}
     waiting, needed = [value.name for value in graph.output], set[int]()
     while waiting:
@@ -111,3 +111,7 @@ def _remove_unused(graph: onnx.GraphProto) -> None:
     for index in reversed(range(len(graph.node))):
         if index not in needed:
             del graph.node[index]
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]

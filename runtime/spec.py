@@ -174,8 +174,8 @@ class ConditionerSpec(_Section):
         return self
 
     def text(self, prompt: str, seconds: float) -> str:
-        """The template with its places filled."""
-        return self.template.replace(SECONDS, str(round(seconds))).replace(PROMPT, prompt)
+        """The template with its places filled; of `seconds` the whole ones."""
+        return self.template.replace(SECONDS, str(int(seconds))).replace(PROMPT, prompt)
 
 
 class SamplerSpec(_Section):

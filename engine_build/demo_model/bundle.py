@@ -19,6 +19,7 @@ from engine_build.demo_model.latents import (
     FloatArray,
 )
 from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
+from engine_build.toml_text import table_text
 
 BUNDLE_FILE: Final = "bundle.toml"
 OVERLAP_FRAMES: Final = 64
@@ -88,7 +89,7 @@ def write_text_side(folder: Path, token_table: FloatArray) -> None:
 def write_bundle_file(folder: Path, training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
     """Write bundle.toml; the figures of training and evaluation are free tables of plain values."""
     tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
-    text = "\n".join(_table(name, values) for name, values in tables.items())
+    text = "\n".join(table_text(name, values) for name, values in tables.items())
     (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
 
 
@@ -100,18 +101,3 @@ def read_bundle_file(folder: Path) -> dict[str, Any]:
 def bundle_size_bytes(folder: Path) -> int:
     """Size of everything in the folder."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-
-
-def _table(name: str, values: Mapping[str, Any]) -> str:
-    header = f"[{name}]\n" if name else ""
-    return header + "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(inner) for inner in value) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -73,7 +73,7 @@ def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) 
     templated = Conditioner(bundle.model_copy(update={"conditioner": spec}), engine)
     plain = Conditioner(bundle, engine)
     assert np.array_equal(templated.encode("a", seconds=20), plain.encode("<a> 20s"))
-    assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {round(bundle.canvas_s)}s"))
+    assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {int(bundle.canvas_s)}s"))
     assert not np.array_equal(templated.encode("a", seconds=20), templated.encode("a", seconds=30))
     assert templated.token_count("a", seconds=20) == plain.token_count("<a> 20s")
 

@@ -131,4 +131,4 @@ def test_a_template_has_places_for_text_and_length(tmp_path: Path) -> None:
     assert spec is not None
     assert spec.text("a {seconds} b", 3.0) == "a {seconds} b"
     filled = spec.model_copy(update={"template": "# {prompt}\n- {seconds} seconds"}).text("{seconds} {prompt}", 59.6)
-    assert filled == "# {seconds} {prompt}\n- 60 seconds"
+    assert filled == "# {seconds} {prompt}\n- 59 seconds"

@@ -1,0 +1,24 @@
+"""Plain values as TOML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def table_text(name: str, values: Mapping[str, Any]) -> str:
+    """One TOML table."""
+    header = f"[{name}]\n" if name else ""
+    return header + "".join(f"{key} = {value_text(value)}\n" for key, value in values.items())
+
+
+def value_text(value: Any) -> str:
+    """One TOML value; JSON's strings are TOML's basic strings."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {value_text(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(value_text(inner) for inner in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else repr(value)
