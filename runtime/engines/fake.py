@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
-from runtime.device import Stream, Tensor
+from runtime.device import Device, Stream, Tensor
 from runtime.engine import Engine, Execution
 from runtime.errors import EngineDeadError, EngineError
 
@@ -33,10 +34,11 @@ class Faults:
 
 
 class FaultyEngine:
-    """Wraps an engine; everything but its launches is the engine's own."""
+    """Wraps an engine; everything but its launches is the engine's own. `device`: where its outputs lie, if the host
+    cannot see them."""
 
-    def __init__(self, engine: Engine, faults: Faults) -> None:
-        self._engine, self._faults = engine, faults
+    def __init__(self, engine: Engine, faults: Faults, device: Device | None = None) -> None:
+        self._engine, self._faults, self._device = engine, faults, device
         self.name, self.manifest = engine.name, engine.manifest
         self.inputs, self.outputs = engine.inputs, engine.outputs
         self.run, self.profile, self.close = engine.run, engine.profile, engine.close
@@ -44,17 +46,32 @@ class FaultyEngine:
     def bind(self, tensors: Mapping[str, Tensor]) -> FaultyExecution:
         """Bind the real engine."""
         outputs = [tensors[name] for name in self.outputs]
-        return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults)
+        return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults, self._device)
 
 
 class FaultyExecution:
-    """Launches the real execution, then spoils it."""
+    """Launches the real execution, then spoils it. A captured graph of it has no faults: it launches without us."""
 
-    def __init__(self, name: str, execution: Execution, outputs: list[Tensor], faults: Faults) -> None:
-        self._name, self._execution, self._outputs, self._faults = name, execution, outputs, faults
+    def __init__(
+        self, name: str, execution: Execution, outputs: list[Tensor], faults: Faults, device: Device | None
+    ) -> None:
+        self._name, self._execution, self._outputs = name, execution, outputs
+        self._faults, self._device = faults, device
+        self.release = execution.release
 
     def launch(self, stream: Stream) -> None:
         """One execute with whatever is due. Raises EngineError, EngineDeadError."""
+        number = self._begin()
+        self._execution.launch(stream)
+        self._spoil(number, stream)
+
+    def hold(self, stream: Stream) -> None:
+        """As launch, held."""
+        number = self._begin()
+        self._execution.hold(stream)
+        self._spoil(number, stream)
+
+    def _begin(self) -> int:
         faults, number = self._faults, self._faults.executes
         faults.executes += 1
         time.sleep(faults.delay_s)
@@ -64,8 +81,18 @@ class FaultyExecution:
             raise EngineDeadError(f"{self._name} died at execute {number}")
         if number in faults.fail_at:
             raise EngineError(f"{self._name} failed at execute {number}")
-        self._execution.launch(stream)
-        for row in faults.nan_at.get(number, ()):
+        return number
+
+    def _spoil(self, number: int, stream: Stream) -> None:
+        for row in self._faults.nan_at.get(number, ()):
             for output in self._outputs:
-                assert output.host is not None
-                output.host[row] = np.nan
+                if output.host is not None:
+                    output.host[row] = np.nan
+                else:
+                    self._upload_nan(output, row, stream)
+
+    def _upload_nan(self, output: Tensor, row: int, stream: Stream) -> None:
+        assert self._device is not None, "spoiling memory that the host cannot see needs the device"
+        shape = output.shape[1:]
+        values = np.full(shape, np.nan).astype(output.dtype)
+        self._device.upload(output.view(*shape, start=row * prod(shape)), values, stream)

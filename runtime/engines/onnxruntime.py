@@ -14,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from runtime.device import Stream, Tensor
+from runtime.device import Device, Stream, Tensor
 from runtime.errors import EngineError, EngineMismatchError
 from runtime.manifest import Manifest, TensorInfo
 from runtime.nodes import NodeTimes
@@ -64,7 +64,7 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
 class OnnxRuntimeEngine:
     """One ONNX Runtime session. `bind` gives an execution; `run` blocks and allocates its outputs."""
 
-    def __init__(self, manifest: Manifest, folder: Path, *, threads: int = 0, fix: str = "") -> None:
+    def __init__(self, manifest: Manifest, folder: Path, *, device: Device, threads: int = 0, fix: str = "") -> None:
         self.name = manifest.name
         self.manifest = manifest
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
@@ -133,3 +133,10 @@ class OnnxRuntimeExecution:
             self._session.run_with_iobinding(self._binding)
         except RUN_ERRORS as error:
             raise EngineError(f"{self._name} failed to execute: {error}") from error
+
+    def hold(self, stream: Stream) -> None:
+        """A launch: the binding is this execution's own anyway. Raises EngineError."""
+        self.launch(stream)
+
+    def release(self) -> None:
+        """Nothing was taken."""
