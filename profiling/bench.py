@@ -46,13 +46,14 @@ def report(result: Result, bundle: Bundle, deployment: Deployment, engines: Engi
         "frames": load.frames,
         "steps": load.steps,
         "tokens": load.tokens,
-        "ticks": len(result.ticks_ms),
+        "ticks": len(result.records),
         "tick_ms": _rounded(asdict(Percentiles.of(result.ticks_ms))),
         "engine_ms": _rounded(asdict(Percentiles.of(result.engine_ms))),
         "decoder_in_tick_ms": _rounded(asdict(Percentiles.of([r.engine_ms for r in result.records]))),
         "overhead_ratio": round(result.overhead.median, 4),
         "overhead_quartiles": [round(result.overhead.low, 4), round(result.overhead.high, 4)],
         "overhead_inside_tick": round(result.overhead_inside, 4),
+        "captured": result.records[-1].replayed > 0,
         "is_noisy": result.overhead.is_noisy,
         "budget": budget,
         "within_budget": budget is None or result.overhead.median <= budget,
@@ -134,7 +135,7 @@ def bench(
     """
     console = Console()
     try:
-        deployment = _at_depth(load_deployment(config), depth, fused=not two_pass)
+        deployment = _two_pass(load_deployment(config)) if two_pass else load_deployment(config)
         with console.status("measuring"):
             card, result = measure(deployment, depth, frames, steps, guidance=guidance, dcw=dcw, ticks=ticks)
     except TickError as error:
@@ -166,8 +167,8 @@ def measure(
     return report(result, bundle, deployment, engines), result
 
 
-def _at_depth(deployment: Deployment, depth: int, *, fused: bool) -> Deployment:
-    runtime = deployment.runtime.model_copy(update={"depth": depth, "fused_guidance": fused})
+def _two_pass(deployment: Deployment) -> Deployment:
+    runtime = deployment.runtime.model_copy(update={"fused_guidance": False})
     return deployment.model_copy(update={"runtime": runtime})
 
 

@@ -14,9 +14,9 @@ from profiling.allocations import AllocationProbe
 from profiling.tick_statistics import Ratio, paired_ratio
 from runtime.batch import Event, Failed, Finished, TickRecord
 from runtime.config import Deployment
-from runtime.device import Device, Tensor
+from runtime.device import Device, Replay, Tensor
 from runtime.engine import EngineSet, Execution
-from runtime.errors import EngineError, TickError
+from runtime.errors import CaptureError, EngineError, TickError
 from runtime.loop import TickLoop
 from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
 from runtime.spec import Bundle
@@ -24,6 +24,7 @@ from runtime.spec import Bundle
 VERIFY_STEPS = 4
 VERIFY_TOLERANCE = 1e-4
 TOKENS = 16
+DEVICE_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that one run measured: ticks and executes of the bare engine in turn, an execute at both ends."""
+    """Everything that one run measured: ticks and executes of the bare engine in turn, an execute at both ends.
+
+    Each sample is the mean of `block` in a row: on a GPU ticks overlap with the host, so that one alone says little.
+    """
 
     workload: Workload
     ticks_ms: list[float]
@@ -55,6 +59,7 @@ class Result:
     allocations: list[int]
     sites: list[tuple[int, int, tuple[str, ...]]]
     worst_difference: float
+    block: int = 1
 
     @property
     def overhead(self) -> Ratio:
@@ -63,8 +68,9 @@ class Result:
 
     @property
     def overhead_inside(self) -> float:
-        """Tick over the decoder's share of the same tick: steadier, but blind to a decoder that is slower in a tick."""
-        return float(np.median(np.asarray(self.ticks_ms) / [record.engine_ms for record in self.records]))
+        """Tick over the device's share of the same tick: steadier, but blind to a decoder that is slower in a tick."""
+        shares = np.array([record.engine_ms for record in self.records]).reshape(len(self.ticks_ms), self.block)
+        return float(np.median(np.asarray(self.ticks_ms) / shares.mean(axis=1)))
 
     @property
     def finished_per_s(self) -> float:
@@ -74,7 +80,7 @@ class Result:
 
 @dataclass
 class SteadyStream:
-    """Drives a loop: a slot that finishes is taken again before the next tick."""
+    """Drives a loop: as many generations wait as there are slots, so that a slot that is free is taken at once."""
 
     bundle: Bundle
     deployment: Deployment
@@ -86,6 +92,7 @@ class SteadyStream:
     failures: list[TickError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.deployment = at_depth(self.deployment, self.workload.depth)
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
         self._requests = [
             _request(self.workload, self.bundle, self.engines, seed) for seed in range(self.workload.depth)
@@ -97,14 +104,15 @@ class SteadyStream:
         self._fill()
         rows = self._warm_up()
         bare = BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
-        bare.time_ms()
+        block = 1 if self.device.kind == "cpu" else DEVICE_BLOCK
+        bare.time_ms(block)
         records: list[TickRecord] = []
-        ticks_ms, engine_ms = [], [bare.time_ms()]
-        for _ in range(ticks):
-            ticks_ms.append(self._timed_tick(records))
-            engine_ms.append(bare.time_ms())
+        ticks_ms, engine_ms = [], [bare.time_ms(block)]
+        for _ in range(-(-ticks // block)):
+            ticks_ms.append(self._time_ticks(records, block))
+            engine_ms.append(bare.time_ms(block))
         allocations, sites = self._count_allocations(probe_ticks)
-        return Result(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst)
+        return Result(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, block)
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same generations alone."""
@@ -134,11 +142,13 @@ class SteadyStream:
             self._check()
 
     def _fill(self) -> None:
-        """Take all slots, evenly spread over the schedule, so that finishes are too."""
+        """Take all slots, evenly spread over the schedule, so that finishes are too; then let as many wait."""
         for index in range(self.workload.depth):
             self._submit(index)
             for _ in range(max(1, self.workload.steps // self.workload.depth)):
-                self.tick()
+                self._check_record(self.loop.tick())
+        for index in range(self.workload.depth):
+            self._submit(index)
 
     def _warm_up(self) -> int:
         """Two whole schedules: every shape gets bound, every buffer lent and returned. Gives the rows of a tick."""
@@ -147,12 +157,15 @@ class SteadyStream:
             record = self.tick()
         return record.rows
 
-    def _timed_tick(self, records: list[TickRecord]) -> float:
+    def _time_ticks(self, records: list[TickRecord], block: int) -> float:
+        """Milliseconds per tick, to the end of what the device does in them."""
         begin_s = time.perf_counter()
-        record = self.loop.tick()
+        ticked = [self.loop.tick() for _ in range(block)]
+        self.device.main.record().wait()
         elapsed_ms = (time.perf_counter() - begin_s) * 1e3
-        records.append(self._replace_finished(record))
-        return elapsed_ms
+        records += [self._check_record(record) for record in ticked]
+        self._replace_finished()
+        return elapsed_ms / block
 
     def _count_allocations(self, ticks: int) -> tuple[list[int], list[tuple[int, int, tuple[str, ...]]]]:
         """Per tick: NumPy buffers of 1 KiB or more plus the device's own allocations; and where NumPy's came from."""
@@ -161,20 +174,25 @@ class SteadyStream:
             before = seen.count
             with seen:
                 record = self.loop.tick()
-            counts.append(seen.count - before + self._replace_finished(record).allocations)
+            counts.append(seen.count - before + self._check_record(record).allocations)
+            self._replace_finished()
         return counts, seen.sites()
 
     def tick(self) -> TickRecord:
-        """One tick, and the finished slots taken again."""
-        return self._replace_finished(self.loop.tick())
+        """One tick, and as many more waiting as are finished."""
+        record = self._check_record(self.loop.tick())
+        self._replace_finished()
+        return record
 
-    def _replace_finished(self, record: TickRecord | None) -> TickRecord:
+    def _check_record(self, record: TickRecord | None) -> TickRecord:
         self._check()
         assert record is not None
+        return record
+
+    def _replace_finished(self) -> None:
         for request_id in list(self.finished):
             del self.finished[request_id]
             self._submit(int(request_id.partition("-")[0]))
-        return record
 
     def _submit(self, index: int) -> None:
         request_id = f"{index}-{uuid4().hex}"
@@ -191,28 +209,56 @@ class SteadyStream:
             self.finished[event.request_id] = event.latents
 
 
+def at_depth(deployment: Deployment, depth: int) -> Deployment:
+    """A deployment with so many slots, and room for as many to wait."""
+    runtime = deployment.runtime.model_copy(update={"depth": depth, "queue": max(deployment.runtime.queue, depth)})
+    return deployment.model_copy(update={"runtime": runtime})
+
+
 class BareEngine:
-    """The decoder on its own buffers, for as many rows as a tick executes, in as few executes as fit."""
+    """The decoder on its own buffers, for as many rows as a tick executes, in as few executes as fit.
+
+    Where ticks are captured as graphs, so is this: what is compared is what the tick adds.
+    """
 
     def __init__(
         self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device, load: Workload, rows: int
     ) -> None:
-        self._stream = device.stream()
+        self._stream = device.main
         limit = deployment.rows_limit(load.frames, load.tokens)
         parts = [min(limit, rows - begin) for begin in range(0, rows, limit)]
         self._executions = [_bind_decoder(engines, bundle, device, load, part) for part in parts]
+        self._replay = self._captured(device) if deployment.runtime.capture and device.kind != "cpu" else None
 
-    def time_ms(self) -> float:
-        """Wall time of all rows once."""
+    def time_ms(self, times: int = 1) -> float:
+        """Wall time of all rows once, mean of so many in a row."""
         begin_s = time.perf_counter()
+        for _ in range(times):
+            self._launch()
+        self._stream.record().wait()
+        return (time.perf_counter() - begin_s) * 1e3 / times
+
+    def _launch(self) -> None:
+        if self._replay is not None:
+            self._replay.launch(self._stream)
+        else:
+            self._launch_each()
+
+    def _captured(self, device: Device) -> Replay | None:
+        for execution in self._executions:
+            execution.hold(self._stream)
+        try:
+            return device.capture(self._stream, self._launch_each)
+        except CaptureError:
+            return None
+
+    def _launch_each(self) -> None:
         for execution in self._executions:
             execution.launch(self._stream)
-        self._stream.record().wait()
-        return (time.perf_counter() - begin_s) * 1e3
 
 
 def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
-    decoder, stream, random = engines.decoder, device.stream(), np.random.default_rng(rows)
+    decoder, stream, random = engines.decoder, device.main, np.random.default_rng(rows)
     sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
     free = dict(zip(_free_dimensions(engines, bundle), (sizes["rows"], sizes["frames"], sizes["tokens"]), strict=True))
     tensors: dict[str, Tensor] = {}
@@ -254,5 +300,5 @@ def _unknown(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
     """The context that knows nothing: silence, and a mask that says: generate all of it."""
     if bundle.context is None:
         return None
-    silence = np.tile(bundle.silence(), (frames, 1))
+    silence = bundle.silence(frames)
     return np.concatenate([silence, np.ones_like(silence)], axis=1)
