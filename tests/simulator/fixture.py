@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
+from runtime.pinned import Block
+
 SITE = Path(__file__).resolve().parent / "site"
 REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt")
 
 sys.path.insert(0, str(SITE))
 # Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.
 import simulated_machine  # noqa: E402
-from simulated_machine import Machine, RuleBroken  # noqa: E402
+from simulated_machine import Machine, RefusedError, RuleBroken  # noqa: E402
 
 sys.path.remove(str(SITE))
 
-__all__ = ["SITE", "Machine", "RuleBroken", "child_environment", "provoked", "simulated"]
+__all__ = ["SITE", "Machine", "RefusedError", "RuleBroken", "child_environment", "provoked", "simulated"]
 
 
 @contextmanager
@@ -33,12 +35,38 @@ def simulated(**options: Any) -> Iterator[Machine]:
     importlib.invalidate_caches()
     try:
         machine = simulated_machine.reset(**options)
-        yield machine
+        with _watched_blocks(machine):
+            yield machine
         machine.finish()
     finally:
         sys.path.remove(str(SITE))
         _take_modules()
         _put_modules(before)
+
+
+@contextmanager
+def _watched_blocks(machine: Machine) -> Iterator[None]:
+    """Tell the machine which pieces of its memory our arenas have given out: the others are as good as freed."""
+    create, forget = Block.__init__, Block.__del__
+    known: set[int] = set()  # not the blocks of an earlier machine, whose addresses may be the same
+
+    def lend(block: Block, address: int, size_bytes: int, home: Any) -> None:
+        create(block, address, size_bytes, home)
+        if machine.kind_of(address) != "pageable":
+            machine.lend(address, size_bytes)
+            known.add(id(block))
+
+    def take_back(block: Block) -> None:
+        if id(block) in known:
+            known.remove(id(block))
+            machine.came_back.append((block.address, block.size_bytes))
+        forget(block)
+
+    Block.__init__, Block.__del__ = lend, take_back  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Block.__init__, Block.__del__ = create, forget  # type: ignore[method-assign]
 
 
 @contextmanager

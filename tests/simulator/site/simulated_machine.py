@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from simulated_memory import POISON, Access, Allocation, Memory, RuleBroken
+from simulated_memory import POISON, Access, Allocation, Lent, Memory, RuleBroken
 
 __all__ = ["Machine", "RefusedError", "RuleBroken", "machine", "reset"]
 
@@ -148,6 +148,7 @@ class Machine:
             setattr(self, name, options.get(name, _option(name, default)))
         self.counters: Counter[str] = Counter()
         self.broken: list[RuleBroken] = []
+        self.came_back: deque[tuple[int, int]] = deque()
         self.streams: dict[int, Stream] = {0: Stream(0)}
         self.events: dict[int, Event] = {}
         self.graphs: dict[int, Graph] = {}
@@ -252,6 +253,28 @@ class Machine:
         if address % alignment_bytes:
             self.break_rule(f"{why}: misaligned address {address:#x}, must be a multiple of {alignment_bytes}")
 
+    def lend(self, address: int, size: int) -> None:
+        """Somebody who shares out an allocation has given this piece away; from now on only such pieces are touched."""
+        with self._lock:
+            allocation = self._find(address, size, "sharing out")
+            allocation.lent = allocation.lent or Lent()
+            self._take_back()
+            allocation.lent.add(address - allocation.address, address - allocation.address + size)
+
+    def _take_back(self) -> None:
+        """Forget pieces that came back. (The garbage collector only notes them: it may be here at any point.)"""
+        while self.came_back:
+            address, size = self.came_back.popleft()
+            allocation = self._memory.find(address)
+            if allocation is not None and allocation.lent is not None and not allocation.is_freed:
+                begin = address - allocation.address
+                allocation.lent.remove(begin, begin + size)
+
+    def _check_lent(self, allocation: Allocation, address: int, size: int, what: str) -> None:
+        begin = address - allocation.address
+        if allocation.lent is not None and not allocation.lent.covers(begin, begin + size):
+            self.break_rule(f"{what}: stale address {address:#x}, its piece of the memory was given back")
+
     def _find(self, address: int, size: int, why: str) -> Allocation:
         allocation = self._memory.find(address)
         if allocation is None:
@@ -285,8 +308,7 @@ class Machine:
         Ranges are (address, size). Exceptions of `work` other than RuleBroken are the simulator's own bugs.
         """
         with self._lock:
-            if self.last_error and not self.sticky:
-                self.break_rule(f"{what}: error {self.last_error} of an earlier call was never looked at")
+            self._check_seen(what)
             item = Work(work, tuple(reads), tuple(writes), what, tuple(poison), tuple(sources), check)
             try:
                 self._put(stream, item)
@@ -294,6 +316,10 @@ class Machine:
                 self.last_error = refused.code
                 return False
             return True
+
+    def _check_seen(self, what: str) -> None:
+        if self.last_error and not self.sticky:
+            self.break_rule(f"{what}: error {self.last_error} of an earlier call was never looked at")
 
     def _put(self, handle: int, work: Work) -> None:
         self.check_alive()
@@ -305,8 +331,9 @@ class Machine:
             return
         if stream.capture.broken:
             raise RefusedError(CAPTURE_INVALIDATED, stream.capture.broken)
+        self._take_back()
         for address, size in (*work.reads, *work.writes):
-            self._find(address, size, work.what)
+            self._check_lent(self._find(address, size, work.what), address, size, work.what)
         stream.capture.works.append(work)
 
     def _submit(
@@ -351,11 +378,13 @@ class Machine:
         """Check that everything that touched these bytes is ordered before this work, and write it into the history."""
         if work.check is not None:
             work.check()
+        self._take_back()
         access = Access(stream.handle, stream.number, work.what)
         used = []
         for ranges, is_write in ((work.reads, False), (work.writes, True)):
             for address, size in ranges:
                 allocation = self._find(address, size, work.what)
+                self._check_lent(allocation, address, size, work.what)
                 allocation.pending += 1
                 used.append(allocation)
                 begin = address - allocation.address
@@ -586,6 +615,7 @@ class Machine:
         """Put a whole graph on a stream. Raises RefusedError."""
         with self._lock:
             self.check_alive()
+            self._check_seen("launching a graph")
             graph = self._graph(handle, executable=True)
             target = self.stream(stream)
             if target.capture is not None:

@@ -7,7 +7,7 @@ never given out twice, so an address that outlived its memory is always recognis
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ GUARD_BYTES = 512
 GUARD = 0xA5
 # As float32 and float64 this is NaN, as integers -1, as bool a byte that no comparison gives.
 POISON = 0xFF
-ADDRESS_SPACE_BYTES = 1 << 42
+ADDRESS_SPACE_BYTES = 1 << 40
 # Freed pinned memory stays mapped (poisoned) up to this much: arrays may still look at it.
 GRAVEYARD_BYTES = 64 << 20
 
@@ -68,6 +68,26 @@ class History:
         return index
 
 
+class Lent:
+    """Which pieces of an allocation somebody has who shares it out: (begin, end) in bytes, in order."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[int, int]] = []
+
+    def add(self, begin: int, end: int) -> None:
+        insort(self._pieces, (begin, end))
+
+    def remove(self, begin: int, end: int) -> None:
+        self._pieces.remove((begin, end))
+
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether one piece that is lent out holds all these bytes."""
+        index = bisect_right(self._pieces, (begin, self._last)) - 1
+        return index >= 0 and self._pieces[index][0] <= begin and end <= self._pieces[index][1]
+
+    _last = ADDRESS_SPACE_BYTES
+
+
 @dataclass(slots=True, eq=False)
 class Allocation:
     """One piece of memory; `backing` holds its bytes between guards and is None once they are gone."""
@@ -80,6 +100,7 @@ class Allocation:
     is_freed: bool = False
     pending: int = 0
     history: History = field(default_factory=History)
+    lent: Lent | None = None
 
     def bytes(self, start: int = 0, size: int | None = None) -> np.ndarray[Any, Any]:
         assert self.backing is not None

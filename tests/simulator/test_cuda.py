@@ -1,0 +1,160 @@
+"""The simulated CUDA runtime: statuses as the real one gives them, and what it would not forgive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+from simulator.fixture import Machine, provoked, simulated
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with simulated(late=True) as machine:
+        yield machine
+
+
+@pytest.fixture
+def cuda(machine: Machine) -> ModuleType:
+    from cuda.bindings import runtime
+
+    return runtime
+
+
+def value(status: tuple[object, ...]) -> int:
+    """What a call gave, which must be a success."""
+    code, result = status
+    assert code == 0
+    return int(result)  # type: ignore[call-overload,no-any-return]
+
+
+def pinned(cuda: ModuleType, machine: Machine, size: int) -> tuple[int, np.ndarray]:
+    address = value(cuda.cudaHostAlloc(size, cuda.cudaHostAllocDefault))
+    return address, machine.memory(address, size, "look")
+
+
+def test_a_refused_call_gives_its_error_and_no_value(cuda: ModuleType, machine: Machine) -> None:
+    assert cuda.cudaMalloc(1 << 50) == (cuda.cudaError_t.cudaErrorMemoryAllocation, None)
+    assert cuda.cudaGetLastError() == (cuda.cudaError_t.cudaErrorMemoryAllocation,)
+    assert cuda.cudaGetLastError() == (cuda.cudaError_t.cudaSuccess,)
+
+
+def test_a_status_that_nobody_looked_at_is_noticed(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    address = value(cuda.cudaMalloc(64))
+    cuda.cudaMalloc(1 << 50)
+    with provoked(machine, "error 2", "never looked at"):
+        cuda.cudaMemsetAsync(address, 0, 64, stream)
+    cuda.cudaGetLastError()
+    assert cuda.cudaMemsetAsync(address, 0, 64, stream) == (cuda.cudaError_t.cudaSuccess,)
+
+
+def test_a_query_that_is_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    event = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDefault))
+    cuda.cudaEventRecord(event, stream)
+    assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaErrorNotReady,)
+    assert machine.last_error == 600
+    cuda.cudaGetLastError()
+    assert cuda.cudaEventSynchronize(event) == (cuda.cudaError_t.cudaSuccess,)
+    assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaSuccess,)
+
+
+def test_copies_there_and_back(cuda: ModuleType, machine: Machine) -> None:
+    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    source, values = pinned(cuda, machine, 16)
+    target, result = pinned(cuda, machine, 16)
+    device = value(cuda.cudaMalloc(16))
+    values[:] = range(16)
+    cuda.cudaMemcpyAsync(device, source, 16, kinds.cudaMemcpyHostToDevice, stream)
+    result[:] = 0
+    cuda.cudaMemcpyAsync(target, device, 16, kinds.cudaMemcpyDeviceToHost, stream)
+    assert (result == 0xFF).all(), "before its event a download's target is poison"
+    cuda.cudaStreamSynchronize(stream)
+    assert list(result) == list(range(16))
+
+
+def test_a_pinned_source_changes_too_early(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    source, values = pinned(cuda, machine, 16)
+    device = value(cuda.cudaMalloc(16))
+    values[:] = 1
+    cuda.cudaMemcpyAsync(device, source, 16, cuda.cudaMemcpyKind.cudaMemcpyHostToDevice, stream)
+    values[3] = 2
+    with provoked(machine, "pinned source changed"):
+        cuda.cudaStreamSynchronize(stream)
+
+
+@pytest.mark.parametrize("kind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToDevice", "cudaMemcpyHostToHost"])
+def test_a_copy_whose_direction_is_wrong(cuda: ModuleType, machine: Machine, kind: str) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    target, _ = pinned(cuda, machine, 16)
+    device = value(cuda.cudaMalloc(16))
+    with provoked(machine, "the direction says", kind):
+        cuda.cudaMemcpyAsync(target, device, 16, cuda.cudaMemcpyKind[kind], stream)
+
+
+def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    target, _ = pinned(cuda, machine, 32)
+    device = value(cuda.cudaMalloc(16))
+    with provoked(machine, "outside its allocation"):
+        cuda.cudaMemcpyAsync(target, device, 32, cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
+
+
+def test_pageable_memory_holds_up_the_host(cuda: ModuleType, machine: Machine) -> None:
+    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    device, values = value(cuda.cudaMalloc(16)), np.arange(16, dtype=np.uint8)
+    cuda.cudaMemcpyAsync(device, values.ctypes.data, 16, kinds.cudaMemcpyHostToDevice, stream)
+    values[:] = 0
+    cuda.cudaMemcpyAsync(values.ctypes.data, device, 16, kinds.cudaMemcpyDeviceToHost, stream)
+    assert list(values) == list(range(16))
+    assert machine.counters["pageable_copies"] == 2
+    assert machine.counters["synchronizes"] == 1
+
+
+def test_memory_is_freed_as_what_it_is_not(cuda: ModuleType, machine: Machine) -> None:
+    with provoked(machine, "pinned memory is freed", "device memory"):
+        cuda.cudaFreeHost(value(cuda.cudaMalloc(16)))
+    with provoked(machine, "device memory is freed", "pinned memory"):
+        cuda.cudaFree(value(cuda.cudaHostAlloc(16, 0)))
+
+
+def test_streams_must_not_block(cuda: ModuleType, machine: Machine) -> None:
+    with provoked(machine, "legacy default stream"):
+        cuda.cudaStreamCreateWithFlags(0)
+
+
+def test_an_invalid_capture_ends_with_its_error_and_no_graph(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+    assert cuda.cudaStreamBeginCapture(stream, mode) == (cuda.cudaError_t.cudaSuccess,)
+    assert cuda.cudaMalloc(16) == (cuda.cudaError_t.cudaErrorStreamCaptureUnsupported, None)
+    assert cuda.cudaStreamEndCapture(stream) == (cuda.cudaError_t.cudaErrorStreamCaptureInvalidated, None)
+    cuda.cudaGetLastError()
+    assert value(cuda.cudaMalloc(16))
+
+
+def test_times_between_events(cuda: ModuleType, machine: Machine) -> None:
+    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    begin, end = (value(cuda.cudaEventCreateWithFlags(cuda.cudaEventBlockingSync)) for _ in range(2))
+    untimed = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming))
+    for event in (begin, untimed, end):
+        cuda.cudaEventRecord(event, stream)
+    assert cuda.cudaEventElapsedTime(begin, end)[0] == cuda.cudaError_t.cudaErrorNotReady
+    cuda.cudaStreamSynchronize(stream)
+    assert cuda.cudaEventElapsedTime(begin, untimed)[0] == cuda.cudaError_t.cudaErrorInvalidResourceHandle
+    cuda.cudaGetLastError()
+    assert cuda.cudaEventElapsedTime(begin, end)[1] >= 0
+
+
+def test_a_sticky_error_cannot_be_cleared(cuda: ModuleType, machine: Machine) -> None:
+    stream, address = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)), value(cuda.cudaMalloc(16))
+    machine.faults = {"async_error_at": [1]}
+    assert cuda.cudaMemsetAsync(address, 0, 16, stream)[0] == cuda.cudaError_t.cudaSuccess
+    assert cuda.cudaStreamSynchronize(stream)[0] == cuda.cudaError_t.cudaErrorIllegalAddress
+    for _ in range(2):
+        assert cuda.cudaGetLastError()[0] == cuda.cudaError_t.cudaErrorIllegalAddress
+    assert cuda.cudaMalloc(16)[0] == cuda.cudaError_t.cudaErrorIllegalAddress
