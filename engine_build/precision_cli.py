@@ -51,8 +51,8 @@ def precision(
 ) -> None:
     """Say which parts of a deployment's decoder run in which precision and why, and measure what it costs.
 
-    Errors are against the float32 graph, along a generation that the decoder makes itself; 16-bit arithmetic is emulated
-    on the CPU. Exit status: 0 done, 3 failed.
+    Errors are against the float32 graph, along a generation that the decoder makes itself; 16-bit arithmetic is
+    emulated on the CPU. Exit status: 0 done, 3 failed.
     """
     console = Console(width=None if Console().is_terminal else 160)
     try:
@@ -77,9 +77,7 @@ def _report(console: Console, deployment: Deployment, recipe: RecipeName, target
         console.print(_table(heads, rows, f"{graph.label}: {recipe}"))
     console.print(_table(("part", "precision", "nodes", "work", "why"), part_rows(found), f"{recipe} on {target}"))
     times = [float(feed[bundle.decoder.inputs.time][0]) for feed in feeds]
-    console.print(
-        _table(("t", "max error", "rms error"), error_rows(times, found), "against float32, along a generation")
-    )
+    console.print(_table(("t", "max error", "rms error"), error_rows(times, found), "against float32, step by step"))
     low = f"{found.low_work:.2%} of the work in {recipe}"
     console.print(f"{low}; worst error {max(found.max_rel):.2e} of the largest output, {max(found.rms_rel):.2e} rms")
 

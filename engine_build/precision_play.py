@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ queue = 256
 
 [build]
 tolerance = 0.5
+step_variants = ["guidance"]
 """
 
 
@@ -63,8 +65,8 @@ def play_both(
 ) -> Played:
     """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
 
-    Both run the step, rows and conditioner engines of the target cpu; only the decoder differs. The engines are built in
-    a temporary folder.
+    Both run the step, rows and conditioner engines of the target cpu; only the decoder differs. The engines are built
+    in a temporary folder.
     """
     with TemporaryDirectory() as scratch:
         exact = _played(_copy(deployment, Path(scratch) / "fp32", "fp32"), prompts, seed, steps)
@@ -90,7 +92,7 @@ def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
 
 def _played(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
     build_deployment(load_deployment(path))
-    options = {} if steps is None else {"steps": steps}
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
     with open_studio(load_deployment(path)) as studio:
         requests = [studio.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
         return _finished(studio, [replace(request, id=str(index)) for index, request in enumerate(requests)])

@@ -1,0 +1,265 @@
+"""Precision recipes: what runs in 16 bits, what does not, and that the result is a graph that every builder takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from factories import TinySpec, tiny_decoder
+from onnx import TensorProto, helper, numpy_helper
+
+from engine_build.graph_view import GraphView
+from engine_build.graph_writer import GraphWriter
+from engine_build.precision import RECIPES, apply_recipe, explain, without_kernel, write_recipe
+from engine_build.precision_parts import PARTS, PRODUCTS
+from runtime.errors import BuildError
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {"demo": ROOT / "configs/demo/decoder.onnx", "parity": ROOT / "tests/data/tick_parity/decoder.onnx"}
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def decoder(name: str) -> onnx.ModelProto:
+    return tiny_decoder(TinySpec()) if name == "tiny" else onnx.load(FILES[name])
+
+
+def tensor_types(model: onnx.ModelProto, node: onnx.NodeProto, view: GraphView) -> set[int]:
+    return {view.types[name] for name in (*node.input, *node.output) if name and view.is_float(name)}
+
+
+@pytest.fixture(scope="module", params=["demo", "parity", "tiny"])
+def source(request: pytest.FixtureRequest) -> onnx.ModelProto:
+    return decoder(request.param)
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "bf16"])
+def test_every_operator_gets_one_floating_point_type(source: onnx.ModelProto, recipe: str) -> None:
+    result = apply_recipe(source, recipe)
+    onnx.checker.check_model(result, full_check=True)
+    view = GraphView(result)
+    mixed = [node.name for node in view.nodes if node.op_type != "Cast" and len(tensor_types(result, node, view)) > 1]
+    assert mixed == []
+    used = {kind for node in view.nodes for kind in tensor_types(result, node, view)}
+    assert used == {TensorProto.FLOAT, RECIPES[recipe].kind}
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp16", "bf16"])
+def test_inputs_and_outputs_stay_as_they_are(source: onnx.ModelProto, recipe: str) -> None:
+    result = apply_recipe(source, recipe)
+    assert list(result.graph.input) == list(source.graph.input)
+    assert list(result.graph.output) == list(source.graph.output)
+
+
+def test_fp32_changes_nothing(source: onnx.ModelProto) -> None:
+    assert apply_recipe(source, "fp32") == source
+
+
+def test_the_source_is_not_touched(source: onnx.ModelProto) -> None:
+    before = source.SerializeToString(deterministic=True)
+    apply_recipe(source, "bf16")
+    assert source.SerializeToString(deterministic=True) == before
+
+
+def test_a_recipe_gives_the_same_graph_every_time(source: onnx.ModelProto) -> None:
+    first, second = (apply_recipe(source, "bf16").SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "bf16"])
+def test_no_cast_is_made_twice_or_undone(source: onnx.ModelProto, recipe: str) -> None:
+    result = apply_recipe(source, recipe)
+    casts = [node for node in result.graph.node if node.op_type == "Cast" and node.name.startswith("cast/")]
+    assert casts
+    assert max(Counter((node.input[0], node.attribute[0].i) for node in casts).values()) == 1
+    made = {node.output[0] for node in casts}
+    assert not [node.name for node in casts if node.input[0] in made]
+
+
+def test_modules_that_must_be_exact_are_exact() -> None:
+    """By the exporter's own module names, which the recipe does not look at."""
+    result = apply_recipe(decoder("demo"), "bf16")
+    view = GraphView(result)
+    checked = Counter[str]()
+    for node in view.nodes:
+        module = _module(node)
+        for part in ("time_embed", "norm", "proj_out_conv"):
+            if part in module and node.op_type != "Cast" and tensor_types(result, node, view):
+                checked[part] += 1
+                assert tensor_types(result, node, view) == {TensorProto.FLOAT}, (module, node.op_type)
+    assert checked["time_embed"] > 20
+    assert checked["norm"] == 6 * 29
+    assert checked["proj_out_conv"] == 1
+
+
+def test_tables_are_added_and_applied_exactly() -> None:
+    result = apply_recipe(decoder("demo"), "bf16")
+    view = GraphView(result)
+    tables = [node for node in view.nodes if any("scale_shift_table" in name for name in node.input)]
+    assert len(tables) == 5
+    for node in tables:
+        assert tensor_types(result, node, view) == {TensorProto.FLOAT}
+
+
+def test_every_product_of_the_trunk_is_low() -> None:
+    """All 61 MatMuls of the demo decoder: projections, attention, feed-forward."""
+    result = apply_recipe(decoder("demo"), "bf16")
+    view = GraphView(result)
+    products = [node for node in view.nodes if node.op_type == "MatMul"]
+    assert len(products) == 61
+    assert all(tensor_types(result, node, view) == {TensorProto.BFLOAT16} for node in products)
+
+
+def test_weights_are_stored_as_they_are_used() -> None:
+    source = decoder("demo")
+    result = apply_recipe(source, "bf16")
+    kinds = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
+    for node in result.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in kinds:
+            assert kinds[node.input[1]] == TensorProto.BFLOAT16
+    used = {name for node in result.graph.node for name in node.input}
+    assert set(kinds) <= used
+    assert result.ByteSize() < 0.7 * source.ByteSize()
+
+
+def test_attention_is_scaled_before_it_is_rounded() -> None:
+    result = apply_recipe(decoder("demo"), "bf16")
+    view = GraphView(result)
+    scale = next(name for name, tensor in view.initializers.items() if _is_scale(tensor))
+    scaled = [node for node in view.nodes if scale in node.input]
+    assert len(scaled) == 16
+    for node in scaled:
+        maker = view.maker(node.input[0])
+        assert maker is not None
+        assert maker.op_type in ("Add", "Mul"), "rotation or the norm's weight, not a transposition"
+        assert tensor_types(result, node, view) == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("name", ["demo", "parity"])
+@pytest.mark.parametrize("recipe", ["fp16", "bf16"])
+def test_masks_stay_finite(name: str, recipe: str) -> None:
+    limit = float(np.finfo(np.float32).max)
+    source, result = decoder(name), apply_recipe(decoder(name), recipe)
+    assert max(_largest(source)) == limit, "this test has nothing to find"
+    assert max(_largest(result)) <= RECIPES[recipe].mask_limit
+    low = helper.tensor_dtype_to_np_dtype(RECIPES[recipe].kind)
+    assert np.isfinite(np.float32(2 * RECIPES[recipe].mask_limit * 0.99).astype(low).astype(np.float32))
+
+
+def test_a_weight_that_does_not_fit_is_refused() -> None:
+    graph = GraphWriter("big")
+    x = graph.input("x", ("rows", "frames", 4))
+    hidden = graph.op("MatMul", x, graph.constant(np.full((4, 4), 1e5), name="huge"))
+    graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(4), name="last")), ("rows", "frames", 4))
+    assert apply_recipe(graph.model(), "bf16")
+    with pytest.raises(BuildError, match="'huge' has values up to 1e\\+05, more than fp16 holds") as raised:
+        apply_recipe(graph.model(), "fp16")
+    assert "bf16" in raised.value.fix
+
+
+def test_a_graph_that_is_not_fp32_is_refused() -> None:
+    with pytest.raises(BuildError, match="the graph holds bfloat16"):
+        apply_recipe(apply_recipe(decoder("tiny"), "bf16"), "bf16")
+
+
+def test_an_output_from_the_trunk_is_widened() -> None:
+    graph = GraphWriter("softmax_last")
+    x = graph.input("x", ("rows", "frames", 4))
+    graph.output("y", graph.op("Softmax", graph.op("MatMul", x, graph.constant(np.eye(4))), axis=-1), ("rows", 4, 4))
+    result = apply_recipe(graph.model(), "bf16")
+    onnx.checker.check_model(result, full_check=True)
+    last = result.graph.node[-1]
+    assert (last.op_type, list(last.output)) == ("Cast", ["y"])
+
+
+def test_operators_without_a_kernel_stay_exact() -> None:
+    assert "Conv" in without_kernel("cuda", "bf16")
+    assert without_kernel("cuda", "fp16") == without_kernel("tensorrt", "bf16") == frozenset()
+    plain = {node.name: node for node in explain(decoder("parity"), "fp16")}
+    kept = {node.name: node for node in explain(decoder("parity"), "fp16", without={"Conv"})}
+    changed = {name for name in plain if plain[name].precision != kept[name].precision}
+    assert {kept[name].op_type for name in changed} <= {"Conv", "Transpose", "Add", "Concat"}
+    assert [kept[name].part for name in changed if kept[name].op_type == "Conv"] == ["no kernel"]
+
+
+def test_onnx_has_no_bf16_convolution_before_opset_22() -> None:
+    (conv,) = [node for node in explain(decoder("parity"), "bf16") if node.op_type == "Conv"]
+    assert (conv.precision, conv.part) == ("fp32", "no kernel")
+
+
+def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:
+    nodes = explain(source, "bf16")
+    assert len(nodes) == len(source.graph.node)
+    assert {node.part for node in nodes} <= set(PARTS)
+    assert all(node.why == PARTS[node.part][1] for node in nodes)
+    assert {node.precision for node in nodes} == {"fp32", "bf16", "index"} - (set() if _has_index(nodes) else {"index"})
+    assert all(node.precision == "bf16" for node in nodes if node.part == "product")
+    assert {node.op_type for node in nodes if node.part == "product"} <= PRODUCTS
+
+
+def test_explain_tells_what_apply_does() -> None:
+    result = apply_recipe(decoder("demo"), "bf16")
+    view = GraphView(result)
+    told = {node.name: node.precision for node in explain(decoder("demo"), "bf16") if node.precision != "index"}
+    kinds = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}
+    done = {node.name: tensor_types(result, node, view) for node in view.nodes if node.name in told}
+    assert len(done) == len(told)
+    assert all(done[name] == {kinds[precision]} for name, precision in told.items())
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp16", "bf16"])
+def test_weights_in_files_of_their_own_stay_there(tmp_path: Path, recipe: str) -> None:
+    source = tmp_path / "source" / "decoder.onnx"
+    source.parent.mkdir()
+    onnx.save(decoder("demo"), source, save_as_external_data=True, location="decoder.bin", size_threshold=1024)
+    target = tmp_path / "decoder.onnx"
+    write_recipe(source, target, recipe)
+    onnx.checker.check_model(str(target), full_check=True)
+    assert target.stat().st_size < (tmp_path / "decoder.onnx.data").stat().st_size
+    found = {tensor.name: tensor for tensor in onnx.load(target).graph.initializer}
+    expected = {tensor.name: tensor for tensor in apply_recipe(decoder("demo"), recipe).graph.initializer}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].data_type == tensor.data_type
+        np.testing.assert_array_equal(numpy_helper.to_array(found[name]), numpy_helper.to_array(tensor))
+
+
+def test_one_weight_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    count, size = 16, 512
+    graph = GraphWriter("wide")
+    value = graph.input("x", ("rows", "frames", size))
+    random = np.random.default_rng(0)
+    for index in range(count):
+        value = graph.op("MatMul", value, graph.constant(random.standard_normal((size, size)), name=f"w{index}"))
+    graph.output("y", value, ("rows", "frames", size))
+    source = tmp_path / "wide.onnx"
+    onnx.save(graph.model(), source, save_as_external_data=True, location="wide.bin", size_threshold=1024)
+    tracemalloc.start()
+    write_recipe(source, tmp_path / "low.onnx", "bf16")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    one = size * size * 4
+    assert peak < 4 * one < count * one
+
+
+def _module(node: onnx.NodeProto) -> str:
+    scopes = [item.value for item in node.metadata_props if item.key == SCOPES]
+    return scopes[0].split("'")[-4] if scopes and scopes[0].count("'") >= 4 else ""
+
+
+def _is_scale(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != TensorProto.FLOAT or list(tensor.dims) != []:
+        return False
+    return bool(np.isclose(numpy_helper.to_array(tensor), 48**-0.25, rtol=1e-5))
+
+
+def _largest(model: onnx.ModelProto) -> list[float]:
+    floats = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
+    return [float(np.abs(array.astype(np.float64)).max()) for array in floats if array.dtype.kind not in "ib"]
+
+
+def _has_index(nodes: tuple[object, ...]) -> bool:
+    return any(getattr(node, "part", "") == "index" for node in nodes)

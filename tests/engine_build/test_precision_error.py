@@ -1,0 +1,94 @@
+"""What a recipe costs, measured where the decoder works: the demo bundle's own states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from factories import tiny_bundle
+
+from engine_build.decoder_feeds import decoder_feeds
+from engine_build.graph_file import Graph, graph_of, read_graph
+from engine_build.graph_writer import GraphWriter
+from engine_build.precision_error import RecipeError, measure, recipe_error
+from runtime.errors import BuildError
+from runtime.spec import load_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {"bf16": (0.03, 0.015), "fp16": (0.005, 0.003)}
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Graph, list[dict[str, np.ndarray]]]:
+    bundle = load_bundle(ROOT / "configs/demo")
+    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    return graph, [dict(feed) for feed in decoder_feeds(bundle, graph, threads=1)]
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp16"])
+def found(request: pytest.FixtureRequest, demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> tuple[str, RecipeError]:
+    return request.param, recipe_error(demo[0], request.param, demo[1], threads=1)
+
+
+def test_feeds_go_from_noise_to_music(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> None:
+    feeds = demo[1]
+    times = [float(feed["timestep"][0]) for feed in feeds]
+    assert times == sorted(times, reverse=True)
+    assert (len(times), times[0]) == (8, 1.0)
+    assert feeds[0]["hidden_states"].std() == pytest.approx(1.0, abs=0.05)
+    sounding = feeds[-1]["hidden_states"] > 2.0
+    assert 0.005 < sounding.mean() < 0.2, "a few notes stand out of silence"
+    assert feeds[0]["condition_mask"].sum(axis=1).tolist() == [1.0, 6.0]
+
+
+def test_the_error_on_real_latents_is_rounding(found: tuple[str, RecipeError]) -> None:
+    recipe, error = found
+    largest, rms = LIMITS[recipe]
+    assert len(error.max_rel) == len(error.rms_rel) == 8
+    assert 0.05 * largest < max(error.max_rel) < largest
+    assert 0.05 * rms < max(error.rms_rel) < rms
+
+
+def test_no_product_that_costs_is_left_in_full_precision(found: tuple[str, RecipeError]) -> None:
+    _, error = found
+    assert error.low_work >= 0.95
+    full = {node.name: node.part for node in error.nodes if node.name in error.flops and node.precision == "fp32"}
+    assert set(full.values()) <= {"time", "output", "no kernel"}
+
+
+def test_the_summary_goes_into_a_manifest(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> None:
+    figures = measure(demo[0], "bf16", demo[1][:1], threads=1)
+    assert list(figures) == ["recipe_max_rel", "recipe_rms_rel", "recipe_low_work"]
+    assert all(type(value) is float for value in figures.values())
+
+
+def test_weights_in_files_of_their_own_give_the_same(
+    tmp_path: Path, demo: tuple[Graph, list[dict[str, np.ndarray]]]
+) -> None:
+    graph, feeds = demo
+    assert isinstance(graph.source, Path)
+    onnx.save(onnx.load(graph.source), tmp_path / "big.onnx", save_as_external_data=True, size_threshold=1024)
+    inside, outside = (
+        measure(which, "bf16", feeds[:1], threads=1) for which in (graph, read_graph(tmp_path / "big.onnx"))
+    )
+    assert outside == pytest.approx(inside)
+
+
+def test_a_result_that_is_not_finite_is_refused() -> None:
+    graph = GraphWriter("growing")
+    x = graph.input("x", ("rows", "frames", 4))
+    hidden = graph.op("MatMul", x, graph.constant(np.full((4, 4), 1e3), name="w"))
+    graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(4))), ("rows", "frames", 4))
+    feed = {"x": np.full((1, 2, 4), 1e3, np.float32)}
+    assert measure(graph_of(graph.model()), "bf16", [feed])["recipe_max_rel"] < 0.01
+    with pytest.raises(BuildError, match="y is not finite"):
+        measure(graph_of(graph.model()), "fp16", [feed])
+
+
+def test_feeds_of_bundles_without_mask_context_or_conditioner(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path, context=False, mask=False, conditioner=False, codec=False))
+    feeds = list(decoder_feeds(bundle, read_graph(tmp_path / "decoder.onnx"), steps=2))
+    assert set(feeds[0]) == {"hidden_states", "timestep", "encoder_hidden_states"}
+    assert feeds[0]["encoder_hidden_states"].shape == (2, 8, 12)
