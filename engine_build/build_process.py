@@ -1,17 +1,18 @@
-"""A process for what may crash: `python -m engine_build.build_process plan|smoke`.
+"""A process for what may crash: `python -m engine_build.build_process`.
 
-The first line on stdin is the request as JSON; the end of stdin, also the parent's own end, cancels. Events go to
-stdout, one JSON object per line: {"event": "log", "severity", "text"}, at last {"event": "done", "facts"} or {"event":
-"failed", "what", "fix"}. Whatever else writes to stdout goes to stderr.
+A line on stdin is a request, {"work": "plan" or "smoke", "request": ...}; the end of stdin, also the parent's own end,
+cancels and ends it. Events go to stdout, one JSON object per line: {"event": "log", "severity", "text"}, and for each
+request at last {"event": "done", "facts"} or {"event": "failed", "what", "fix"}. Whatever else writes to stdout goes to
+stderr.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable
+from queue import Queue
 from typing import Any, TextIO
 
 import numpy as np
@@ -24,53 +25,58 @@ Tell = Callable[[str, str], None]
 CHUNK_BYTES = 1 << 16
 
 
-def main(work: str) -> int:
-    """Do one piece of work; 0 where it succeeded."""
+def main() -> None:
+    """Do what is asked, until the end of input."""
     events = _own_stdout()
-    request = _first_line()
+    requests: Queue[str | None] = Queue()
     cancelled = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(cancelled,), daemon=True).start()
+    threading.Thread(target=_read, args=(requests, cancelled), daemon=True).start()
+    while (line := requests.get()) is not None:
+        _emit(events, **_answer(json.loads(line), events, cancelled))
+
+
+def _answer(asked: dict[str, Any], events: TextIO, cancelled: threading.Event) -> dict[str, Any]:
+    """Do one piece of work; the event that ends it."""
 
     def tell(severity: str, text: str) -> None:
         _emit(events, event="log", severity=severity, text=text)
 
     try:
-        facts = WORKS[work](request, cancelled, tell)
+        return {"event": "done", "facts": WORKS[asked["work"]](asked["request"], cancelled, tell)}
     except TickError as error:
-        _emit(events, event="failed", what=error.what, fix=error.fix)
-        return 1
-    _emit(events, event="done", facts=facts)
-    return 0
+        return {"event": "failed", "what": error.what, "fix": error.fix}
 
 
-def _plan(request: str, cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
+def _plan(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
     from engine_build.tensorrt_builder import build_plan, versions
 
-    return {**build_plan(PlanRequest.model_validate_json(request), cancelled, tell), "versions": versions()}
+    return {**build_plan(PlanRequest.model_validate(request), cancelled, tell), "versions": versions()}
 
 
-def _smoke(request: str, cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
-    """Open the engine as the runtime does, and run every sample through it."""
+def _smoke(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
+    """Open the engine as the runtime does, and run every sample through it; the memory that took, weights and all."""
     from engine_build.tensorrt_target import save_arrays
-    from runtime.device import open_device
+    from runtime.cuda import CudaDevice
     from runtime.engine import open_engine
 
-    asked = SmokeRequest.model_validate_json(request)
-    device = open_device("tensorrt")
+    asked = SmokeRequest.model_validate(request)
+    device = CudaDevice()
     try:
+        free_bytes = device.free_bytes
         engine = open_engine(asked.folder, asked.name, device)
         for feeds, results in zip(asked.feeds, asked.results, strict=True):
             if cancelled.is_set():
                 raise BuildError("cancelled")
             with np.load(feeds) as arrays:
                 save_arrays(results, engine.run(dict(arrays)))
+        used_bytes = free_bytes - device.free_bytes
         engine.close()
     finally:
         device.close()
-    return {}
+    return {"memory_bytes": used_bytes}
 
 
-WORKS: dict[str, Callable[[str, threading.Event, Tell], dict[str, Any]]] = {"plan": _plan, "smoke": _smoke}
+WORKS: dict[str, Callable[[dict[str, Any], threading.Event, Tell], dict[str, Any]]] = {"plan": _plan, "smoke": _smoke}
 
 
 def _own_stdout() -> TextIO:
@@ -80,18 +86,15 @@ def _own_stdout() -> TextIO:
     return events
 
 
-def _first_line() -> str:
-    """The request. From the file itself: a thread that waits in sys.stdin would hold up the interpreter's end."""
+def _read(requests: Queue[str | None], cancelled: threading.Event) -> None:
+    """Requests, and the end of them. From the file: a thread in sys.stdin would hold up the interpreter's end."""
     data = b""
-    while not data.endswith(b"\n") and (more := os.read(0, CHUNK_BYTES)):
-        data += more
-    return data.decode()
-
-
-def _wait_for_end(cancelled: threading.Event) -> None:
-    while os.read(0, CHUNK_BYTES):
-        pass
+    while more := os.read(0, CHUNK_BYTES):
+        *lines, data = (data + more).split(b"\n")
+        for line in lines:
+            requests.put(line.decode())
     cancelled.set()
+    requests.put(None)
 
 
 def _emit(events: TextIO, **event: Any) -> None:
@@ -99,4 +102,4 @@ def _emit(events: TextIO, **event: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main()

@@ -16,7 +16,7 @@ TENSORRT_OPTIONS = (
 class PlanRequest(BaseModel):
     """One plan to build: the graph's file, where the plan goes, and everything that decides what it becomes.
 
-    `options` are those of TENSORRT_OPTIONS; `profiles` map inputs to their smallest, usual and largest shapes.
+    `options` are those of TENSORRT_OPTIONS; `profiles` map inputs to their smallest, usual and largest shapes, as text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,7 +25,7 @@ class PlanRequest(BaseModel):
     graph: Path
     plan: Path
     options: dict[str, Any]
-    profiles: list[dict[str, tuple[list[int], list[int], list[int]]]]
+    profiles: list[dict[str, str]]
     timing_cache: Path | None = None
     threads: int = 0
 
@@ -42,3 +42,8 @@ class SmokeRequest(BaseModel):
     folder: Path
     feeds: list[Path]
     results: list[Path]
+
+
+def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """ "1x2 4x2 8x2" -> ((1, 2), (4, 2), (8, 2))."""
+    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split())

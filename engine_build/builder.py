@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from engine_build.build_log import BuildLog
+from engine_build.child import BuildProcess
 from engine_build.config import BuildConfig, BuildRequest, request_of
 from engine_build.decisions import Decision, decide
 from engine_build.engine_folder import locked, partial_folder, publish_engine, remove_leftovers
@@ -50,7 +51,10 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """One engine in the making: `graph` is the job's in the precision that is wanted, `engine` the file to write."""
+    """One engine in the making: `graph` is the job's in the precision that is wanted, `engine` the file to write.
+
+    `process` does what may crash.
+    """
 
     decision: Decision
     graph: Graph
@@ -58,7 +62,8 @@ class Work:
     deployment: Deployment
     options: BuildConfig
     place: Place
-    log: BuildLog = field(default_factory=BuildLog)
+    process: BuildProcess
+    log: BuildLog
 
     @property
     def tolerance(self) -> float:
@@ -107,9 +112,10 @@ def build_engine(
     """Compile, verify and publish one engine in `folder`. Raises BuildError; on any failure the folder is as it was."""
     compiler, job = COMPILERS[decision.wanted.target], decision.job
     started = time.monotonic()
-    with partial_folder(folder, job.name) as partial, in_precision(decision, folder) as graph:
+    parts = partial_folder(folder, job.name), in_precision(decision, folder), BuildProcess()
+    with parts[0] as partial, parts[1] as graph, parts[2] as process:
         engine = partial / f"{job.name}{compiler.suffix}"
-        work = Work(decision, graph, engine, request.deployment, request.options, place, log or BuildLog())
+        work = Work(decision, graph, engine, request.deployment, request.options, place, process, log or BuildLog())
         manifest = _manifest(work, compiler.compile(work))
         # Whoever opens the engine to measure it wants a manifest beside it.
         write_manifest(manifest_path(partial, job.name), manifest)
@@ -203,7 +209,7 @@ def _compile_tensorrt(work: Work) -> dict[str, Any]:
 
     version = work.place.tool_versions["tensorrt"]
     cache = timing_cache_of(work.deployment, work.options, work.place.facts, version)
-    return compile_plan(work.decision, work.graph, work.engine, work.options, cache, work.log)
+    return compile_plan(work.process, work.decision, work.graph, work.engine, work.options, cache, work.log)
 
 
 def _measure_tensorrt(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict[str, Any]]:
@@ -211,7 +217,7 @@ def _measure_tensorrt(work: Work, manifest: Manifest) -> tuple[dict[str, float],
     from engine_build.verify import check_finite, sample_feeds, verify_outputs
 
     job = work.decision.job
-    outputs, facts = try_plan(manifest.name, work.engine.parent, list(sample_feeds(job)), work.log)
+    outputs, facts = try_plan(work.process, manifest.name, work.engine.parent, list(sample_feeds(job)), work.log)
     check_finite(job, outputs)
     compared = outputs[:LARGE_GRAPH_SAMPLES] if job.graph.weights_bytes > LARGE_GRAPH_BYTES else outputs
     error = verify_outputs(job, graph_session(job.graph, work.options), compared, work.tolerance)

@@ -1,28 +1,48 @@
-"""tickrt-build: a deployment file in, engines and manifests out."""
+"""tickrt-build: a deployment file in, engines and manifests out; what is built, and taking it away."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
+from engine_build import inventory, outline
 from engine_build.builder import build
-from engine_build.config import BuildRequest, load_request
+from engine_build.config import BuildRequest, load_request, read_options
 from engine_build.decisions import decide
-from engine_build.report import ConsoleReport, print_decisions
-from runtime.config import Target
+from engine_build.inventory_report import print_entries, print_inspection
+from engine_build.place import place_of, place_or_why_not
+from engine_build.report import ConsoleReport, print_decisions, size
+from runtime.config import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, TickError
+from runtime.spec import BUNDLE_FILE
 
 EXIT_CONFIG = 2
 EXIT_BUILD = 3
 EXIT_INTERRUPTED = 130
+BUILD = "build"
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+class BuildByDefault(TyperGroup):
+    """`tickrt-build CONFIG` builds; a first word that names another command is that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the word `build` where there is no command."""
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = [BUILD, *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(cls=BuildByDefault, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 class TargetName(StrEnum):
@@ -33,9 +53,23 @@ class TargetName(StrEnum):
     TENSORRT = "tensorrt"
 
 
-@app.command()
-def tickrt_build(
-    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+Config = Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")]
+OneTarget = Annotated[TargetName | None, typer.Option("--target", help="Engines of this target only; else of all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+@app.callback()
+def tickrt_build() -> None:
+    """Build a deployment's engines: tickrt-build CONFIG. Also: list CONFIG, inspect ENGINE, clean CONFIG.
+
+    Exit status: 0 done, 2 the configuration or bundle is wrong, 3 an engine could not be built or read, 130
+    interrupted.
+    """
+
+
+@app.command(BUILD)
+def build_command(
+    config: Config,
     target: Annotated[
         TargetName | None, typer.Option(help="Where the engines will run; else the file's own target.")
     ] = None,
@@ -45,14 +79,84 @@ def tickrt_build(
         int | None, typer.Option(min=0, max=256, help="CPU threads (0 = all cores); else the file's [build] threads.")
     ] = None,
 ) -> None:
-    """Build a deployment's engines: what is missing or stale, each checked against its graph.
+    """Build what is missing or stale, each engine checked against its graph. The word `build` may be left out.
 
-    Exit status: 0 done, 2 the configuration or bundle is wrong, 3 an engine could not be built, 130 interrupted.
+    A dry run needs no GPU, no TensorRT and no bundle.
     """
+    with _exit_status():
+        deployment = load_deployment(config)
+        chosen: Target = target.value if target else deployment.target
+        if dry_run:
+            _dry_run(deployment, chosen, force, threads)
+        else:
+            _build(load_request(config, threads=threads), chosen, force)
+
+
+@app.command("list")
+def list_command(config: Config, target: OneTarget = None, as_json: AsJson = False) -> None:
+    """What is built of a deployment: for what, how large, how exact, and whether it runs on this machine."""
+    with _exit_status():
+        deployment = load_deployment(config)
+        options = read_options(deployment)
+        found = [
+            entry
+            for name, folder in inventory.engine_folders(deployment, target.value if target else None)
+            for entry in inventory.entries(folder, place_or_why_not(name, options))
+        ]
+        if as_json:
+            print(json.dumps([entry.as_json() for entry in found], indent=1))
+        else:
+            print_entries(Console(), found, _shown(deployment.engines))
+
+
+@app.command("inspect")
+def inspect_command(
+    engine: Annotated[Path, typer.Argument(help="An engine file (.plan or .onnx) with its manifest beside it.")],
+    as_json: AsJson = False,
+) -> None:
+    """What an engine file is: version, shape ranges, tensors, options, measured error. Needs no GPU; opens nothing."""
+    with _exit_status():
+        about = inventory.inspect(engine)
+        if as_json:
+            print(json.dumps(about, indent=1))
+        else:
+            print_inspection(Console(), about)
+
+
+@app.command("clean")
+def clean_command(
+    config: Config,
+    target: OneTarget = None,
+    timing_cache: Annotated[
+        bool, typer.Option("--timing-cache", help="TensorRT's measured times too: the next build takes longer.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take away a deployment's engines and what interrupted builds left. Other files stay."""
+    with _exit_status():
+        deployment = load_deployment(config)
+        chosen: Target | None = target.value if target else None
+        what = inventory.doomed(deployment, chosen, timing_cache=timing_cache)
+        where = _shown(deployment.engines)
+        if not what.paths:
+            _say(f"nothing to remove in {where}")
+            return
+        if not yes:
+            typer.confirm(f"remove {len(what.paths)} files, {size(what.size_bytes)}, from {where}?", abort=True)
+        gone = inventory.clean(deployment, chosen, timing_cache=timing_cache)
+        _say(f"{len(gone.paths)} files removed, {size(gone.size_bytes)}, from {where}")
+
+
+def main() -> None:
+    """The command's entry."""
+    app(prog_name="tickrt-build")
+
+
+@contextmanager
+def _exit_status() -> Iterator[None]:
+    """Errors of ours become a message and an exit status."""
     try:
-        request = load_request(config, threads=threads)
-        chosen: Target = target.value if target else request.deployment.target
-        _dry_run(request, chosen, force) if dry_run else _build(request, chosen, force)
+        yield
     except TickError as error:
         _complain(str(error))
         raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_BUILD) from None
@@ -61,14 +165,29 @@ def tickrt_build(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def main() -> None:
-    """The command's entry."""
-    app(prog_name="tickrt-build")
+def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int | None) -> None:
+    """The table of decisions; for plans also their shape ranges and options, and what is missing here."""
+    console = Console()
+    is_cpu = target == "cpu"
+    options = read_options(deployment, threads)
+    place = place_of(target, options) if is_cpu else place_or_why_not(target, options)
+    if not is_cpu and not (deployment.bundle / BUNDLE_FILE).is_file():
+        _dry_run_without_bundle(console, deployment, target, threads)
+        return
+    decisions = decide(load_request(deployment.path, threads=threads), target, force=force, place=place)
+    print_decisions(console, decisions, _shown(deployment.engine_folder(target)))
+    if not is_cpu:
+        outline.print_outline(console, outline.outlines_of(decisions), options, place)
 
 
-def _dry_run(request: BuildRequest, target: Target, force: bool) -> None:
-    where = _shown(request.deployment.engine_folder(target))
-    print_decisions(Console(), decide(request, target, force=force), where)
+def _dry_run_without_bundle(console: Console, deployment: Deployment, target: Target, threads: int | None) -> None:
+    options = read_options(deployment, threads)
+    engines = outline.outlines_without_bundle(deployment, options)
+    try:
+        load_request(deployment.path)
+    except ConfigError as error:
+        outline.print_engines_unknown(console, engines, error)
+    outline.print_outline(console, engines, options, place_or_why_not(target, options))
 
 
 def _build(request: BuildRequest, target: Target, force: bool) -> None:
@@ -76,6 +195,10 @@ def _build(request: BuildRequest, target: Target, force: bool) -> None:
     report = ConsoleReport(Console())
     build(request, target=target, force=force, report=report)
     report.summary(_shown(request.deployment.engine_folder(target)), time.monotonic() - started)
+
+
+def _say(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(text: str) -> None:

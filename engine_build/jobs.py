@@ -288,17 +288,14 @@ def _file_job(
     return Job(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 
 
-def profiles_of(job: Job) -> list[dict[str, tuple[list[int], list[int], list[int]]]]:
-    """Per optimization profile: input name -> its smallest, its usual and its largest shape."""
-    return [
-        {port.name: _shapes(port, {**{k: (v, v, v) for k, v in job.largest.items()}, **ranges}) for port in job.inputs}
-        for ranges in job.ranges
-    ]
+def profiles_of(job: Job) -> list[dict[str, str]]:
+    """Per optimization profile: input name -> its smallest, usual and largest shape, as "1x2x8 4x32x8 8x64x8"."""
+    return [{port.name: _shapes(port, job.largest, ranges) for port in job.inputs} for ranges in job.ranges]
 
 
-def _shapes(port: Port, sizes: Mapping[str, Range]) -> tuple[list[int], list[int], list[int]]:
-    low, usual, high = ([sizes[letter][place] for letter in port.letters] for place in range(3))
-    return low, usual, high
+def _shapes(port: Port, fixed: Sizes, ranges: Mapping[str, Range]) -> str:
+    sizes = [ranges.get(letter, (fixed[letter],) * 3) for letter in port.letters]
+    return " ".join("x".join(str(size[place]) for size in sizes) for place in range(3))
 
 
 def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:

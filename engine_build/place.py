@@ -13,6 +13,8 @@ from runtime.config import Target
 from runtime.errors import BuildError, TickError
 from runtime.manifest import gpu_machine, machine, tool_versions
 
+ELSEWHERE = "build on the machine that will serve, or with --target cpu"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -51,7 +53,7 @@ def need_tensorrt() -> None:
     if importlib.util.find_spec("tensorrt") is None:
         raise BuildError(
             "target tensorrt needs the package tensorrt, which is not installed",
-            fix="pip install 'tickrt[tensorrt]' on a machine with an NVIDIA GPU; or build with --target cpu",
+            fix="pip install 'tickrt[tensorrt]'",
         )
     onnxruntime()
     try:
@@ -59,7 +61,7 @@ def need_tensorrt() -> None:
     except (ImportError, OSError) as error:
         raise BuildError(
             f"the package tensorrt is installed, but its libraries do not load: {error}",
-            fix="pip install --force-reinstall 'tickrt[tensorrt]'; or build with --target cpu",
+            fix="pip install --force-reinstall 'tickrt[tensorrt]'",
         ) from error
     del tensorrt
 
@@ -76,7 +78,7 @@ def need_gpu() -> Any:
     except TickError as error:
         raise BuildError(
             f"an NVIDIA GPU with its driver is needed: {error.what}",
-            fix=f"{error.fix}; or build on the machine that will serve, or with --target cpu",
+            fix=error.fix,
         ) from error
 
 
@@ -88,9 +90,10 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
             need()
         except BuildError as error:
             errors.append(error)
-    if len(errors) < 2:
-        return errors[0] if errors else None
-    return BuildError("; ".join(error.what for error in errors), fix="; ".join(error.fix for error in errors))
+    if not errors:
+        return None
+    fixes = list(dict.fromkeys(error.fix.partition("  (")[0] for error in errors))
+    return BuildError("; ".join(error.what for error in errors), fix="; ".join([*fixes, ELSEWHERE]))
 
 
 def _on_gpu(target: Target, options: BuildConfig) -> Place:

@@ -75,7 +75,7 @@ def print_decisions(console: Console, decisions: Sequence[Decision], where: str)
     if console.is_terminal:
         console.print(_table(heads, rows))
     else:
-        for line in _aligned([heads, *rows]):
+        for line in aligned([heads, *rows]):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(
         "file: as built, else the graph's size. memory: weights, inputs and outputs at the largest shape "
@@ -108,7 +108,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a plain table."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import tensorrt as trt
 
-from engine_build.build_request import PlanRequest
+from engine_build.build_request import PlanRequest, parse_shapes
 from engine_build.timing_cache import read_cache, set_aside, updating
 from runtime.errors import BuildError
 
@@ -141,7 +141,7 @@ def _add_profile(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
-    shapes: Mapping[str, tuple[list[int], list[int], list[int]]],
+    shapes: Mapping[str, str],
     index: int,
 ) -> None:
     profile = builder.create_optimization_profile()
@@ -150,7 +150,7 @@ def _add_profile(
             raise BuildError(f"TensorRT takes the input {tensor.name!r} for a shape; it must hold data")
         if -1 not in tuple(tensor.shape):
             continue
-        low, usual, high = shapes[tensor.name]
+        low, usual, high = parse_shapes(shapes[tensor.name])
         try:
             profile.set_shape(tensor.name, low, usual, high)
         except ValueError as error:

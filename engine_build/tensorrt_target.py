@@ -1,4 +1,4 @@
-"""Plans: built in one process, tried in another. This side of both; TensorRT itself is never loaded here."""
+"""Plans: built and tried in a process of their own. This side of it; TensorRT itself is never loaded here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine_build.build_log import BuildLog
 from engine_build.build_request import TENSORRT_OPTIONS, PlanRequest, SmokeRequest
-from engine_build.child import run_child
+from engine_build.child import BuildProcess
 from engine_build.config import BuildConfig
 from engine_build.decisions import Decision
 from engine_build.engine_folder import PARTIAL_SUFFIX
@@ -26,9 +26,15 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def compile_plan(
-    decision: Decision, graph: Graph, engine: Path, options: BuildConfig, timing_cache: Path | None, log: BuildLog
+    process: BuildProcess,
+    decision: Decision,
+    graph: Graph,
+    engine: Path,
+    options: BuildConfig,
+    timing_cache: Path | None,
+    log: BuildLog,
 ) -> dict[str, Any]:
-    """Build a plan of `graph` into `engine`, in a process of its own; gives what the build found out.
+    """Have a plan of `graph` built into `engine`; gives what the build found out.
 
     Raises BuildError, also where that process crashes.
     """
@@ -43,7 +49,7 @@ def compile_plan(
             timing_cache=timing_cache,
             threads=options.threads,
         )
-        return run_child("plan", request, log)
+        return process.ask("plan", request, log)
 
 
 def timing_cache_of(deployment: Deployment, options: BuildConfig, facts: dict[str, Any], version: str) -> Path | None:
@@ -55,8 +61,10 @@ def timing_cache_of(deployment: Deployment, options: BuildConfig, facts: dict[st
     return cache_path(folder, version, facts["gpu"], facts["compute_capability"])
 
 
-def try_plan(name: str, folder: Path, feeds: Sequence[Arrays], log: BuildLog) -> tuple[list[Arrays], dict[str, Any]]:
-    """Run an engine at every feed, as the runtime would, in a process of its own; gives outputs and memory.
+def try_plan(
+    process: BuildProcess, name: str, folder: Path, feeds: Sequence[Arrays], log: BuildLog
+) -> tuple[list[Arrays], dict[str, Any]]:
+    """Have an engine run at every feed, as the runtime would; gives outputs and memory.
 
     Raises BuildError.
     """
@@ -65,7 +73,7 @@ def try_plan(name: str, folder: Path, feeds: Sequence[Arrays], log: BuildLog) ->
         given = [Path(files) / f"results-{index}.npz" for index in range(len(feeds))]
         for path, arrays in zip(asked, feeds, strict=True):
             save_arrays(path, arrays)
-        facts = run_child("smoke", SmokeRequest(name=name, folder=folder, feeds=asked, results=given), log)
+        facts = process.ask("smoke", SmokeRequest(name=name, folder=folder, feeds=asked, results=given), log)
         return [_load(path) for path in given], facts
 
 

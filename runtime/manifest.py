@@ -228,7 +228,7 @@ def _difference(name: str, found: object, expected: object) -> str:
         return "the graph changed"
     if isinstance(found, dict) and isinstance(expected, dict):
         key = next(k for k in [*found, *expected] if found.get(k) != expected.get(k))
-        return f"{name}.{key} is {found.get(key)!r}, wanted {expected.get(key)!r}"
+        return f"{name}.{key} is {_short(found.get(key))}, wanted {_short(expected.get(key))}"
     return f"{name} is {_short(found)}, wanted {_short(expected)}"
 
 
