@@ -138,7 +138,7 @@ def open_engine(
         return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick)
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(manifest, folder, device=device, threads=threads, fix=fix)
+    return OnnxRuntimeEngine(manifest, folder, device=device, threads=threads, fix=fix, in_tick=in_tick)
 
 
 def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:

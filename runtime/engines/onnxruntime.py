@@ -1,13 +1,18 @@
-"""Engines on ONNX Runtime's CPU provider: offline-optimized graphs, bound to addresses once per shape."""
+"""Engines on ONNX Runtime: offline-optimized graphs, bound to addresses once per shape; on the CPU or the GPU.
+
+On the GPU a tick's session puts its work on the device's main stream and does not wait for it: tensors are device
+memory, bound directly. Work for the host's arrays runs in a session and on a stream of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -15,7 +20,18 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.device import Device, Stream, Tensor
-from runtime.errors import EngineError, EngineMismatchError
+from runtime.engines.cuda_provider import (
+    ASYNCHRONOUS,
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    NOTHING_TO_RECORD,
+    RECORDING,
+    SESSION_ENTRIES,
+    check_on_device,
+    failure,
+    provider_options,
+)
+from runtime.errors import CaptureError, EngineError, EngineMismatchError
 from runtime.manifest import Manifest, TensorInfo
 from runtime.nodes import NodeTimes
 from runtime.tensors import check_tensors
@@ -61,78 +77,171 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
     )
 
 
-class OnnxRuntimeEngine:
-    """One ONNX Runtime session. `bind` gives an execution; `run` blocks and allocates its outputs."""
+class GpuStreams(Protocol):
+    """What an engine on the GPU asks of its device."""
 
-    def __init__(self, manifest: Manifest, folder: Path, *, device: Device, threads: int = 0, fix: str = "") -> None:
+    @property
+    def main(self) -> Stream:
+        """The stream on which ticks run."""
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what is launched now becomes part of a graph instead of running."""
+
+
+class OnnxRuntimeEngine:
+    """One graph in ONNX Runtime. `bind` gives an execution; `run` blocks and allocates its outputs; any thread may
+    call that.
+
+    Raises EngineMismatchError, EngineError, OutOfMemoryError. `in_tick`: ticks will execute it, so that the session
+    that they use is opened now; the other is opened when it is first used.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        *,
+        device: Device,
+        threads: int = 0,
+        fix: str = "",
+        in_tick: bool = False,
+    ) -> None:
         self.name = manifest.name
         self.manifest = manifest
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
-        self._path, self._threads = folder / manifest.engine_file, threads
-        try:
-            self._session = self._open(session_options(threads))
-        except LOAD_ERRORS as error:
-            raise EngineMismatchError(f"{self._path} does not load: {error}", fix=fix) from error
+        self.is_recordable: bool | None = None
+        self.device = device
+        self._path, self._threads, self._fix = folder / manifest.engine_file, threads, fix
+        self._sessions: dict[bool, ort.InferenceSession] = {}
+        self._lock = threading.Lock()
+        self._session(in_tick)
 
-    def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
-        return ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it was compiled for the CUDA provider."""
+        return self.manifest.target == "cuda"
 
     def bind(self, tensors: Mapping[str, Tensor]) -> OnnxRuntimeExecution:
-        """Bind every input and output by address. Raises ShapeError."""
+        """Bind every input and output by address. Raises ShapeError, EngineError."""
         check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
-        return OnnxRuntimeExecution(self._session, self, tensors)
+        kind = GpuExecution if self.is_on_gpu else OnnxRuntimeExecution
+        return kind(self._session(True), self, tensors)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One blocking execute. Raises EngineError."""
+        """One blocking execute. Raises EngineError, OutOfMemoryError."""
         names = list(self.outputs)
+        session = self._session(False)
         try:
-            results = self._session.run(names, {name: feeds[name] for name in self.inputs})
+            results = session.run(names, {name: feeds[name] for name in self.inputs})
         except RUN_ERRORS as error:
-            raise EngineError(f"{self.name} failed to execute: {error}") from error
+            raise failure(self.name, error) from error
         return dict(zip(names, results, strict=True))
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
-        """ONNX Runtime's own profile of a second session over the same file. Raises EngineError."""
+        """ONNX Runtime's own profile of another session over the same file. Raises EngineError.
+
+        On the GPU its times are those of launches: kernels run later. With CUDA_LAUNCH_BLOCKING=1 in the environment
+        each launch waits for its kernel, and the times are the kernels'.
+        """
         options = session_options(self._threads)
         options.enable_profiling = True
         with tempfile.TemporaryDirectory() as folder:
             options.profile_file_prefix = str(Path(folder) / "profile")
-            session = self._open(options)
+            session = self._open(options, None)
             try:
                 for _ in range(WARM_UP_RUNS + runs):
                     session.run(None, {name: feeds[name] for name in self.inputs})
             except RUN_ERRORS as error:
-                raise EngineError(f"{self.name} failed to execute: {error}") from error
+                raise failure(self.name, error) from error
             events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         return node_times(events, WARM_UP_RUNS, runs)
 
     def close(self) -> None:
-        """Drop the session."""
-        del self._session
+        """Drop the sessions."""
+        self._sessions.clear()
+
+    def _session(self, in_tick: bool) -> ort.InferenceSession:
+        """The session for ticks, or the one for the host's arrays; on the CPU they are the same."""
+        key = in_tick and self.is_on_gpu
+        with self._lock:
+            if key not in self._sessions:
+                stream = cast(GpuStreams, self.device).main.handle if key else None
+                self._sessions[key] = self._open(session_options(self._threads), stream)
+            return self._sessions[key]
+
+    def _open(self, options: ort.SessionOptions, stream: int | None) -> ort.InferenceSession:
+        try:
+            if self.is_on_gpu:
+                return open_on_gpu(self._path, options, stream, bool(self.manifest.build.get("tf32")), self._fix)
+            return ort.InferenceSession(str(self._path), options, providers=[CPU_PROVIDER])
+        except LOAD_ERRORS as error:
+            found = failure(self.name, error)
+            if type(found) is not EngineError:
+                raise found from error
+            raise EngineMismatchError(f"{self._path} does not load: {error}", fix=self._fix) from error
+
+
+def open_on_gpu(
+    path: Path, options: ort.SessionOptions, stream: int | None, tf32: bool, fix: str
+) -> ort.InferenceSession:
+    """A session of the CUDA provider. Raises EngineError where the provider or a kernel is missing."""
+    _need_provider()
+    # A plan of memory per shape is made at the second run of a shape, which then takes memory: too late for a capture.
+    options.enable_mem_pattern = False
+    for key, value in SESSION_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    providers = [(CUDA_PROVIDER, provider_options(stream, tf32=tf32))]
+    session = ort.InferenceSession(str(path), options, providers=providers)
+    # Otherwise an execute that fails on the GPU is quietly done again on the CPU.
+    session.disable_fallback()
+    if CUDA_PROVIDER not in session.get_providers():
+        raise EngineError(
+            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
+            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
+        )
+    check_on_device(path.stem, session.get_provider_graph_assignment_info(), fix)
+    return session
+
+
+def _need_provider() -> None:
+    if CUDA_PROVIDER not in ort.get_available_providers():
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} is installed without its CUDA provider",
+            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
+        )
+    ort.preload_dlls()
+
+
+def _run_options(entries: Mapping[str, str]) -> ort.RunOptions:
+    options = ort.RunOptions()
+    for key, value in entries.items():
+        options.add_run_config_entry(key, value)
+    return options
 
 
 class OnnxRuntimeExecution:
     """A session's IoBinding; the tensors are kept alive as long as it lives."""
 
+    device_type = "cpu"
+
     def __init__(self, session: ort.InferenceSession, engine: OnnxRuntimeEngine, tensors: Mapping[str, Tensor]) -> None:
         self._session = session
-        self._name = engine.name
+        self._engine = engine
         self._binding = session.io_binding()
         self._tensors = {name: tensors[name] for name in (*engine.inputs, *engine.outputs)}
         for name in engine.inputs:
-            tensor = tensors[name]
-            self._binding.bind_input(name, "cpu", 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+            self._binding.bind_input(name, *self._place(tensors[name]))
         for name in engine.outputs:
-            tensor = tensors[name]
-            self._binding.bind_output(name, "cpu", 0, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+            self._binding.bind_output(name, *self._place(tensors[name]))
 
     def launch(self, stream: Stream) -> None:
         """One execute, done when this returns. Raises EngineError."""
         try:
             self._session.run_with_iobinding(self._binding)
         except RUN_ERRORS as error:
-            raise EngineError(f"{self._name} failed to execute: {error}") from error
+            raise failure(self._engine.name, error) from error
 
     def hold(self, stream: Stream) -> None:
         """A launch: the binding is this execution's own anyway. Raises EngineError."""
@@ -140,3 +249,59 @@ class OnnxRuntimeExecution:
 
     def release(self) -> None:
         """Nothing was taken."""
+
+    def _place(self, tensor: Tensor) -> tuple[str, int, np.dtype[Any], tuple[int, ...], int]:
+        return self.device_type, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address
+
+
+class GpuExecution(OnnxRuntimeExecution):
+    """An IoBinding to device memory. A launch returns when its work is on the main stream."""
+
+    device_type = "cuda"
+
+    def __init__(self, session: ort.InferenceSession, engine: OnnxRuntimeEngine, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(session, engine, tensors)
+        self._streams = cast(GpuStreams, engine.device)
+        self._plain, self._recording = _run_options(ASYNCHRONOUS), _run_options(RECORDING)
+
+    def launch(self, stream: Stream) -> None:
+        """Put one execute on the main stream. Raises EngineError, OutOfMemoryError, CaptureError.
+
+        In a capture, ONNX Runtime must be one that can be recorded: others end the process at the second replay, or at
+        once.
+        """
+        if stream.handle != self._streams.main.handle:
+            raise EngineError(f"{self._engine.name} is launched on another stream than it was opened for")
+        if not self._streams.is_capturing:
+            self._run(self._plain)
+        elif self._engine.is_recordable:
+            self._run(self._recording)
+        else:
+            raise CaptureError(
+                f"ONNX Runtime {ort.__version__} cannot be recorded into a graph of its caller's",
+                fix="capture = false in [runtime] keeps this quiet; target tensorrt captures",
+            )
+
+    def hold(self, stream: Stream) -> None:
+        """One execute on the stream, after which a captured one needs no more memory; the first one of an engine also
+        finds out whether it can be recorded.
+
+        A release that can refuses to record where nothing captures; one that cannot just runs.
+        """
+        if self._engine.is_recordable is None:
+            try:
+                self._run(self._recording)
+            except EngineError as error:
+                if NOTHING_TO_RECORD not in error.what:
+                    raise
+                self._engine.is_recordable = True
+            else:
+                self._engine.is_recordable = False
+                return
+        self.launch(stream)
+
+    def _run(self, options: ort.RunOptions) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding, options)
+        except RUN_ERRORS as error:
+            raise failure(self._engine.name, error) from error
