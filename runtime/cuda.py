@@ -147,6 +147,11 @@ class CudaDevice:
         return self._main
 
     @property
+    def is_capturing(self) -> bool:
+        """Whether a capture is going on: what its thread launches on its stream becomes part of the graph."""
+        return self._captured is not None
+
+    @property
     def free_bytes(self) -> int:
         """Device memory that nobody has taken, other programs included. Raises EngineError."""
         return cudart.free_bytes()
