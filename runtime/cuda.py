@@ -28,6 +28,8 @@ PINNED_CHUNK_BYTES = 4 << 20
 # An upload of every seat's noise, at 8 seats of 240 s, is 12 MiB a tick; two ticks are in flight.
 RING_BYTES = 32 << 20
 RING_SEGMENTS = 8
+# So many at a time that a loop has all it will need after its first ticks.
+EVENT_BATCH = 32
 
 
 class CudaEvent:
@@ -174,10 +176,12 @@ class CudaDevice:
         if stream == self._captured:
             raise EngineError("an event is recorded in a capture: the host could never see it")
         try:
-            event = CudaEvent(self._idle_events.popleft(), self._idle_events)
+            event = CudaEvent(self._idle_events.pop(), self._idle_events)
         except IndexError:
-            self._events.append(cudart.new_event())
-            event = CudaEvent(self._events[-1], self._idle_events)
+            more = [cudart.new_event() for _ in range(EVENT_BATCH)]
+            self._events += more
+            self._idle_events.extend(more[1:])
+            event = CudaEvent(more[0], self._idle_events)
         cudart.record(event.handle, stream)
         return event
 

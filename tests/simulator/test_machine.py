@@ -192,6 +192,15 @@ def test_two_streams_touch_the_same_bytes(machine: Machine, pair: str) -> None:
     machine.synchronize()
 
 
+def test_work_that_is_refused_leaves_no_trace(machine: Machine) -> None:
+    address, streams = machine.allocate(64, "device"), (machine.create_stream(), machine.create_stream())
+    fill(machine, streams[0], address, 8)
+    ranges = [(address + 32, 8), (address, 8)]
+    with provoked(machine, "unordered access"):
+        machine.enqueue(streams[1], lambda: None, writes=ranges, what="both")
+    assert fill(machine, streams[0], address + 32, 8)
+
+
 def test_two_streams_may_read_the_same_bytes(machine: Machine) -> None:
     address = machine.allocate(64, "device")
     assert all(look(machine, machine.create_stream(), address, 64) for _ in range(3))

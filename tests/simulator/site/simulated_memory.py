@@ -46,6 +46,14 @@ class Segment:
     def copy(self) -> Segment:
         return Segment(self.write, dict(self.reads))
 
+    def note(self, access: Access, *, is_write: bool) -> None:
+        """This was the last one now."""
+        if is_write:
+            self.write = access
+            self.reads.clear()
+        else:
+            self.reads[access.stream] = access
+
 
 class History:
     """Who touched which bytes of an allocation last; splits where accesses begin and end."""
@@ -106,6 +114,11 @@ class Allocation:
         assert self.backing is not None
         begin = self.offset + start
         return self.backing[begin : begin + (self.size - start if size is None else size)]
+
+    def segments(self, address: int, size: int) -> list[Segment]:
+        """Who touched these bytes last."""
+        begin = address - self.address
+        return self.history.span(begin, begin + size) if size else []
 
     def guards_are_whole(self) -> bool:
         assert self.backing is not None

@@ -1,0 +1,295 @@
+"""What holds for a device with streams of its own, real or simulated. Test modules import these tests beside a fixture
+`device` of theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from runtime.device import Tensor
+from runtime.errors import CaptureError, EngineError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from runtime.cuda import CudaDevice
+
+DTYPES = ("float32", "int64", "bool", "uint8")
+
+
+def filled(device: CudaDevice, values: np.ndarray[Any, Any]) -> Tensor:
+    tensor = device.zeros(values.shape, values.dtype)
+    device.upload(tensor, values, device.main)
+    return tensor
+
+
+def fetched(device: CudaDevice, tensor: Tensor) -> np.ndarray[Any, Any]:
+    target = device.staging(tensor.shape, tensor.dtype)
+    device.download(target, tensor, device.main)
+    device.main.record().wait()
+    return target
+
+
+def clear_half(device: CudaDevice, tensor: Tensor) -> None:
+    """Launch something that changes the tensor."""
+    # Imported here: the module is another one on the simulator.
+    from runtime import cudart
+
+    cudart.zero(tensor.address, tensor.size_bytes // 2, device.main.handle)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 700, 64)])
+def test_values_come_back_as_they_went(device: CudaDevice, shape: tuple[int, ...], dtype: str) -> None:
+    values = (np.random.default_rng(1).random(shape) * 250).astype(dtype)
+    assert np.array_equal(fetched(device, filled(device, values)), values)
+
+
+def test_memory_is_zero_and_aligned(device: CudaDevice) -> None:
+    for shape in ((1,), (1000,), (3, 77)):
+        tensor = device.zeros(shape, np.float32)
+        assert tensor.address % 256 == 0
+        assert not fetched(device, tensor).any()
+        assert not device.staging(shape, np.float32).any()
+
+
+def test_memory_that_was_another_tensors_is_zero(device: CudaDevice) -> None:
+    first = filled(device, np.ones(5000, np.float32))
+    address = first.address
+    del first
+    second = device.zeros((5000,), np.float32)
+    assert second.address == address
+    assert not fetched(device, second).any()
+
+
+def test_a_source_may_be_written_again_at_once(device: CudaDevice) -> None:
+    values = np.arange(3_000_000, dtype=np.float32)
+    expected = values.copy()
+    tensor = device.zeros(values.shape, values.dtype)
+    device.upload(tensor, values, device.main)
+    values[:] = -1
+    assert np.array_equal(fetched(device, tensor), expected)
+
+
+def test_uploads_go_round_the_ring(device: CudaDevice) -> None:
+    tensors = [filled(device, np.full(300_000, index, np.float32)) for index in range(12)]
+    for index, tensor in enumerate(tensors):
+        assert (fetched(device, tensor) == index).all()
+
+
+def test_a_view_is_a_part_of_its_memory(device: CudaDevice) -> None:
+    tensor = device.zeros((4, 100), np.float32)
+    device.upload(tensor.view(100, start=200), np.ones(100, np.float32), device.main)
+    assert np.array_equal(fetched(device, tensor).sum(axis=1), [0, 0, 100, 0])
+
+
+def test_an_upload_brings_values_into_form(device: CudaDevice) -> None:
+    tensor = device.zeros((3, 4), np.float32)
+    device.upload(tensor, np.arange(12).reshape(4, 3).T, device.main)
+    assert np.array_equal(fetched(device, tensor), np.arange(12).reshape(4, 3).T)
+
+
+def test_copies_between_different_shapes_are_refused(device: CudaDevice) -> None:
+    tensor = device.zeros((3, 4), np.float32)
+    with pytest.raises(ValueError, match=r"\(3, 4\)"):
+        device.upload(tensor, np.zeros(12, np.float32), device.main)
+    with pytest.raises(ValueError, match=r"\(3, 4\)"):
+        device.download(np.zeros(12, np.float32), tensor, device.main)
+    with pytest.raises(ValueError, match="float32"):
+        device.download(np.zeros((3, 4), np.float64), tensor, device.main)
+
+
+def test_a_download_into_plain_memory(device: CudaDevice) -> None:
+    tensor = filled(device, np.arange(10, dtype=np.int64))
+    target = np.zeros(10, np.int64)
+    device.download(target, tensor, device.main)
+    device.main.record().wait()
+    assert list(target) == list(range(10))
+
+
+def test_one_stream_waits_for_another(device: CudaDevice) -> None:
+    copies = device.stream()
+    assert copies.handle != device.main.handle
+    for value in range(20):
+        tensor, target = filled(device, np.full(100_000, value, np.float32)), device.staging((100_000,), np.float32)
+        copies.wait(device.main.record())
+        device.download(target, tensor, copies)
+        copies.record().wait()
+        assert (target == value).all()
+
+
+def test_events_have_times_and_are_used_again(device: CudaDevice) -> None:
+    begin = device.main.record()
+    filled(device, np.ones(100_000, np.float32))
+    end = device.main.record()
+    end.wait()
+    assert begin.is_done
+    assert end.is_done
+    assert 0 <= device.main.elapsed_ms(begin, end) < 10_000
+    handles = set()
+    for _ in range(50):
+        event = device.main.record()
+        handles.add(event.handle)
+        event.wait()
+    assert len(handles) <= 2
+
+
+def test_a_captured_graph_does_what_was_launched(device: CudaDevice) -> None:
+    plain, replayed = (filled(device, np.arange(1, 101, dtype=np.float32)) for _ in range(2))
+    clear_half(device, plain)
+    replay = device.capture(device.main, lambda: clear_half(device, replayed))
+    assert fetched(device, replayed).all(), "a capture runs nothing"
+    replay.launch(device.main)
+    assert np.array_equal(fetched(device, replayed), fetched(device, plain))
+    device.upload(replayed, np.full(100, 3, np.float32), device.main)
+    replay.launch(device.main)
+    assert np.array_equal(fetched(device, replayed), [0] * 50 + [3] * 50)
+    replay.close()
+    replay.close()
+    with pytest.raises(EngineError, match="closed"):
+        replay.launch(device.main)
+
+
+@pytest.mark.parametrize(
+    "what", ["an upload", "a download", "memory", "pinned memory", "a stream", "an event", "a capture"]
+)
+def test_what_cannot_be_captured(device: CudaDevice, what: str) -> None:
+    tensor = filled(device, np.ones(100, np.float32))
+    values, target = np.zeros(100, np.float32), device.staging((100,), np.float32)
+    wrong = {
+        "an upload": lambda: device.upload(tensor, values, device.main),
+        "a download": lambda: device.download(target, tensor, device.main),
+        "memory": lambda: device.zeros((10,), np.float32),
+        "pinned memory": lambda: device.staging((10,), np.float32),
+        "a stream": device.stream,
+        "an event": device.main.record,
+        "a capture": lambda: device.capture(device.main, lambda: None),
+    }
+
+    def work() -> None:
+        clear_half(device, tensor)
+        wrong[what]()
+
+    with pytest.raises(CaptureError, match="capture"):
+        device.capture(device.main, work)
+    assert fetched(device, tensor).all(), "nothing of it ran"
+    check_that_captures_work(device)
+
+
+def test_an_error_of_the_driver_in_a_capture(device: CudaDevice) -> None:
+    tensor = filled(device, np.ones(100, np.float32))
+
+    def work() -> None:
+        from runtime import cudart
+
+        clear_half(device, tensor)
+        cudart.take_device(100)
+
+    with pytest.raises(CaptureError, match="cudaErrorStreamCaptureUnsupported"):
+        device.capture(device.main, work)
+    assert fetched(device, tensor).all()
+    check_that_captures_work(device)
+
+
+def test_an_exception_in_a_capture(device: CudaDevice) -> None:
+    tensor = filled(device, np.ones(100, np.float32))
+
+    def work() -> None:
+        clear_half(device, tensor)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        device.capture(device.main, work)
+    assert fetched(device, tensor).all()
+    check_that_captures_work(device)
+
+
+def check_that_captures_work(device: CudaDevice) -> None:
+    tensor = filled(device, np.ones(100, np.float32))
+    replay = device.capture(device.main, lambda: clear_half(device, tensor))
+    replay.launch(device.main)
+    assert np.array_equal(fetched(device, tensor), [0] * 50 + [1] * 50)
+    replay.close()
+
+
+def test_other_threads_work_while_one_captures(device: CudaDevice) -> None:
+    tensor, results = filled(device, np.ones(100, np.float32)), []
+    ready, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        stream = device.stream()
+        other, target = device.zeros((50,), np.float32), device.staging((50,), np.float32)
+        device.upload(other, np.full(50, 3, np.float32), stream)
+        ready.set()
+        begun.wait(30)
+        device.upload(other, np.full(50, 4, np.float32), stream)
+        device.download(target, other, stream)
+        stream.record().wait()
+        results.append(target)
+        done.set()
+
+    def work() -> None:
+        begun.set()
+        clear_half(device, tensor)
+        assert done.wait(30), "the other thread was held up"
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    ready.wait(30)
+    replay = device.capture(device.main, work)
+    thread.join(30)
+    assert (results[0] == 4).all()
+    replay.launch(device.main)
+    assert np.array_equal(fetched(device, tensor), [0] * 50 + [1] * 50)
+    replay.close()
+
+
+def test_memory_of_other_threads_comes_after_a_capture(device: CudaDevice) -> None:
+    tensor, order = filled(device, np.ones(100, np.float32)), []
+
+    def elsewhere() -> None:
+        device.zeros((10,), np.float32)
+        order.append("memory")
+
+    thread = threading.Thread(target=elsewhere)
+
+    def work() -> None:
+        thread.start()
+        clear_half(device, tensor)
+        thread.join(0.05)
+        order.append("captured")
+
+    device.capture(device.main, work).close()
+    thread.join(30)
+    assert order == ["captured", "memory"]
+
+
+def test_too_much_memory_is_an_error_of_its_own(device: CudaDevice) -> None:
+    with pytest.raises(OutOfMemoryError, match="cudaErrorMemoryAllocation") as caught:
+        device.zeros((1 << 48,), np.float32)
+    assert "lower rows" in caught.value.fix
+    assert np.array_equal(fetched(device, filled(device, np.ones(10, np.float32))), np.ones(10))
+
+
+def test_free_memory_falls(device: CudaDevice) -> None:
+    before = device.free_bytes
+    tensor = device.zeros((80 << 20,), np.uint8)
+    assert before - device.free_bytes >= tensor.size_bytes
+
+
+def test_every_allocation_is_counted(device: CudaDevice) -> None:
+    tensor = filled(device, np.ones(10, np.float32))
+    before = device.allocations
+    device.upload(tensor, np.zeros(10, np.float32), device.main)
+    assert device.allocations == before
+    kept = [device.zeros((3,), np.float32), device.staging((3,), np.float32), device.mirror(tensor)]
+    assert device.allocations == before + len(kept)
+
+
+def test_an_array_outlives_its_device(device: CudaDevice) -> None:
+    array = fetched(device, filled(device, np.arange(10, dtype=np.float32)))
+    device.close()
+    assert list(array) == list(range(10))
+    device.close()

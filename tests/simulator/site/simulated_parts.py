@@ -1,0 +1,102 @@
+"""What the simulated machine is made of: error codes, work, events, captures, graphs, streams."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SUCCESS, INVALID_VALUE, MEMORY_ALLOCATION = 0, 1, 2
+INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
+INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 400, 600, 700
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNMATCHED = 900, 901, 903
+CAPTURE_ISOLATION, CAPTURE_IMPLICIT, CAPTURED_EVENT, CAPTURE_WRONG_THREAD = 905, 906, 907, 908
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+LEGACY_STREAMS = (0, 1)
+OLDEST_DRIVER = 13000
+
+Range = tuple[int, int]
+Clock = dict[int, int]
+
+
+class RefusedError(Exception):
+    """A call that CUDA answers with an error; `code` is the cudaError_t."""
+
+    def __init__(self, code: int, why: str = "") -> None:
+        super().__init__(f"cudaError {code}: {why}")
+        self.code = code
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Work:
+    """Something that was put on a stream: what it does, and which bytes it touches.
+
+    `poison` is host memory that is unreadable until it ran; `sources` is host memory that must not change until then.
+    `check` runs whenever it is launched, also as part of a graph.
+    """
+
+    run: Callable[[], None]
+    reads: tuple[Range, ...]
+    writes: tuple[Range, ...]
+    what: str
+    poison: tuple[Range, ...] = ()
+    sources: tuple[Range, ...] = ()
+    check: Callable[[], None] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """One time that an event was recorded."""
+
+    stream: int
+    number: int
+    clock: Clock
+    capture: Capture | None = None
+    at_s: float | None = None
+    queries: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """An event; without a record it counts as done."""
+
+    is_timed: bool
+    record: Record | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Capture:
+    """What a stream recorded instead of running, and why it is no good any more."""
+
+    mode: int
+    thread: int
+    works: list[Work] = field(default_factory=list)
+    broken: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """A captured sequence; `executable` once it is instantiated; `running` counts launches that are not done."""
+
+    works: tuple[Work, ...]
+    executable: bool = False
+    running: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """Work in order: (number, what to do) of what has not run."""
+
+    handle: int
+    queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    number: int = 0
+    clock: Clock = field(default_factory=dict)
+    capture: Capture | None = None
+    is_destroyed: bool = False
+
+
+def merge(clock: Clock, other: Clock) -> None:
+    """Whatever `other` comes after, `clock` does now too."""
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
