@@ -524,7 +524,7 @@ def test_a_plan_of_another_compute_capability_does_not_load(folder: Path) -> Non
     with simulated(cc="8.6"):
         bench = Bench()
         change_manifest(folder, device={})
-        with pytest.raises(EngineMismatchError, match="generated on an incompatible device, expecting compute 8.6"):
+        with pytest.raises(EngineMismatchError, match=r"generated on an incompatible device, expecting compute 8.6"):
             opened(folder, bench.device)
         bench.close()
 
@@ -552,7 +552,7 @@ def test_a_plan_with_other_tensors_than_its_manifest_is_refused(one: Machine, fo
         folder, outputs=tuple(output.model_copy(update={"name": f"{output.name}2"}) for output in manifest.outputs)
     )
     bench = Bench()
-    with pytest.raises(EngineMismatchError, match="its manifest says .*y2"):
+    with pytest.raises(EngineMismatchError, match=r"its manifest says .*y2"):
         opened(folder, bench.device)
     bench.close()
 
@@ -597,7 +597,7 @@ def test_out_of_memory_at_the_first_execute_is_recoverable(folder: Path) -> None
         engine = opened(folder, bench.device, in_tick=True)
         tensors = bench.tensors()
         execution = engine.bind(tensors)
-        with pytest.raises(OutOfMemoryError, match="decoder: failed to execute: .*out of memory") as caught:
+        with pytest.raises(OutOfMemoryError, match=r"decoder: failed to execute: .*out of memory") as caught:
             execution.launch(bench.stream)
         assert not isinstance(caught.value, EngineDeadError)
         execution.launch(bench.stream)
@@ -614,7 +614,7 @@ def test_an_execute_that_is_refused_is_recoverable_and_says_what_was_logged(fold
         tensors = bench.tensors()
         execution = engine.bind(tensors)
         execution.launch(bench.stream)
-        with pytest.raises(EngineError, match="failed to execute: .*the execute was refused") as caught:
+        with pytest.raises(EngineError, match=r"failed to execute: .*the execute was refused") as caught:
             execution.launch(bench.stream)
         assert type(caught.value) is EngineError
         execution.launch(bench.stream)
