@@ -230,7 +230,8 @@ class CudaDevice:
         self._check_copy(target, source, stream)
         if source.dtype != target.dtype or not source.flags.c_contiguous:
             self.allocations += 1
-            source = np.ascontiguousarray(source, target.dtype)
+            given, source = source, np.empty(target.shape, target.dtype)
+            np.copyto(source, given)
         ring, memory = self._ring(stream)
         values, done = source.reshape(-1).view(np.uint8), 0
         while done < values.size:

@@ -16,6 +16,7 @@ from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 try:
     from cuda.bindings import runtime as cudart
+    from cuda.bindings.utils import get_cuda_native_handle
 except ImportError:
     IS_INSTALLED = False
 else:
@@ -96,6 +97,11 @@ def check(status: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def _handle(status: tuple[Any, ...], what: str) -> int:
+    """The address of the CUDA object that a call gave. Raises EngineError."""
+    return int(get_cuda_native_handle(check(status, what)))
+
+
 def _failure(code: Any, what: str) -> EngineError:
     """Our error for CUDA's, which is cleared: left as the last error, it would be blamed on the next launch."""
     _clear_error()
@@ -166,7 +172,7 @@ def copy_to_host(target: int, source: int, size_bytes: int, stream: int) -> None
 
 def new_stream() -> int:
     """A stream that does not wait for the legacy default stream. Raises EngineError."""
-    return int(check(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking), "making a stream"))
+    return _handle(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking), "making a stream")
 
 
 def close_stream(stream: int) -> None:
@@ -181,7 +187,7 @@ def new_event() -> int:
     A host that waits for it sleeps instead of spinning. That wakes it some 20 us late and costs nothing, because the
     next tick is on the stream already; meanwhile the core is free for the server's threads.
     """
-    return int(check(cudart.cudaEventCreateWithFlags(cudart.cudaEventBlockingSync), "making an event"))
+    return _handle(cudart.cudaEventCreateWithFlags(cudart.cudaEventBlockingSync), "making an event")
 
 
 def close_event(event: int) -> None:
@@ -236,9 +242,9 @@ def capture(stream: int, work: Callable[[], None]) -> int:
     except BaseException:
         _abandon_capture(stream)
         raise
-    graph = check(cudart.cudaStreamEndCapture(stream), "ending a capture")
+    graph = _handle(cudart.cudaStreamEndCapture(stream), "ending a capture")
     try:
-        return int(check(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable"))
+        return _handle(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable")
     finally:
         check(cudart.cudaGraphDestroy(graph), "releasing what was captured")
 
@@ -246,7 +252,7 @@ def capture(stream: int, work: Callable[[], None]) -> int:
 def _abandon_capture(stream: int) -> None:
     """End a capture that went wrong: what it holds so far is dropped, and so is the error that this gives."""
     _, graph = cudart.cudaStreamEndCapture(stream)
-    if graph is not None and int(graph):
+    if graph is not None:
         cudart.cudaGraphDestroy(graph)
     _clear_error()
 

@@ -87,8 +87,10 @@ def test_a_view_is_a_part_of_its_memory(device: CudaDevice) -> None:
 
 def test_an_upload_brings_values_into_form(device: CudaDevice) -> None:
     tensor = device.zeros((3, 4), np.float32)
-    device.upload(tensor, np.arange(12).reshape(4, 3).T, device.main)
+    device.upload(tensor, np.arange(12.0).reshape(4, 3).T, device.main)
     assert np.array_equal(fetched(device, tensor), np.arange(12).reshape(4, 3).T)
+    with pytest.raises(TypeError, match="same_kind"):
+        device.upload(device.zeros((3,), np.int64), np.ones(3), device.main)
 
 
 def test_copies_between_different_shapes_are_refused(device: CudaDevice) -> None:

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 INSTALLED = Path(sys.prefix) / "contract"
 VERSIONS = ("10.16", "11.4")
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
-CUDA_PACKAGES = ("cuda.core", "cuda.bindings.runtime", "cuda.bindings.driver")
+CUDA_PACKAGES = ("cuda.core", "cuda.bindings.runtime", "cuda.bindings.driver", "cuda.bindings.utils")
 
 Surface = dict[str, Any]
 
