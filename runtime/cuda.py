@@ -297,8 +297,10 @@ class CudaDevice:
     def _ring(self, stream: Stream) -> tuple[UploadRing, NDArray[np.uint8]]:
         """The stream's part of the pinned memory that uploads go through, made on first use."""
         if stream.handle not in self._rings:
-            ring = UploadRing(self._ring_bytes, RING_SEGMENTS, lambda: self.record(stream.handle))
-            self._rings[stream.handle] = (ring, self.staging((self._ring_bytes,), np.uint8))
+            # Whoever uploads on another stream than the ticks' waits for the result anyway.
+            size_bytes = self._ring_bytes if stream.handle == self._main.handle else self._ring_bytes // 8
+            ring = UploadRing(size_bytes, RING_SEGMENTS, lambda: self.record(stream.handle))
+            self._rings[stream.handle] = (ring, self.staging((size_bytes,), np.uint8))
         return self._rings[stream.handle]
 
     def _everything(self) -> _Everything:
