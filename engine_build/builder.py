@@ -19,11 +19,19 @@ from engine_build.config import BuildConfig, BuildRequest, request_of
 from engine_build.decisions import Decision, decide
 from engine_build.engine_folder import locked, partial_folder, publish_engine, remove_leftovers
 from engine_build.graph_file import Graph, read_graph
-from engine_build.onnxruntime_builder import compile_onnxruntime, graph_session, onnxruntime_errors, open_onnxruntime
+from engine_build.onnxruntime_builder import (
+    compile_cuda,
+    compile_onnxruntime,
+    graph_session,
+    onnxruntime_errors,
+    open_cuda,
+    open_onnxruntime,
+)
 from engine_build.place import Place, place_of
 from runtime.config import Deployment, Target
 from runtime.errors import BuildError
 from runtime.manifest import Manifest, file_sha256, manifest_path, write_manifest
+from runtime.spec import load_bundle
 
 # Running a graph of this size on the CPU for comparison takes minutes per shape: the first shapes are enough.
 LARGE_GRAPH_BYTES = 1 << 30
@@ -122,6 +130,7 @@ def build_engine(
         error, found = _measured(compiler, work, manifest)
         build_s = round(time.monotonic() - started, 3)
         facts = {**manifest.facts, **found}
+        error |= _recipe_error(work)
         manifest = manifest.model_copy(update={"error": error, "build_s": build_s, "facts": facts})
         write_manifest(manifest_path(partial, job.name), manifest)
         publish_engine(partial, folder, manifest)
@@ -204,6 +213,34 @@ def _measure_cpu(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict
     return verify(work.decision.job, graph, engine, work.tolerance), {}
 
 
+def _compile_cuda(work: Work) -> dict[str, Any]:
+    compile_cuda(work.graph, work.engine, work.options)
+    return {}
+
+
+def _measure_cuda(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict[str, Any]]:
+    from engine_build.verify import verify
+
+    graph = graph_session(work.decision.job.graph, work.options)
+    return verify(work.decision.job, graph, open_cuda(work.engine, work.options), work.tolerance), {}
+
+
+def _recipe_error(work: Work) -> dict[str, float]:
+    """What the precision alone does to the decoder, along a generation of its own; nothing for full precision."""
+    job, recipe = work.decision.job, work.decision.wanted.build.get("precision", "fp32")
+    if job.name != "decoder" or recipe == "fp32":
+        return {}
+    from engine_build.decoder_feeds import STEPS, decoder_feeds
+    from engine_build.precision import without_kernel
+    from engine_build.precision_error import measure
+
+    bundle, threads = load_bundle(work.deployment.bundle), work.options.threads
+    steps = 2 if job.graph.weights_bytes > LARGE_GRAPH_BYTES else STEPS
+    feeds = decoder_feeds(bundle, job.graph, steps=steps, threads=threads)
+    without = without_kernel(work.decision.wanted.target, recipe)
+    return measure(job.graph, recipe, feeds, without=without, threads=threads)
+
+
 def _compile_tensorrt(work: Work) -> dict[str, Any]:
     from engine_build.tensorrt_target import compile_plan, timing_cache_of
 
@@ -226,5 +263,6 @@ def _measure_tensorrt(work: Work, manifest: Manifest) -> tuple[dict[str, float],
 
 COMPILERS: Mapping[str, Compiler] = {
     "cpu": Compiler(".onnx", _compile_cpu, _measure_cpu),
+    "cuda": Compiler(".onnx", _compile_cuda, _measure_cuda),
     "tensorrt": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
 }

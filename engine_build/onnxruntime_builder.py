@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from engine_build.config import BuildConfig
 from engine_build.graph_file import Graph
-from runtime.errors import BuildError
+from runtime.engines.cuda_provider import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    SESSION_ENTRIES,
+    check_on_device,
+    provider_options,
+)
+from runtime.errors import BuildError, EngineError
 
-CPU_PROVIDER = "CPUExecutionProvider"
 DATA_MIN_BYTES = 1024
+COPIES = ("MemcpyFromHost", "MemcpyToHost")
+FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
 
 
 def onnxruntime() -> Any:
@@ -23,8 +34,40 @@ def onnxruntime() -> Any:
     return onnxruntime
 
 
-def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig, provider: str = CPU_PROVIDER) -> None:
-    """ONNX Runtime's offline optimization. Raises BuildError.
+def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> None:
+    """ONNX Runtime's offline optimization for the CPU. Raises BuildError."""
+    session(graph.source, writing_options(graph, engine, options), graph.label)
+
+
+def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
+    """A session over a file that was compiled for the CPU. Raises BuildError."""
+    return session(engine, exact_options(options.threads), str(engine))
+
+
+def compile_cuda(graph: Graph, engine: Path, options: BuildConfig) -> None:
+    """ONNX Runtime's offline optimization for its CUDA provider, at most "extended": "all" adds layouts of a CPU.
+
+    Raises BuildError, also where a node of the result has no CUDA kernel.
+    """
+    level = "extended" if options.optimization == "all" else options.optimization
+    chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
+    _cuda_session(graph.source, chosen, options, graph.label)
+    nodes = onnx.load(engine, load_external_data=False).graph.node
+    if copies := [node.name for node in nodes if node.op_type in COPIES]:
+        raise BuildError(
+            f"{graph.label}: {len(copies)} values would be copied between GPU and host at every execute: "
+            f"{', '.join(copies[:5])}",
+            fix=FIX_KERNELS,
+        )
+
+
+def open_cuda(engine: Path, options: BuildConfig) -> Any:
+    """A session over a file that was compiled for the CUDA provider, on a stream of its own. Raises BuildError."""
+    return _cuda_session(engine, exact_options(options.threads), options, str(engine))
+
+
+def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
+    """Session options that optimize a graph and write the result to `engine`.
 
     Large weights go into a file beside the engine; so do weights that come from such a file, because ONNX Runtime would
     otherwise write a graph that still points to the original.
@@ -42,12 +85,7 @@ def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig, provid
         prefix = "session.optimized_model_external_initializers"
         chosen.add_session_config_entry(f"{prefix}_file_name", f"{engine.name}.data")
         chosen.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(DATA_MIN_BYTES))
-    session(graph.source, chosen, graph.label, provider)
-
-
-def open_onnxruntime(engine: Path, options: BuildConfig, provider: str = CPU_PROVIDER) -> Any:
-    """A session over a compiled file. Raises BuildError."""
-    return session(engine, exact_options(options.threads), str(engine), provider)
+    return chosen
 
 
 def graph_session(graph: Graph, options: BuildConfig) -> Any:
@@ -65,13 +103,34 @@ def exact_options(threads: int) -> Any:
     return options
 
 
-def session(source: Path | bytes, options: Any, label: str, provider: str = CPU_PROVIDER) -> Any:
+def session(source: Path | bytes, options: Any, label: str, providers: Sequence[Any] = (CPU_PROVIDER,)) -> Any:
     """A session over a file or a graph's bytes. Raises BuildError."""
     name = source if isinstance(source, bytes) else str(source)
     try:
-        return onnxruntime().InferenceSession(name, options, providers=[provider])
+        return onnxruntime().InferenceSession(name, options, providers=list(providers))
     except onnxruntime_errors() as error:
-        raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix="polygraphy inspect model FILE") from error
+        fix = "polygraphy inspect model FILE" if CPU_PROVIDER in providers else FIX_KERNELS
+        raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix=fix) from error
+
+
+def _cuda_session(source: Path | bytes, chosen: Any, options: BuildConfig, label: str) -> Any:
+    """A session of the CUDA provider, all of whose work is on the GPU. Raises BuildError."""
+    need_cuda_provider()
+    onnxruntime().preload_dlls()
+    for key, value in SESSION_ENTRIES.items():
+        chosen.add_session_config_entry(key, value)
+    opened = session(source, chosen, label, [(CUDA_PROVIDER, provider_options(None, tf32=options.tf32))])
+    opened.disable_fallback()
+    if CUDA_PROVIDER not in opened.get_providers():
+        raise BuildError(
+            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
+            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
+        )
+    try:
+        check_on_device(label, opened.get_provider_graph_assignment_info(), FIX_KERNELS)
+    except EngineError as error:
+        raise BuildError(error.what, fix=error.fix) from error
+    return opened
 
 
 def onnxruntime_errors() -> tuple[type[Exception], ...]:
@@ -83,7 +142,7 @@ def onnxruntime_errors() -> tuple[type[Exception], ...]:
 
 def need_cuda_provider() -> None:
     """Raises BuildError where ONNX Runtime comes without its CUDA provider."""
-    if "CUDAExecutionProvider" not in onnxruntime().get_available_providers():
+    if CUDA_PROVIDER not in onnxruntime().get_available_providers():
         raise BuildError(
             "target cuda needs ONNX Runtime with its CUDA provider, this environment has it without",
             fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'; or build with --target cpu",
