@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device import Device, Stream, Tensor
-from runtime.engines.contexts import Binding, Context, LayerTimes
+from runtime.engines.bindings import AnyContext, Binding, LayerRun, LayerTimes
 from runtime.engines.shape_choice import Shape
 from runtime.manifest import TensorInfo
 from runtime.tensors import check_tensors
@@ -33,7 +33,7 @@ class ContextEngine(Protocol):
     def binding(self, tensors: Mapping[str, Tensor]) -> Binding:
         """What an execute on these tensors sets."""
 
-    def new_context(self, index: int, memory: Tensor) -> Context:
+    def new_context(self, index: int, memory: Tensor) -> AnyContext:
         """A context for a shape range, on this activation memory."""
 
 
@@ -85,7 +85,7 @@ class HostRuns:
         self._stream = device.stream()
         self._buffers = HostBuffers(device)
         self._memory = device.zeros((max(engine.activation_bytes, 1),), np.uint8)
-        self._contexts: dict[int, Context] = {}
+        self._contexts: dict[int, AnyContext] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One execute, done when this returns. Raises ShapeError, EngineError."""
@@ -96,7 +96,7 @@ class HostRuns:
         self._contexts[index].launch(binding, self._stream)
         return self._buffers.download(outputs, self._stream)
 
-    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> list[list[tuple[str, float]]]:
+    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> list[LayerRun]:
         """Layers and their ms, per run, on a context that nothing else uses. Raises ShapeError, EngineError."""
         times = self._profiler()
         context = self._engine.new_context(self._range_of(feeds), self._memory)
@@ -116,7 +116,7 @@ class HostRuns:
         check_tensors(self._engine.name, self._engine.inputs, feeds)
         return self._engine.shapes_binding({name: feeds[name].shape for name in self._engine.inputs}).range_index
 
-    def _bind(self, feeds: Mapping[str, NDArray[Any]], context: Context) -> tuple[Binding, dict[str, Tensor]]:
+    def _bind(self, feeds: Mapping[str, NDArray[Any]], context: AnyContext) -> tuple[Binding, dict[str, Tensor]]:
         """Inputs on the device, outputs as large as the engine says they will be."""
         engine = self._engine
         context.prepare(engine.shapes_binding({name: feeds[name].shape for name in engine.inputs}), self._stream)

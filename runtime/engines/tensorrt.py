@@ -22,7 +22,7 @@ from runtime.cuda import probe
 from runtime.device import Device, Stream, Tensor
 from runtime.engines.activation import reserve_for_ticks
 from runtime.engines.answers import dtype_name, must
-from runtime.engines.contexts import Binding, Context
+from runtime.engines.bindings import AnyContext, Binding, ContextExecution, LayerRun, LayerTimes
 from runtime.engines.host_runs import HostRuns
 from runtime.engines.layer_types import layer_types, node_times
 from runtime.engines.shape_choice import Shape, ShapeRange, choose_range
@@ -34,6 +34,7 @@ from runtime.tensors import check_tensors
 
 ALIGNMENT_BYTES = 256
 KEPT_MESSAGES = 16
+WARM_UP_RUNS = 3
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +52,7 @@ class RingLogger(trt.ILogger):  # type: ignore[misc]
             trt.ILogger.VERBOSE: logging.DEBUG,
         }
 
-    def log(self, severity: Any, msg: str) -> None:
+    def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """Take one message; called by TensorRT, from any thread."""
         level = self._levels[severity]
         if level >= logging.WARNING:
@@ -73,7 +74,7 @@ class Library:
     """TensorRT's runtime and what it logs to; one per process, for as long as that lives."""
 
     logger: RingLogger
-    runtime: Any
+    runtime: trt.Runtime
 
 
 def library_version() -> str:
@@ -100,8 +101,8 @@ def library() -> Library:
         return _library
 
 
-def load(manifest: Manifest, folder: Path, fix: str) -> Any:
-    """A plan as an ICudaEngine; its header is read first. Raises EngineMismatchError, OutOfMemoryError, EngineError."""
+def load(manifest: Manifest, folder: Path, fix: str) -> trt.ICudaEngine:
+    """A plan, opened; its header is read first. Raises EngineMismatchError, OutOfMemoryError, EngineError."""
     path = folder / manifest.engine_file
     compatible = bool(manifest.build.get("version_compatible", False))
     header = read_plan_header(path, fix=fix)
@@ -111,11 +112,12 @@ def load(manifest: Manifest, folder: Path, fix: str) -> Any:
         # Such a plan brings its own runtime: code, whose hash the manifest has.
         here.runtime.engine_host_code_allowed = compatible
         engine = here.runtime.deserialize_cuda_engine(plan)
-    return must(engine, f"{path} does not load", here.logger, kind=EngineMismatchError, fix=fix)
+    must(engine, f"{path} does not load", here.logger, kind=EngineMismatchError, fix=fix)
+    return engine
 
 
 def check_signature(
-    engine: Any, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], label: str, fix: str
+    engine: trt.ICudaEngine, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], label: str, fix: str
 ) -> None:
     """The plan has the tensors that its manifest names. Raises EngineMismatchError."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -126,7 +128,7 @@ def check_signature(
         raise EngineMismatchError(f"{label} has the tensors {found}, its manifest says {expected}", fix=fix)
 
 
-def shape_ranges(engine: Any, inputs: Mapping[str, TensorInfo]) -> tuple[ShapeRange, ...]:
+def shape_ranges(engine: trt.ICudaEngine, inputs: Mapping[str, TensorInfo]) -> tuple[ShapeRange, ...]:
     """The shape ranges that an engine was built for."""
     ranges = []
     for index in range(engine.num_optimization_profiles):
@@ -135,7 +137,7 @@ def shape_ranges(engine: Any, inputs: Mapping[str, TensorInfo]) -> tuple[ShapeRa
     return tuple(ranges)
 
 
-def _least_and_largest(engine: Any, name: str, index: int) -> tuple[Shape, Shape]:
+def _least_and_largest(engine: trt.ICudaEngine, name: str, index: int) -> tuple[Shape, Shape]:
     shape = tuple(engine.get_tensor_shape(name))
     if -1 not in shape:
         return shape, shape
@@ -143,12 +145,12 @@ def _least_and_largest(engine: Any, name: str, index: int) -> tuple[Shape, Shape
     return tuple(least), tuple(largest)
 
 
-class LayerTimes(trt.IProfiler):  # type: ignore[misc]
+class Profiler(trt.IProfiler):  # type: ignore[misc]
     """Takes what TensorRT reports of its layers, one list per run."""
 
     def __init__(self) -> None:
         trt.IProfiler.__init__(self)
-        self.runs: list[list[tuple[str, float]]] = []
+        self.runs: list[LayerRun] = []
 
     def begin(self) -> None:
         """What comes now belongs to a new run."""
@@ -157,6 +159,84 @@ class LayerTimes(trt.IProfiler):  # type: ignore[misc]
     def report_layer_time(self, layer_name: str, ms: float) -> None:
         """Take one layer's time; called by TensorRT."""
         self.runs[-1].append((layer_name, ms))
+
+
+class Context:
+    """An execution context with what is set in it: only what changes is set again. One stream at a time."""
+
+    def __init__(
+        self, context: trt.IExecutionContext, engine: trt.ICudaEngine, name: str, range_index: int, memory: Tensor
+    ) -> None:
+        self.range_index = range_index
+        self._name, self._memory = name, memory
+        self._context = context
+        # Set after the context: whatever drops both without `close` drops the engine last.
+        self._engine = engine
+        context.set_device_memory(memory.address, memory.size_bytes)
+        # A new context is on the first range.
+        self._is_on_range = range_index == 0
+        self._shapes: dict[str, Shape] = {}
+        self._addresses: dict[str, int] = {}
+        self._binding: Binding | None = None
+
+    def launch(self, binding: Binding, stream: Stream) -> None:
+        """Put one execute on the stream. Raises EngineError."""
+        if binding is not self._binding:
+            self.prepare(binding, stream)
+            self._set_addresses(binding)
+            self._binding = binding
+        self._must(self._context.execute_async_v3(stream.handle), "failed to execute")
+
+    def prepare(self, binding: Binding, stream: Stream) -> None:
+        """Set range and shapes, in this order. Raises EngineError."""
+        self._binding = None
+        if not self._is_on_range:
+            answer = self._context.set_optimization_profile_async(self.range_index, stream.handle)
+            self._must(answer, f"cannot switch to shape range {self.range_index}")
+            self._is_on_range = True
+        for name, shape in binding.shapes.items():
+            if self._shapes.get(name) != shape:
+                self._shapes.pop(name, None)
+                self._must(self._context.set_input_shape(name, shape), f"{name} does not take shape {shape}")
+                self._shapes[name] = shape
+
+    def output_shape(self, name: str) -> Shape:
+        """An output's shape for the shapes that are set. Raises EngineError."""
+        missing = self._context.infer_shapes()
+        if missing:
+            raise EngineError(f"{self._name}: shapes of {', '.join(missing)} are not set")
+        return tuple(self._context.get_tensor_shape(name))
+
+    def profile(self, binding: Binding, stream: Stream, runs: int, times: LayerTimes) -> None:
+        """Measure every layer of `runs` executes after a warm-up. `times` outlives this context. Raises EngineError."""
+        for _ in range(WARM_UP_RUNS):
+            self.launch(binding, stream)
+        stream.record().wait()
+        # Reporting inside an enqueue would make it wait for the device.
+        self._context.enqueue_emits_profile = False
+        self._context.profiler = times
+        for _ in range(runs):
+            times.begin()
+            self.launch(binding, stream)
+            stream.record().wait()
+            self._must(self._context.report_to_profiler(), "reports no layer times")
+
+    def close(self) -> None:
+        """Destroy it; nothing of it may be pending, no captured graph of it may live."""
+        self._binding = None
+        del self._context
+        del self._engine
+
+    def _set_addresses(self, binding: Binding) -> None:
+        for name, address in binding.addresses.items():
+            if self._addresses.get(name) != address:
+                self._must(self._context.set_tensor_address(name, address), f"{name} does not take its address")
+                self._addresses[name] = address
+
+    def _must(self, answer: Any, what: str) -> None:
+        if not answer:
+            self._binding = None
+            must(None, f"{self._name}: {what}", library().logger)
 
 
 class TensorRtEngine:
@@ -173,12 +253,12 @@ class TensorRtEngine:
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
         self._device, self._fix = device, fix
-        self._logger = library().logger
         self._shared: dict[int, Context] = {}
-        self._free: dict[int, list[Context]] = {}
+        self._free: dict[int, list[AnyContext]] = {}
         self._host: HostRuns | None = None
         self._host_lock = threading.Lock()
-        self._engine: Any = load(manifest, folder, fix)
+        self._is_closed = False
+        self._engine: trt.ICudaEngine = load(manifest, folder, fix)
         check_signature(self._engine, self.inputs, self.outputs, f"{folder / manifest.engine_file}", fix)
         self._free_inputs = [name for name in self.inputs if -1 in tuple(self._engine.get_tensor_shape(name))]
         self.ranges = shape_ranges(self._engine, self.inputs)
@@ -191,9 +271,9 @@ class TensorRtEngine:
         """Memory that one execute works in, at the largest shape."""
         return int(self._engine.device_memory_size_v2)
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> TensorRtExecution:
+    def bind(self, tensors: Mapping[str, Tensor]) -> ContextExecution:
         """Bind every input and output by address. Raises ShapeError, EngineError."""
-        return TensorRtExecution(self, self.binding(tensors))
+        return ContextExecution(self, self.binding(tensors))
 
     def binding(self, tensors: Mapping[str, Tensor]) -> Binding:
         """What an execute on these tensors sets in a context. Raises ShapeError, EngineError."""
@@ -235,7 +315,9 @@ class TensorRtEngine:
             if self._host is not None:
                 self._host.close()
                 self._host = None
-        self._engine = None
+        if not self._is_closed:
+            self._is_closed = True
+            del self._engine
 
     def shared(self, index: int) -> Context:
         """The context for plain launches in a shape range. Raises EngineError."""
@@ -243,53 +325,28 @@ class TensorRtEngine:
             self._shared[index] = self._new_context(index)
         return self._shared[index]
 
-    def take(self, index: int) -> Context:
+    def take(self, index: int) -> AnyContext:
         """A context for one execution alone: an idle one, or a new one. Raises EngineError."""
         free = self._free.get(index)
         return free.pop() if free else self._new_context(index)
 
-    def give(self, context: Context) -> None:
+    def give(self, context: AnyContext) -> None:
         """Give a taken context back; what captured it is gone."""
-        if self._engine is None:
+        if self._is_closed:
             context.close()
         else:
             self._free.setdefault(context.range_index, []).append(context)
 
     def new_context(self, index: int, memory: Tensor) -> Context:
         """A context on activation memory of the caller's. Raises EngineError."""
-        made = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        context = must(made, f"{self.name}: no execution context for shape range {index}", self._logger)
-        return Context(context, self._engine, self.name, index, memory, self._logger)
+        context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        must(context, f"{self.name}: no execution context for shape range {index}", library().logger)
+        return Context(context, self._engine, self.name, index, memory)
 
     def _new_context(self, index: int) -> Context:
         return self.new_context(index, reserve_for_ticks(self._device, self.activation_bytes))
 
     def _host_runs(self) -> HostRuns:
         if self._host is None:
-            self._host = HostRuns(self, self._device, LayerTimes)
+            self._host = HostRuns(self, self._device, Profiler)
         return self._host
-
-
-class TensorRtExecution:
-    """One set of shapes and addresses, launched on the context that its shape range shares, or on one of its own."""
-
-    def __init__(self, engine: TensorRtEngine, binding: Binding) -> None:
-        self._engine, self._binding = engine, binding
-        self._held: Context | None = None
-
-    def launch(self, stream: Stream) -> None:
-        """Put one execute on the stream. Raises EngineError."""
-        context = self._held or self._engine.shared(self._binding.range_index)
-        context.launch(self._binding, stream)
-
-    def hold(self, stream: Stream) -> None:
-        """Execute once on a context of its own: what a captured graph bakes in, warm. Raises EngineError."""
-        if self._held is None:
-            self._held = self._engine.take(self._binding.range_index)
-        self._held.launch(self._binding, stream)
-
-    def release(self) -> None:
-        """Give the context back; the graph that captured it is closed."""
-        if self._held is not None:
-            context, self._held = self._held, None
-            self._engine.give(context)
