@@ -115,8 +115,12 @@ def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> N
     if parser.parse_from_file(str(request.graph)):
         return
     errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
-    found = "; ".join(f"node {error.node_name()!r} ({error.node_operator()}): {error.desc()}" for error in errors)
+    found = "; ".join(_explained(error) for error in errors)
     raise BuildError(f"TensorRT does not take {request.label}: {found}", fix="polygraphy inspect model FILE")
+
+
+def _explained(error: trt.ParserError) -> str:
+    return f"node {error.node_name()!r} ({error.node_operator()}): {error.desc()}"
 
 
 def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfig:
@@ -153,7 +157,7 @@ def _add_profile(
         low, usual, high = parse_shapes(shapes[tensor.name])
         try:
             profile.set_shape(tensor.name, low, usual, high)
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             raise BuildError(f"shape range {index}: {tensor.name!r} from {low} to {high}: {error}") from error
     is_static = all(-1 not in tuple(network.get_input(index).shape) for index in range(network.num_inputs))
     if not is_static and config.add_optimization_profile(profile) < 0:

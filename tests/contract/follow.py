@@ -39,6 +39,22 @@ class OwnClass:
     attributes: dict[str, Type] = field(default_factory=dict)
     returns: dict[str, Type | None] = field(default_factory=dict)
     properties: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    """The fields of a dataclass, in order."""
+    named = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+    return [target.id for target in named if isinstance(target, ast.Name)]
+
+
+def _assigned_to_self(node: ast.ClassDef) -> Iterator[str]:
+    for child in ast.walk(node):
+        is_stored = isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store)
+        if is_stored and isinstance(child.value, ast.Name) and child.value.id == "self":
+            yield child.attr
+        elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+            yield child.target.id
 
 
 @dataclass
@@ -48,10 +64,11 @@ class Scope:
     module: str
     types: dict[str, Type] = field(default_factory=dict)
     owner: OwnClass | None = None
+    function: str = ""
 
-    def inner(self, owner: OwnClass | None = None) -> Scope:
+    def inner(self, owner: OwnClass | None = None, function: str = "") -> Scope:
         """A scope that sees this one's names."""
-        return Scope(self.module, dict(self.types), owner or self.owner)
+        return Scope(self.module, dict(self.types), owner or self.owner, function or self.function)
 
 
 class Follower:
@@ -69,15 +86,26 @@ class Follower:
         self.lost: list[str] = []
         self.classes: dict[str, OwnClass] = {}
         self.functions: dict[str, Type | None] = {}
+        self._parameters: dict[str, dict[str, Type | None]] = {}
+        self._passed: dict[tuple[str, str], Type] = {}
+        self._returned: dict[str, Type] = {}
+        self._passes_on: dict[str, str] = {}
         self._distinctive = distinctive_names(names)
         trees = {module: ast.parse(source) for module, source in sources.items()}
         scopes = {module: Scope(module) for module in trees}
-        for _ in range(3):  # attributes depend on other classes' attributes: what one round finds, the next one uses
+        known = -1
+        while known != self._known():
+            known = self._known()
             self.findings, self.lost = [], []
             for module, tree in trees.items():
                 self._declare(module, tree, scopes[module])
             for module, tree in trees.items():
                 self._block(tree.body, scopes[module])
+
+    def _known(self) -> int:
+        """How much is known of attributes, arguments and results: what one round finds, the next one uses."""
+        attributes = sum(len(own.attributes) for own in self.classes.values())
+        return attributes + len(self._passed) + len(self._returned) + len(self._passes_on)
 
     # Declarations
 
@@ -95,6 +123,7 @@ class Follower:
                 scope.types[node.name] = Type("own function", f"{module}.{node.name}")
 
     def _declare_class(self, own: OwnClass, scope: Scope) -> None:
+        own.assigned |= set(_assigned_to_self(own.node))
         own.bases = [found for base in own.node.bases if (found := self._quietly(base, scope)) is not None]
         for node in own.node.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -143,11 +172,15 @@ class Follower:
             self._function(node, scope)
         elif isinstance(node, ast.Assign):
             value = self.infer(node.value, scope)
+            if isinstance(node.value, ast.Constant) and node.value.value is None:
+                return  # None stands for something that is not there yet, or not here: it has no type
             for target in node.targets:
                 self._assign(target, value, scope)
         elif isinstance(node, ast.AnnAssign):
             value = self.infer(node.value, scope) if node.value else None
-            self._assign(node.target, self._annotation(node.annotation, scope) or value, scope)
+            has_strings = value is not None and (value.strings or strings_in(value))
+            said = self._annotation(node.annotation, scope)
+            self._assign(node.target, value if has_strings or said is None else said, scope)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._assign(node.target, self._item(self.infer(node.iter, scope)), scope)
             self._block([*node.body, *node.orelse], scope)
@@ -157,8 +190,18 @@ class Follower:
                 if item.optional_vars is not None:
                     self._assign(item.optional_vars, value, scope)
             self._block(node.body, scope)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self._return(node.value, scope)
         else:
             self._others(node, scope)
+
+    def _return(self, value: ast.expr, scope: Scope) -> None:
+        """What a function gives where its annotation does not say: one of its arguments, or something it made."""
+        found = self.infer(value, scope)
+        if isinstance(value, ast.Name) and value.id in self._parameters.get(scope.function, {}):
+            self._passes_on[scope.function] = value.id
+        elif found is not None and found.kind in ("instance", "own", "items"):
+            self._returned.setdefault(scope.function, found)
 
     def _others(self, node: ast.AST, scope: Scope) -> None:
         for child in ast.iter_child_nodes(node):
@@ -180,10 +223,14 @@ class Follower:
         self._block(node.body, scope.inner(own))
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
-        inner = scope.inner()
+        prefix = f"{scope.owner.module}.{scope.owner.node.name}" if scope.owner is not None else scope.module
+        key = f"{prefix}.{node.name}"
+        inner = scope.inner(function=key)
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        self._parameters[key] = {}
         for argument in arguments:
-            found = self._annotation(argument.annotation, scope)
+            found = self._annotation(argument.annotation, scope) or self._passed.get((key, argument.arg))
+            self._parameters[key][argument.arg] = found
             inner.types.pop(argument.arg, None)
             if found is not None:
                 inner.types[argument.arg] = found
@@ -203,6 +250,8 @@ class Follower:
             self._assign_attribute(target, value, scope)
         elif isinstance(target, (ast.Tuple, ast.List)):
             pair = pair_of(value) if len(target.elts) == 2 else None
+            if value is not None and value.kind == "status":
+                pair = None, value.item
             for index, element in enumerate(target.elts):
                 self._assign(element, pair[index] if pair else self._item(value), scope)
         else:
@@ -294,21 +343,21 @@ class Follower:
     def _of_class(self, node: ast.Attribute, owner: Type, scope: Scope) -> Type | None:
         entry = self._find(owner.name, node.attr)
         if entry is None:
-            self._report(scope, node, f"{owner.name} has no {node.attr}")
+            if not (self._is_enum(owner.name) and node.attr in ("name", "value")):
+                self._report(scope, node, f"{owner.name} has no {node.attr}")
             return None
         self.touched.add(f"{owner.name}.{node.attr}")
         return self._of_entry(f"{owner.name}.{node.attr}", entry)
 
     def _of_own(self, node: ast.Attribute, own: OwnClass, scope: Scope) -> Type | None:
         name = f"{own.module}.{own.node.name}"
-        if node.attr in own.attributes:
-            return own.attributes[node.attr]
+        if node.attr in own.attributes or node.attr in own.assigned:
+            return own.attributes.get(node.attr)
         if node.attr in own.returns:
-            return (
-                own.returns[node.attr]
-                if node.attr in own.properties
-                else Type("own method", name, strings=frozenset({node.attr}))
-            )
+            method = f"{name}.{node.attr}"
+            if node.attr in own.properties:
+                return own.returns[node.attr] or self._returned.get(method)
+            return Type("own method", method)
         for base in self._foreign_bases(own):
             return self._of_class(node, Type("instance", base), scope)
         for inherited in own.bases:
@@ -328,7 +377,7 @@ class Follower:
     def _call(self, node: ast.Call, scope: Scope) -> Type | None:
         function = self.infer(node.func, scope)
         arguments = [self.infer(argument, scope) for argument in node.args]
-        arguments += [self.infer(keyword.value, scope) for keyword in node.keywords]
+        named = {keyword.arg or "": self.infer(keyword.value, scope) for keyword in node.keywords}
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name == "getattr" and arguments[0] is not None and arguments[0].kind in ("class", "module", "instance"):
             return self._members(node, arguments[0], arguments[1], scope)
@@ -340,19 +389,27 @@ class Follower:
             return None
         if function.kind in ("class", "call"):
             return self._foreign_call(node, function, scope)
-        return self._own_call(node, function, arguments, scope)
+        return self._own_call(node, function, arguments, named, scope)
 
-    def _own_call(self, node: ast.Call, function: Type, arguments: list[Type | None], scope: Scope) -> Type | None:
+    def _own_call(
+        self,
+        node: ast.Call,
+        function: Type,
+        positional: list[Type | None],
+        named: dict[str, Type | None],
+        scope: Scope,
+    ) -> Type | None:
+        arguments = [*positional, *named.values()]
         enums = [item for item in arguments if item is not None and item.kind == "class" and self._is_enum(item.name)]
         for item in arguments:
             if enums and item is not None and item.kind == "strings":
                 self._members(node, enums[0], item, scope)
         if function.kind == "own class":
+            self._construct(self.classes[function.name], positional, named)
             return Type("own", function.name)
-        if function.kind == "own function":
-            return self.functions[function.name]
-        if function.kind == "own method":
-            return self.classes[function.name].returns[next(iter(function.strings))]
+        if function.kind in ("own function", "own method"):
+            given_by_name = self._pass(function.name, positional, named)
+            return self._result(function, given_by_name, arguments)
         if function.kind == "of items" and function.item is not None:
             if function.name == "items":
                 return Type("items", item=Type("pair", item=function.item.item, strings=function.item.strings))
@@ -360,6 +417,36 @@ class Follower:
                 return Type("items", item=function.item.item)
             return function.item.item if function.name in ("get", "pop", "popleft", "setdefault") else None
         return None
+
+    def _construct(self, own: OwnClass, positional: list[Type | None], named: dict[str, Type | None]) -> None:
+        name = f"{own.module}.{own.node.name}"
+        if "__init__" in own.returns:
+            self._pass(f"{name}.__init__", positional, named)
+            return
+        for key, value in {**dict(zip(_fields(own.node), positional, strict=False)), **named}.items():
+            self._attribute_type(own, key, value)
+
+    def _pass(
+        self, function: str, positional: list[Type | None], named: dict[str, Type | None]
+    ) -> dict[str, Type | None]:
+        """Remember what a function is called with; its arguments by name."""
+        names = [name for name in self._parameters.get(function, {}) if name != "self"]
+        given_by_name = {**dict(zip(names, positional, strict=False)), **named}
+        for name, value in given_by_name.items():
+            if value is not None and value.kind in ("instance", "own", "items"):
+                self._passed.setdefault((function, name), value)
+        return given_by_name
+
+    def _result(
+        self, function: Type, given_by_name: dict[str, Type | None], arguments: list[Type | None]
+    ) -> Type | None:
+        name = function.name
+        owner, _, method = name.rpartition(".")
+        said = self.classes[owner].returns.get(method) if function.kind == "own method" else self.functions.get(name)
+        status = next((item for item in arguments if item is not None and item.kind == "status"), None)
+        if said is not None or name in self._passes_on:
+            return said or given_by_name.get(self._passes_on[name])
+        return status.item if status is not None else self._returned.get(name)
 
     def _foreign_call(self, node: ast.Call, function: Type, scope: Scope) -> Type | None:
         entry = self._entry(function.name)
@@ -461,6 +548,7 @@ class Follower:
             self.touched.add(f"{base}.{name}")
             ours = [argument.arg for argument in defined[name].args.args[1:]]
             theirs = [[item["name"] for item in signature] for signature in member["signatures"]]
+            theirs = [entry["callbacks"][name]] if name in entry["callbacks"] else theirs
             if not any(same_parameters(ours, wanted) for wanted in theirs):
                 self._report(scope, defined[name], f"{base}.{name} takes {theirs[0]}, ours takes {ours}")
 

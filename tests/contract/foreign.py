@@ -31,6 +31,8 @@ def distinctive_names(names: Names) -> set[str]:
 
 
 def given(returns: str) -> Type | None:
+    if returns.startswith("status["):
+        return Type("status", item=given(returns[7:-1]))
     if returns.startswith("list["):
         return Type("items", item=Type("instance", returns[5:-1]))
     return Type("instance", returns) if returns else None

@@ -69,7 +69,8 @@ class Surface:
         if signatures is None:
             fields = getattr(value, "__dataclass_fields__", None)
             signatures = [_fields(fields)] if fields else self._python_signatures(value, is_method=False)[0]
-        return {"kind": "class", "bases": bases, "members": members, "signatures": signatures, "returns": path}
+        entry = {"kind": "class", "bases": bases, "members": members, "signatures": signatures, "returns": path}
+        return {**entry, "callbacks": _callbacks(value.__doc__ or "")}
 
     @staticmethod
     def _member_names(value: type) -> list[str]:
@@ -124,7 +125,16 @@ class Surface:
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
         returns = signature.return_annotation
         text = "" if returns is signature.empty else getattr(returns, "__name__", None) or str(returns)
-        return [[_parameter(item) for item in parameters]], self._resolve(text)
+        returns_text = self._resolve(text) or self._status(getattr(function, "__doc__", None) or "")
+        return [[_parameter(item) for item in parameters]], returns_text
+
+    def _status(self, text: str) -> str:
+        """CUDA's functions give (status, value); their text says of what type, in numpy's style."""
+        lines = [line.strip() for line in text.partition("Returns\n-------\n")[2].split("\n")]
+        values = [line.partition(" : ")[2] for line in lines if re.match(r"^\w+ : ", line)]
+        if not lines[0].startswith(("cudaError_t", "CUresult")) or len(values) != 1:
+            return ""
+        return f"status[{self._resolve(re.sub(r'[:`~]|py:obj', '', values[0]))}]"
 
     def _resolve(self, text: str) -> str:
         """A type's text to the dotted name of a class here, "" where it is none of ours. Of alternatives, the first."""
@@ -141,6 +151,14 @@ class Surface:
                 if fitting:
                     return min(fitting, key=len)
         return ""
+
+
+def _callbacks(text: str) -> dict[str, list[str]]:
+    """What a subclass shall define, as the class's own text shows it: the method's signature is the caller's side."""
+    found = re.findall(r"def (\w+)\(self,? ?(.*?)\)(?: ->|:)", text)
+    return {
+        name: [part["name"] for part in _pybind_parameters(arguments)] for name, arguments in found if name[0] != "_"
+    }
 
 
 def _fields(fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +67,25 @@ DISHONEST = (
 )
 
 
+@lru_cache
 def sources(package: str) -> dict[str, str]:
-    """Our modules that import the package: dotted name -> source."""
-    found = {}
-    for file in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
-        if package in imported(ast.parse(text)):
-            found[".".join(file.relative_to(ROOT).with_suffix("").parts)] = text
-    return found
+    """Our modules that import the package, and those that they hand its objects to: dotted name -> source."""
+    files = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    every = {name: file.read_text(encoding="utf-8") for name, file in zip(names, files, strict=True)}
+    imports = {name: imported(ast.parse(text)) for name, text in every.items()}
+    own = {name for name, found in imports.items() if any(item.partition(".")[0] == package for item in found)}
+    below = {item for name in own for item in imports[name] if item in every}
+    return {name: text for name, text in every.items() if name in own | below}
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Top-level packages that a module imports, anywhere in it."""
-    plain = (alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    named = (node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    return {name.partition(".")[0] for name in (*plain, *named)}
+    """Modules that a module imports, anywhere in it."""
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 @pytest.mark.parametrize("version", VERSIONS)
