@@ -1,0 +1,209 @@
+"""ONNX Runtime's CUDA provider on the simulated GPU: the few calls of ONNX Runtime's that a GPU is needed for.
+
+Sessions are real ones of the CPU provider; device memory is host memory there. What the provider promises is kept:
+work goes on the stream that the session was opened for, in order, and Run() waits for it unless told not to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from simulator.fixture import Machine
+
+import engine_build.onnxruntime_builder as builder
+import runtime.engines.onnxruntime as engines
+from runtime.engines.cuda_provider import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD
+
+SYNCHRONOUS = "disable_synchronize_execution_providers"
+RECORD = "external_device_graph_capture"
+
+
+@dataclass
+class Provider:
+    """The simulated provider. `recordable`: a release that its caller can capture.
+
+    `on_host` operators have no CUDA kernel; `starts`: its libraries are there. `sessions` are those on the GPU.
+    """
+
+    machine: Machine
+    recordable: bool = False
+    on_host: frozenset[str] = frozenset()
+    starts: bool = True
+    fails_with: str = ""
+    sessions: list[GpuSession] = field(default_factory=list)
+
+    def session(self, source: Any, options: Any, providers: Any) -> Any:
+        """InferenceSession."""
+        if providers == [CPU_PROVIDER]:
+            return onnxruntime.InferenceSession(source, options, providers=providers)
+        ((name, provider_options),) = providers
+        assert name == CUDA_PROVIDER
+        if self.fails_with:
+            raise Fail(self.fails_with)
+        self.sessions.append(GpuSession(self, source, options, provider_options))
+        return self.sessions[-1]
+
+
+class GpuSession:
+    """A session of the CUDA provider."""
+
+    def __init__(self, provider: Provider, source: Any, options: Any, provider_options: dict[str, str]) -> None:
+        self.provider, self.options, self.provider_options = provider, options, provider_options
+        self.fallback = True
+        self._real = onnxruntime.InferenceSession(source, options, providers=[CPU_PROVIDER])
+        machine = provider.machine
+        named = provider_options.get("user_compute_stream")
+        self.stream = machine.create_stream() if named is None else int(named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def disable_fallback(self) -> None:
+        self.fallback = False
+
+    def get_providers(self) -> list[str]:
+        return [CUDA_PROVIDER, CPU_PROVIDER] if self.provider.starts else [CPU_PROVIDER]
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        nodes = [node for part in self._real.get_provider_graph_assignment_info() for node in part.get_nodes()]
+        on_host = [node for node in nodes if node.op_type in self.provider.on_host or node.op_type == "Shape"]
+        on_gpu = [node for node in nodes if node not in on_host]
+        return [_Part(CUDA_PROVIDER, on_gpu), _Part(CPU_PROVIDER, on_host)]
+
+    def io_binding(self) -> _Binding:
+        return _Binding()
+
+    def run(self, names: Any, feeds: dict[str, Any], run_options: Any = None) -> Any:
+        """Copies there, execute, copies back, on the session's stream; the host waits."""
+        assert not self.provider.machine.is_capturing(self.stream)
+        results: list[Any] = []
+        self.provider.machine.enqueue(
+            self.stream, lambda: results.extend(self._real.run(names, feeds)), what="an execute for host arrays"
+        )
+        self.provider.machine.synchronize(self.stream)
+        return results
+
+    def run_with_iobinding(self, binding: _Binding, run_options: Any = None) -> None:
+        machine, entries = self.provider.machine, _entries(run_options)
+        capturing = machine.is_capturing(self.stream)
+        if capturing and not self.provider.recordable:
+            machine.break_rule("an execute in a capture that ONNX Runtime cannot be recorded into: the process ends")
+        if entries[RECORD] == "1" and self.provider.recordable and not capturing:
+            raise Fail(f"[ONNXRuntimeError] : 1 : FAIL : {NOTHING_TO_RECORD} on the session's stream")
+        machine.enqueue(
+            self.stream,
+            lambda: binding.execute(self._real, machine),
+            reads=binding.reads,
+            writes=binding.writes,
+            poison=binding.writes,
+            what="an execute",
+        )
+        if entries[SYNCHRONOUS] != "1":
+            machine.synchronize(self.stream)
+
+
+class _Binding:
+    """Device addresses by name."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[str, _Place] = {}
+        self._outputs: dict[str, _Place] = {}
+
+    @property
+    def reads(self) -> list[tuple[int, int]]:
+        return [place.range for place in self._inputs.values()]
+
+    @property
+    def writes(self) -> list[tuple[int, int]]:
+        return [place.range for place in self._outputs.values()]
+
+    def bind_input(self, name: str, *place: Any) -> None:
+        self._inputs[name] = _Place(*place)
+
+    def bind_output(self, name: str, *place: Any) -> None:
+        self._outputs[name] = _Place(*place)
+
+    def execute(self, session: Any, machine: Machine) -> None:
+        feeds = {name: place.array(machine).copy() for name, place in self._inputs.items()}
+        results = session.run(list(self._outputs), feeds)
+        for place, result in zip(self._outputs.values(), results, strict=True):
+            place.array(machine)[...] = result
+
+
+@dataclass
+class _Place:
+    """Where a tensor is bound."""
+
+    device: str
+    index: int
+    dtype: Any
+    shape: tuple[int, ...]
+    address: int
+
+    def __post_init__(self) -> None:
+        assert (self.device, self.index) == ("cuda", 0)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.address, prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def array(self, machine: Machine) -> Any:
+        return machine.memory(*self.range, "a tensor of an execute").view(self.dtype).reshape(self.shape)
+
+
+@dataclass
+class _Part:
+    ep_name: str
+    nodes: list[Any]
+
+    def get_nodes(self) -> list[Any]:
+        return self.nodes
+
+
+class _Module:
+    """The module onnxruntime, with a CUDA provider."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def InferenceSession(self, source: Any, options: Any = None, providers: Any = None) -> Any:  # noqa: N802
+        return self._provider.session(str(source) if isinstance(source, Path) else source, options, providers)
+
+    def get_available_providers(self) -> list[str]:
+        return [CUDA_PROVIDER, CPU_PROVIDER]
+
+    def preload_dlls(self) -> None:
+        """Nothing to load."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(onnxruntime, name)
+
+
+@contextmanager
+def simulated_provider(machine: Machine, **options: Any) -> Iterator[Provider]:
+    """The simulated provider in place of ONNX Runtime's, for building engines and for running them."""
+    provider = Provider(machine, **options)
+    module = _Module(provider)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "ort", module)
+        patch.setattr(builder, "onnxruntime", lambda: module)
+        yield provider
+
+
+def _entries(run_options: Any) -> dict[str, str]:
+    found = {}
+    for name in (SYNCHRONOUS, RECORD):
+        try:
+            found[name] = run_options.get_run_config_entry(name)
+        except (RuntimeError, AttributeError):
+            found[name] = ""
+    return found
