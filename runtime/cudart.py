@@ -22,6 +22,7 @@ except ImportError:
 else:
     IS_INSTALLED = True
 
+WITHOUT = "to go without a GPU: --target cpu"
 # After one of these the context is gone: whatever is asked of it gives the same error until the process ends.
 STICKY = frozenset(
     f"cudaError{name}"
@@ -53,7 +54,7 @@ def probe() -> Gpu:
     if not IS_INSTALLED:
         raise EngineError(
             "package cuda-python is not installed, and without it no GPU can be used",
-            fix="pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]')",
+            fix=f"pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]'); {WITHOUT}",
         )
     driver = _version(check(cudart.cudaDriverGetVersion(), "asking for the driver's version"))
     runtime = _version(check(cudart.cudaRuntimeGetVersion(), "asking for CUDA's version"))
@@ -71,17 +72,17 @@ def probe() -> Gpu:
 
 
 def _check_devices(driver: str, runtime: str) -> None:
-    look = "nvidia-smi must list the GPU (in a container: start it with --gpus all)"
+    look = f"nvidia-smi must list the GPU (in a container: start it with --gpus all); {WITHOUT}"
     if driver == "0.0":
         raise EngineError("there is no NVIDIA driver on this machine", fix=look)
     code, count = cudart.cudaGetDeviceCount()
     if code.name == "cudaErrorInsufficientDriver":
         _clear_error()
         what = f"the NVIDIA driver knows CUDA {driver} at most, and cuda-python here is made for {runtime}"
-        raise EngineError(what, fix="install a newer driver, or cuda-python of the driver's CUDA version")
+        raise EngineError(what, fix=f"install a driver that knows CUDA {runtime.split('.')[0]}; {WITHOUT}")
     if code.name == "cudaErrorNoDevice" or count == 0:
         _clear_error()
-        raise EngineError("there is a driver, but no GPU is visible", fix=f"{look}; check CUDA_VISIBLE_DEVICES")
+        raise EngineError("there is a driver, but no GPU is visible", fix=f"check CUDA_VISIBLE_DEVICES; {look}")
     check((code, count), "counting the GPUs")
 
 

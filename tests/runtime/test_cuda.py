@@ -93,7 +93,11 @@ def test_a_gpu_is_described(late: Machine) -> None:
     ("options", "what", "fix"),
     [
         ({"no_driver": True}, "no NVIDIA driver", "nvidia-smi"),
-        ({"driver": 12020}, "knows CUDA 12.2 at most, and cuda-python here is made for 13.5", "newer driver"),
+        (
+            {"driver": 12020},
+            "knows CUDA 12.2 at most, and cuda-python here is made for 13.5",
+            "a driver that knows CUDA 13",
+        ),
         ({"devices": 0}, "no GPU is visible", "CUDA_VISIBLE_DEVICES"),
     ],
 )
@@ -105,6 +109,7 @@ def test_what_is_missing_is_said(options: dict[str, Any], what: str, fix: str) -
             with pytest.raises(EngineError, match=what) as caught:
                 opens()
             assert fix in caught.value.fix
+            assert "--target cpu" in caught.value.fix
 
 
 def test_without_the_package_the_module_opens_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
