@@ -38,8 +38,8 @@ class BuildConfig(BaseModel):
     """The `[build]` table.
 
     tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: what the GPU targets compute decoder, codec and conditioner in; rows and step graphs and the
-    target cpu are always float32.
+    all cores. precision: what the GPU targets compute decoder and conditioner in. codec_precision: the same for the
+    codec, whose rounding is heard as noise. Rows and step graphs and the target cpu are always float32.
 
     ONNX Runtime. optimization: how far it rewrites a graph. "extended" is valid on every machine of one architecture;
     "all" adds layouts of the processor it runs on, and its manifest names that processor. inline_limit_bytes: weights
@@ -58,6 +58,7 @@ class BuildConfig(BaseModel):
     tolerance: float | None = Field(default=None, gt=0)
     threads: int = Field(default=0, ge=0, le=256)
     precision: Precision = "fp32"
+    codec_precision: Precision = "fp32"
     step_variants: tuple[str, ...] = STEP_VARIANTS
 
     optimization: Optimization = "extended"

@@ -81,7 +81,9 @@ def identity(job: Job, target: Target, options: BuildConfig, place: Place) -> Id
 
 def precision_of(job: Job, target: Target, options: BuildConfig) -> str:
     """What a job's engine computes in. The solver is float32 whatever the decoder is; so is all on the CPU."""
-    return "fp32" if target == "cpu" or job.kind in ("rows", "step") else options.precision
+    if target == "cpu" or job.kind in ("rows", "step"):
+        return "fp32"
+    return options.codec_precision if job.kind.startswith("codec") else options.precision
 
 
 def build_options(job: Job, target: Target, options: BuildConfig) -> dict[str, Any]:

@@ -65,7 +65,15 @@ def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.f
         return
     engine = _GraphEngine(read_graph(bundle.graph_path(bundle.conditioner.graph)), threads)
     conditioner = Conditioner(bundle, engine)
-    yield from (conditioner.encode(prompt) for prompt in PROMPTS)
+    yield from (conditioner.encode(_shortened(prompt, conditioner)) for prompt in PROMPTS)
+
+
+def _shortened(prompt: str, conditioner: Conditioner) -> str:
+    """As many of its words as the model takes."""
+    words = prompt.split()
+    while words and conditioner.token_count(" ".join(words)) > conditioner.spec.max_tokens:
+        words.pop()
+    return " ".join(words)
 
 
 class _GraphEngine:

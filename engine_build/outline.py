@@ -60,7 +60,7 @@ def print_outline(console: Console, outlines: Sequence[Outline], options: BuildC
         lines = [UNKNOWN] if ranges is None else [_range_text(item) for item in ranges]
         for line in lines:
             _print(console, f"    {line}")
-    chosen = options.model_dump(include={*TENSORRT_OPTIONS, "precision", "timing_cache"})
+    chosen = options.model_dump(include={*TENSORRT_OPTIONS, "precision", "codec_precision", "timing_cache"})
     _print(console, "options: " + ", ".join(f"{name} = {_value(value)}" for name, value in chosen.items()))
     if place.missing is not None:
         print_missing(console, "missing here", place.missing)
