@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from runtime.device import Device, Stream, Tensor
 from runtime.engines.bindings import AnyContext, Binding, LayerRun, LayerTimes
 from runtime.engines.shape_choice import Shape
+from runtime.errors import EngineDeadError
 from runtime.manifest import TensorInfo
 from runtime.tensors import check_tensors
 
@@ -108,7 +110,9 @@ class HostRuns:
         return times.runs
 
     def close(self) -> None:
-        """Destroy the contexts."""
+        """Destroy the contexts, once what is pending is done."""
+        with suppress(EngineDeadError):
+            self._stream.record().wait()
         while self._contexts:
             self._contexts.popitem()[1].close()
 

@@ -9,8 +9,8 @@ import logging
 import mmap
 import threading
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,7 @@ class TensorRtEngine:
         self.name, self.manifest = manifest.name, manifest
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
-        self._device, self._fix = device, fix
+        self._device, self._fix, self._is_in_tick = device, fix, in_tick
         self._shared: dict[int, Context] = {}
         self._free: dict[int, list[AnyContext]] = {}
         self._host: HostRuns | None = None
@@ -293,13 +293,13 @@ class TensorRtEngine:
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute on a context, stream and memory of its own. Raises ShapeError, EngineError."""
-        with self._host_lock:
-            return self._host_runs().run(feeds)
+        with self._hosting() as host:
+            return host.run(feeds)
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
         """TensorRT's own times per layer. Raises ShapeError, EngineError."""
-        with self._host_lock:
-            found = self._host_runs().profile(feeds, runs)
+        with self._hosting() as host:
+            found = host.profile(feeds, runs)
         inspector = self._engine.create_engine_inspector()
         types = layer_types(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
         return node_times(found, types)
@@ -346,7 +346,15 @@ class TensorRtEngine:
     def _new_context(self, index: int) -> Context:
         return self.new_context(index, reserve_for_ticks(self._device, self.activation_bytes))
 
-    def _host_runs(self) -> HostRuns:
-        if self._host is None:
-            self._host = HostRuns(self, self._device, Profiler)
-        return self._host
+    @contextmanager
+    def _hosting(self) -> Iterator[HostRuns]:
+        """What `run` works with; kept for the next time, but for engines of ticks, which seldom run so."""
+        with self._host_lock:
+            host = self._host or HostRuns(self, self._device, Profiler)
+            try:
+                yield host
+            finally:
+                if self._is_in_tick:
+                    host.close()
+                else:
+                    self._host = host

@@ -1,0 +1,278 @@
+"""What holds for engines on TensorRT, real or simulated. Test modules import these tests beside fixtures of theirs:
+`bench`, a device with TensorRT, and `folder`, where engines are built.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from simulator.plans import CHANNELS, MANY_ROWS, ROWS, small_graph, write_engine
+
+from runtime.device import Device, Stream, Tensor, open_device
+from runtime.engine import open_engine, run_once
+from runtime.errors import EngineError, ShapeError
+
+BUILD = "tickrt-build x.toml --target tensorrt"
+BIAS = np.linspace(-1, 1, CHANNELS, dtype=np.float32)
+CLOSE = {"rtol": 1e-6, "atol": 1e-5}
+
+
+class Bench:
+    """A device, a stream, and tensors of one shape on it."""
+
+    def __init__(self) -> None:
+        self.device: Device = open_device("tensorrt")
+        self.stream: Stream = self.device.stream()
+
+    def tensors(self, rows: int = 2, frames: int = 4, seed: int = 0) -> dict[str, Tensor]:
+        feeds = feeds_of(rows, frames, seed)
+        tensors = {name: self.device.zeros(values.shape, values.dtype) for name, values in feeds.items()}
+        for name, values in feeds.items():
+            self.device.upload(tensors[name], values, self.stream)
+        outputs = {
+            "y": self.device.zeros((rows, frames, CHANNELS), np.float32),
+            "positive": self.device.zeros((rows,), np.bool_),
+        }
+        return {**tensors, **outputs}
+
+    def read(self, tensor: Tensor) -> NDArray[Any]:
+        array = self.device.staging(tensor.shape, tensor.dtype)
+        self.device.download(array, tensor, self.stream)
+        self.stream.record().wait()
+        return array.copy()
+
+    def close(self) -> None:
+        self.device.close()
+
+
+def feeds_of(rows: int, frames: int, seed: int = 0) -> dict[str, NDArray[Any]]:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, frames, CHANNELS)).astype(np.float32)
+    return {"x": x, "t": 100.0 * np.arange(-1, rows - 1, dtype=np.float32), "bias": BIAS}
+
+
+def expected(feeds: dict[str, NDArray[Any]], scale: float = 2.0) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = np.float32(scale) * feeds["x"] + feeds["t"][:, None, None] + feeds["bias"]
+    return result
+
+
+def written(folder: Path, *ranges: Any, name: str = "decoder", scale: float = 2.0, **how: Any) -> None:
+    write_engine(folder, name, small_graph(scale), ranges or (ROWS,), **how)
+
+
+def opened(folder: Path, device: Device, name: str = "decoder", **how: Any) -> Any:
+    return open_engine(folder, name, device, fix=BUILD, **how)
+
+
+# Executes.
+
+
+def test_a_bound_execution_gives_what_the_graph_gives_and_can_be_repeated(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    for seed in range(3):
+        feeds = feeds_of(2, 4, seed)
+        bench.device.upload(tensors["x"], feeds["x"], bench.stream)
+        execution.launch(bench.stream)
+        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds), **CLOSE)
+        np.testing.assert_array_equal(bench.read(tensors["positive"]), (expected(feeds) > 0).all((1, 2)))
+    engine.close()
+
+
+def test_two_shape_ranges_take_turns(bench: Bench, folder: Path) -> None:
+    written(folder, ROWS, MANY_ROWS)
+    engine = opened(folder, bench.device, in_tick=True)
+    few, many = bench.tensors(2), bench.tensors(7)
+    executions = [engine.bind(few), engine.bind(many)]
+    for _ in range(2):
+        for execution in executions:
+            execution.launch(bench.stream)
+    np.testing.assert_allclose(bench.read(few["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    np.testing.assert_allclose(bench.read(many["y"]), expected(feeds_of(7, 4)), **CLOSE)
+    engine.close()
+
+
+def test_engines_of_one_stream_share_one_activation_memory(bench: Bench, folder: Path) -> None:
+    written(folder)
+    written(folder, MANY_ROWS, name="step", scale=3.0)
+    before = bench.device.allocations
+    engines = [opened(folder, bench.device, name, in_tick=True) for name in ("step", "decoder")]
+    assert bench.device.allocations == before + 1, "the larger one's memory serves both"
+    step, decoder = bench.tensors(5), bench.tensors(4)
+    executions = [engines[0].bind(step), engines[1].bind(decoder)]
+    for execution in executions * 2:
+        execution.launch(bench.stream)
+    np.testing.assert_allclose(bench.read(step["y"]), expected(feeds_of(5, 4), 3.0), **CLOSE)
+    np.testing.assert_allclose(bench.read(decoder["y"]), expected(feeds_of(4, 4)), **CLOSE)
+    for engine in engines:
+        engine.close()
+
+
+# Captured graphs.
+
+
+def test_a_captured_execution_equals_a_plain_one(bench: Bench, folder: Path) -> None:
+    written(folder, ROWS, MANY_ROWS)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors(6)
+    execution = engine.bind(tensors)
+    execution.launch(bench.stream)
+    plain = bench.read(tensors["y"])
+    execution.hold(bench.stream)
+    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    assert replay is not None
+    for seed in (0, 1):
+        feeds = feeds_of(6, 4, seed)
+        bench.device.upload(tensors["x"], feeds["x"], bench.stream)
+        replay.launch(bench.stream)
+        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds), **CLOSE)
+        if seed == 0:
+            np.testing.assert_array_equal(bench.read(tensors["y"]), plain)
+    replay.close()
+    execution.release()
+    engine.close()
+
+
+def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    captured, other = bench.tensors(2), bench.tensors(3, 9, seed=5)
+    execution = engine.bind(captured)
+    execution.hold(bench.stream)
+    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    assert replay is not None
+    for _ in range(2):
+        engine.bind(other).launch(bench.stream)
+        replay.launch(bench.stream)
+    np.testing.assert_allclose(bench.read(captured["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    np.testing.assert_allclose(bench.read(other["y"]), expected(feeds_of(3, 9, 5)), **CLOSE)
+    replay.close()
+    execution.release()
+    engine.close()
+
+
+def test_a_context_that_is_held_outlives_its_engine(bench: Bench, folder: Path) -> None:
+    """An engine that was swapped out may be closed while the last graph of it is still on its list."""
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    execution = engine.bind(bench.tensors())
+    execution.hold(bench.stream)
+    bench.stream.record().wait()
+    engine.close()
+    execution.release()
+    del engine, execution
+
+
+def test_a_larger_engine_that_opens_later_leaves_older_contexts_their_memory(bench: Bench, folder: Path) -> None:
+    written(folder)
+    written(folder, MANY_ROWS, name="step")
+    small = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors(4)
+    execution = small.bind(tensors)
+    execution.hold(bench.stream)
+    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    assert replay is not None
+    large = opened(folder, bench.device, "step", in_tick=True)
+    replay.launch(bench.stream)
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(4, 4)), **CLOSE)
+    replay.close()
+    execution.release()
+    small.close()
+    large.close()
+
+
+def test_two_contexts_of_one_engine_in_one_graph(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    sides = [bench.tensors(2, seed=1), bench.tensors(3, seed=2)]
+    executions = [engine.bind(side) for side in sides]
+    for execution in executions:
+        execution.hold(bench.stream)
+
+    def launch_both() -> None:
+        for execution in executions:
+            execution.launch(bench.stream)
+
+    replay = bench.device.capture(bench.stream, launch_both)
+    assert replay is not None
+    replay.launch(bench.stream)
+    for side, rows, seed in zip(sides, (2, 3), (1, 2), strict=True):
+        np.testing.assert_allclose(bench.read(side["y"]), expected(feeds_of(rows, 4, seed)), **CLOSE)
+    replay.close()
+    for execution in executions:
+        execution.release()
+    engine.close()
+
+
+# On host arrays.
+
+
+def test_run_takes_and_gives_host_arrays_of_any_shape(bench: Bench, folder: Path) -> None:
+    written(folder, ROWS, MANY_ROWS)
+    engine = opened(folder, bench.device)
+    for rows, frames in ((2, 4), (7, 16), (1, 1), (4, 16)):
+        feeds = feeds_of(rows, frames, rows)
+        outputs = run_once(engine, feeds)
+        np.testing.assert_allclose(outputs["y"], expected(feeds), **CLOSE)
+        assert outputs["positive"].dtype == np.bool_
+    engine.close()
+
+
+def test_run_beside_ticks_disturbs_nothing(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    execution.launch(bench.stream)
+    feeds = feeds_of(3, 7, 9)
+    outputs = engine.run(feeds)
+    execution.launch(bench.stream)
+    np.testing.assert_allclose(outputs["y"], expected(feeds), **CLOSE)
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    engine.close()
+
+
+def test_what_run_gives_is_the_caller_s_own(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device)
+    first = engine.run(feeds_of(2, 4))
+    kept = first["y"].copy()
+    engine.run(feeds_of(2, 4, seed=1))
+    np.testing.assert_array_equal(first["y"], kept)
+    engine.close()
+
+
+# What does not fit.
+
+
+def test_a_shape_outside_every_range_is_refused_with_what_is_allowed(bench: Bench, folder: Path) -> None:
+    written(folder, ROWS, MANY_ROWS)
+    engine = opened(folder, bench.device)
+    with pytest.raises(ShapeError) as caught:
+        engine.bind(bench.tensors(9, 4))
+    assert caught.value.what == (
+        "decoder: no shape range holds x (9, 4, 64); range 0 allows 1..4 in dimension 0 (rows) of x; "
+        "range 1 allows 5..8 in dimension 0 (rows) of x"
+    )
+    assert caught.value.fix.endswith(BUILD)
+    with pytest.raises(ShapeError, match=r"1\.\.16 in dimension 1 \(frames\) of x"):
+        engine.run(feeds_of(2, 17))
+    with pytest.raises(ShapeError, match="no tensor given for 't'"):
+        engine.run({"x": feeds_of(2, 4)["x"]})
+    engine.close()
+
+
+def test_a_tensor_that_is_not_aligned_is_refused_when_bound(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device)
+    tensors = bench.tensors(2)
+    tensors["t"] = bench.device.zeros((3,), np.float32).view(2, start=1)
+    with pytest.raises(EngineError, match=r"t lies at 0x[0-9a-f]+4, expected a multiple of 256"):
+        engine.bind(tensors)
+    engine.close()
