@@ -90,7 +90,7 @@ def export_bundle(source: Source, folder: Path, options: Options, say: Say = pri
         say("decoder ...")
         decoder = _export_decoder(source, partial)
         say("codec ...")
-        codec = _export_codec(source, partial)
+        codec = _export_codec(source, partial, decoder.shape)
         say("text ...")
         text = _export_text(source, partial, codec.layout.frame_rate_hz, with_text=options.with_text)
         facts = _facts(options, decoder, codec, text, partial)
@@ -119,9 +119,10 @@ def _export_decoder(source: Source, folder: Path) -> _Decoder:
     return _Decoder(shape, is_turbo, figures)
 
 
-def _export_codec(source: Source, folder: Path) -> _Codec:
+def _export_codec(source: Source, folder: Path, shape: DecoderShape) -> _Codec:
     vae: Any = source.vae()
     layout = layout_of(vae)
+    _check_channels(shape, layout)
     decode, encode = folder / DECODE, folder / ENCODE
     export_codec(vae, decode, encode)
     latents = torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=torch.Generator().manual_seed(0))
@@ -149,7 +150,6 @@ def _export_text(source: Source, folder: Path, frame_rate_hz: float, *, with_tex
 
 def _facts(options: Options, decoder: _Decoder, codec: _Codec, text: _Text, folder: Path) -> BundleFacts:
     layout, multiple = codec.layout, decoder.shape.frame_multiple
-    _check_channels(decoder.shape, layout)
     canvas = max(round(options.canvas_s * layout.frame_rate_hz) // multiple, 1) * multiple
     if text.null_condition is not None:
         np.save(folder / NULL_CONDITION, text.null_condition)

@@ -1,0 +1,145 @@
+"""A tiny ACE-Step checkpoint, made and saved by diffusers and transformers themselves. Needs the extra `export`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+CHANNELS = 8
+CONDITION_WIDTH = 16
+TEXT_WIDTH = 32
+HOP_SAMPLES = 320
+SAMPLE_RATE_HZ = 8000
+END = "<|endoftext|>"
+TRANSFORMER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "in_channels": 3 * CHANNELS,
+    "audio_acoustic_hidden_dim": CHANNELS,
+    "sliding_window": 4,
+    "encoder_hidden_size": CONDITION_WIDTH,
+}
+VAE = {
+    "encoder_hidden_size": 2 * CHANNELS,
+    "downsampling_ratios": [4, 8, 10],
+    "channel_multiples": [1, 2, 4],
+    "decoder_channels": 8,
+    "decoder_input_channels": CHANNELS,
+    "sampling_rate": SAMPLE_RATE_HZ,
+}
+
+
+def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, encoder: bool = True) -> Path:
+    """Write a checkpoint in diffusers' layout; gives its folder."""
+    import torch
+
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        parts = {"transformer": tiny_transformer(turbo), "vae": tiny_vae()}
+        if encoder:
+            parts["condition_encoder"] = tiny_condition_encoder()
+        if text:
+            parts |= {"text_encoder": tiny_text_encoder(), "tokenizer": tiny_tokenizer()}
+        for name, part in parts.items():
+            part.save_pretrained(folder / name)
+    return folder
+
+
+def open_pipeline(folder: Path) -> Any:
+    """diffusers' own pipeline on a checkpoint."""
+    import torch
+    from diffusers import AceStepPipeline, AceStepTransformer1DModel, AutoencoderOobleck
+    from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
+    from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
+    from transformers import AutoModel, AutoTokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = AceStepPipeline(
+            vae=AutoencoderOobleck.from_pretrained(folder / "vae"),
+            text_encoder=AutoModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).eval(),
+            tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+            transformer=AceStepTransformer1DModel.from_pretrained(folder / "transformer").eval(),
+            condition_encoder=AceStepConditionEncoder.from_pretrained(folder / "condition_encoder").eval(),
+            scheduler=Scheduler(num_train_timesteps=1, shift=1.0),
+        )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def tiny_transformer(turbo: bool) -> Any:
+    """Weights are larger than a fresh model's, so that time, text and context all show in the velocity."""
+    import torch
+    from diffusers import AceStepTransformer1DModel
+
+    module = AceStepTransformer1DModel(**TRANSFORMER, is_turbo=turbo)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(1.5)
+    return module.eval()
+
+
+def tiny_vae() -> Any:
+    """Oobleck at 25 frames per second."""
+    from diffusers import AutoencoderOobleck
+
+    return AutoencoderOobleck(**VAE).eval()
+
+
+def tiny_condition_encoder() -> Any:
+    """With a silence that is a sequence."""
+    from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
+
+    module = AceStepConditionEncoder(
+        hidden_size=CONDITION_WIDTH,
+        intermediate_size=24,
+        text_hidden_dim=TEXT_WIDTH,
+        timbre_hidden_dim=CHANNELS,
+        num_lyric_encoder_hidden_layers=2,
+        num_timbre_encoder_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+    )
+    module.silence_latent.normal_(0.0, 0.5)
+    return module.eval()
+
+
+def tiny_text_encoder() -> Any:
+    """Qwen3, as ACE-Step's."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    config = Qwen3Config(
+        vocab_size=300,
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.2,
+    )
+    return Qwen3Model(config).eval()
+
+
+def tiny_tokenizer() -> Any:
+    """One token per byte, and an end token behind every text, as Qwen3-Embedding's tokenizer puts one."""
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {END: 0, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens([END])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
