@@ -15,6 +15,8 @@ import pytest
 from runtime.pinned import Block
 
 SITE = Path(__file__).resolve().parent / "site"
+# The simulated packages that hold no state of their own are loaded once.
+_loaded: dict[str, Any] = {}
 REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt")
 
 sys.path.insert(0, str(SITE))
@@ -33,6 +35,7 @@ def simulated(**options: Any) -> Iterator[Machine]:
     before = _take_modules()
     sys.path.insert(0, str(SITE))
     importlib.invalidate_caches()
+    sys.modules.update(_loaded)
     try:
         machine = simulated_machine.reset(**options)
         with _watched_blocks(machine):
@@ -40,7 +43,7 @@ def simulated(**options: Any) -> Iterator[Machine]:
         machine.finish()
     finally:
         sys.path.remove(str(SITE))
-        _take_modules()
+        _loaded.update((name, module) for name, module in _take_modules().items() if name.startswith("cuda"))
         _put_modules(before)
 
 
@@ -87,7 +90,7 @@ def child_environment(**options: str) -> dict[str, str]:
 
 
 def _take_modules() -> dict[str, Any]:
-    names = [name for name in sys.modules if any(name == top or name.startswith(f"{top}.") for top in REPLACED)]
+    names = [name for name in sys.modules if name in REPLACED or name.startswith(tuple(f"{top}." for top in REPLACED))]
     taken = {name: sys.modules.pop(name) for name in names}
     for name in taken:
         package, _, leaf = name.rpartition(".")
