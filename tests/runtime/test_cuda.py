@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
 from device_behaviour import clear_half, fetched, filled
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulator.fixture import SITE, Machine, provoked, simulated
 
-from runtime.device import open_device
+from runtime.device import Tensor, open_device
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -279,6 +281,77 @@ def test_a_steady_state_makes_nothing_and_synchronizes_never(late_device: CudaDe
     for event in in_flight:
         event.wait()
     replay.close()
+
+
+class Twin:
+    """A device beside plain arrays that everything is done to as well; copies out are compared when they are done."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device, self.copies = device, device.stream()
+        self.pairs: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
+        self.pending: list[tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def make(self, size: int) -> None:
+        shape = (1 + size * 37,)
+        self.pairs.append((self.device.zeros(shape, np.float32), np.zeros(shape, np.float32)))
+
+    def drop(self, place: int) -> None:
+        self.pairs.pop(place)
+
+    def upload(self, place: int) -> None:
+        tensor, array = self.pairs[place]
+        values = np.random.default_rng(len(self.pending) + place).random(array.shape, np.float32)
+        array[:] = values
+        self.device.upload(tensor, values, self.device.main)
+        values[:] = np.nan
+
+    def clear(self, place: int) -> None:
+        tensor, array = self.pairs[place]
+        clear_half(self.device, tensor)
+        array.view(np.uint8)[: tensor.size_bytes // 2] = 0
+
+    def replay(self, place: int) -> None:
+        tensor, array = self.pairs[place]
+        graph = self.device.capture(self.device.main, lambda: clear_half(self.device, tensor))
+        graph.launch(self.device.main)
+        array.view(np.uint8)[: tensor.size_bytes // 2] = 0
+        self.device.main.record().wait()
+        graph.close()
+
+    def read(self, place: int) -> None:
+        tensor, array = self.pairs[place]
+        target = self.device.staging(tensor.shape, tensor.dtype)
+        self.copies.wait(self.device.main.record())
+        self.device.download(target, tensor, self.copies)
+        event = self.copies.record()
+        self.device.main.wait(event)
+        self.pending.append((event, target, array.copy()))
+
+    def settle(self, count: int) -> None:
+        for _ in range(min(count, len(self.pending))):
+            event, target, expected = self.pending.pop(0)
+            event.wait()
+            assert np.array_equal(target, expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.booleans(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1000)), max_size=40))
+def test_whatever_is_done_gives_what_it_gives_on_the_host(late: bool, steps: list[tuple[int, int]]) -> None:
+    with simulated(late=late, memory_bytes=64 << 20):
+        from runtime.cuda import CudaDevice
+
+        device = CudaDevice(ring_bytes=64 << 10, chunk_bytes=1 << 20)
+        twin = Twin(device)
+        acts = (twin.upload, twin.clear, twin.replay, twin.read, twin.read, twin.drop)
+        for act, number in steps:
+            if act >= len(acts) or not twin.pairs:
+                twin.make(number)
+            else:
+                acts[act](number % len(twin.pairs))
+            if number % 5 == 0:
+                twin.settle(1)
+        twin.settle(len(twin.pending))
+        device.close()
 
 
 # Faults
