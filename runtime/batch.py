@@ -46,7 +46,7 @@ class LaneBatch:
     """All slots of one length T. Rows: every slot's positives in seat order, then every slot's negatives.
 
     `seats` is the prefix of the lane's seats that this tick covers; `executes` are row ranges (begin, end), each one
-    execute of the decoder, with the number of condition tokens it is padded to.
+    execute of the decoder, with the number of condition tokens it is padded to. Rows between two of them are spare.
     """
 
     frames: int
@@ -56,6 +56,10 @@ class LaneBatch:
     executes: tuple[tuple[int, int, int], ...]
     features: frozenset[str]
     row_features: frozenset[str]
+
+    def begin_of(self, row: int) -> int:
+        """The first row of the execute that a row is in."""
+        return next(begin for begin, end, _ in reversed(self.executes) if begin <= row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,8 @@ class TickBatch:
 
     @property
     def rows(self) -> int:
-        """Rows of the decoder, over all lanes."""
-        return sum(len(lane.rows) for lane in self.lanes)
+        """Rows that the decoder executes, over all lanes."""
+        return sum(end - begin for lane in self.lanes for begin, end, _ in lane.executes)
 
 
 @dataclass(slots=True)

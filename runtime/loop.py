@@ -32,6 +32,7 @@ from runtime.inbox import Cancel, Freeze, Message, Stop, Submit, Swap, Update
 from runtime.lanes import Lanes
 from runtime.replacement import check_replaceable
 from runtime.request import DENOISE_MIN
+from runtime.rows import row_multiple
 from runtime.scheduler import Scheduler, Slot
 from runtime.spec import Bundle
 
@@ -44,7 +45,11 @@ class TickLoop(Door):
         self.device = device
         self.observers: list[Callable[[TickRecord], None]] = []
         self._generation = 0
-        self._scheduler = Scheduler(deployment, fold_tokens=bundle.decoder.inputs.condition_mask is not None)
+        self._scheduler = Scheduler(
+            deployment,
+            fold_tokens=bundle.decoder.inputs.condition_mask is not None,
+            row_multiple=lambda frames: row_multiple(frames, bundle.latents.channels),
+        )
         self._stream = device.main
         self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
         self._entering: dict[str, Submit] = {}

@@ -7,7 +7,7 @@ schedules alone.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,10 +102,14 @@ class WaitingLine:
 
 @dataclass
 class Scheduler:
-    """Admission and slots. `fold_tokens`: rows of unequal L may share an execute (the decoder has a mask)."""
+    """Admission and slots. `fold_tokens`: rows of unequal L may share an execute (the decoder has a mask).
+
+    `row_multiple`: T -> at which rows an execute may begin.
+    """
 
     deployment: Deployment
     fold_tokens: bool
+    row_multiple: Callable[[int], int] = lambda frames: 1
     waiting: WaitingLine = field(default_factory=WaitingLine)
     slots: dict[str, Slot] = field(default_factory=dict)
     overrides: dict[str, StepParameters] = field(default_factory=dict)
@@ -218,18 +222,20 @@ class Scheduler:
 
     def _lay_out(
         self, positives: list[tuple[Slot, Condition]], negatives: list[tuple[Slot, Condition]]
-    ) -> tuple[list[tuple[Row, bool]], tuple[tuple[int, int, int], ...]]:
-        """Rows in execution order (True marks a negative) and the executes over them."""
+    ) -> tuple[list[tuple[Row, bool | None]], tuple[tuple[int, int, int], ...]]:
+        """Rows in execution order (True marks a negative, None a spare one) and the executes over them."""
         fused = self.deployment.runtime.fused_guidance
         marked = [(*pair, False) for pair in positives] + [(*pair, True) for pair in negatives]
         passes = [marked] if fused else [marked[: len(positives)], marked[len(positives) :]]
-        rows: list[tuple[Row, bool]] = []
+        rows: list[tuple[Row, bool | None]] = []
         executes: list[tuple[int, int, int]] = []
         for group in (group for part in passes for group in self._groups(part)):
             tokens = self._padded(max(len(condition.tokens) for _, condition, _ in group))
             limit = self.deployment.rows_limit(group[0][0].frames, tokens)
             for begin in range(0, len(group), limit):
                 chunk = group[begin : begin + limit]
+                spare = -len(rows) % self.row_multiple(chunk[0][0].frames)
+                rows += [(row, None) for row, _ in rows[-1:] * spare]
                 executes.append((len(rows), len(rows) + len(chunk), tokens))
                 rows += [(Row(slot.seat, condition, slot.request), negative) for slot, condition, negative in chunk]
         return rows, tuple(executes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import CPU, FEW_VARIANTS, Backend
 from factories import tiny_deployment
 
-from engine_build.builder import build_deployment
 from runtime.config import Deployment, load_deployment
 from runtime.device import open_device
 from runtime.engine import open_engines
@@ -25,15 +26,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """`built(**changes)` gives a tiny deployment with its engines built; equal changes give the same one."""
     made: dict[str, Deployment] = {}
 
-    def build(path: Path | None = None, **changes: Any) -> Deployment:
-        key = repr((path, sorted(changes.items())))
+    def build(path: Path | None = None, backend: Backend = CPU, **changes: Any) -> Deployment:
+        key = repr((path, backend.target, sorted(changes.items())))
         if key not in made:
-            target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **changes)
-            made[key] = load_deployment(target)
-            build_deployment(made[key])
+            more = {} if backend.target == "cpu" else {"more": FEW_VARIANTS}
+            target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **{**more, **changes})
+            made[key] = load_deployment(target).model_copy(update={"target": backend.target})
+            backend.build(made[key])
         return made[key]
 
     return build
+
+
+@pytest.fixture
+def backend() -> Backend:
+    """Where ticks run; a module that runs everywhere has a fixture of this name with BACKENDS as its parameters."""
+    return CPU
 
 
 def resized(deployment: Deployment, depth: int, max_rows: int) -> Deployment:
@@ -45,18 +53,26 @@ def resized(deployment: Deployment, depth: int, max_rows: int) -> Deployment:
 
 
 @pytest.fixture
-def loops(built: Built) -> Iterator[Loops]:
+def loops(built: Built, backend: Backend) -> Iterator[Loops]:
     """`loops(**changes)` gives a tick loop on a tiny deployment, without a thread; closed at the end of the test."""
-    opened: list[TickLoop] = []
+    closing = ExitStack()
 
     def open_loop(
         deployment: Deployment | None = None, *, depth: int = 4, max_rows: int = 8, **changes: Any
     ) -> TickLoop:
-        deployment = deployment or resized(built(max_rows=16, **changes), depth, max_rows)
-        device = open_device("cpu")
-        opened.append(TickLoop(open_engines(deployment, device), load_bundle(deployment.bundle), deployment, device))
-        return opened[-1]
+        deployment = deployment or resized(built(max_rows=16, backend=backend, **changes), depth, max_rows)
+        deployment = captured(deployment, backend.capture)
+        device = open_device(backend.target)
+        closing.callback(device.close)
+        loop = TickLoop(open_engines(deployment, device), load_bundle(deployment.bundle), deployment, device)
+        closing.callback(loop.close)
+        return loop
 
-    yield open_loop
-    for loop in opened:
-        loop.close()
+    with backend.running(), closing:
+        yield open_loop
+
+
+def captured(deployment: Deployment, capture: bool) -> Deployment:
+    """The same deployment with captured graphs or without."""
+    runtime = deployment.runtime.model_copy(update={"capture": capture})
+    return deployment.model_copy(update={"runtime": runtime})

@@ -95,7 +95,8 @@ def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDA
             loop.submit(request, lambda event: _note(run, event, first))
         loop.tick()
         for name, reply in replies.items():
-            run.states.setdefault(name, []).append(reply.result(0).arrays["latents"])
+            if reply.exception(0) is None:  # else its last step is done, and the GPU not yet
+                run.states.setdefault(name, []).append(reply.result(0).arrays["latents"])
     for name, final in run.finals.items():
         run.states.setdefault(name, []).append(final)
     return run
@@ -222,4 +223,6 @@ tokens = {{ min = 1, opt = 12, max = 32 }}
 [runtime]
 depth = {depth}
 threads = 2
+[build]
+step_variants = ["plain", "guidance", "blend", "mask", "target", "sde", "dcw", "guidance+rcfg"]
 """

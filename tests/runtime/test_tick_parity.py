@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import parity
 import pytest
+from backends import BACKENDS, Backend
 from conftest import Built, Loops
 
 from runtime.config import Deployment, RuntimeConfig
@@ -15,10 +17,21 @@ TOLERANCE = 2e-4
 SCENARIOS, INPUTS, EXPECTED = parity.load()
 
 
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = request.param
+    return wanted.skip_where_it_is_missing()
+
+
 @pytest.fixture(scope="module")
-def reference(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     depth = max(scenario["depth"] for scenario in SCENARIOS.values())
-    return built(parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth))
+    return parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth)
+
+
+@pytest.fixture
+def reference(built: Built, path: Path, backend: Backend) -> Deployment:
+    return built(path, backend=backend)
 
 
 def assert_agrees(name: str, scenario: dict[str, Any], run: parity.Run) -> None:

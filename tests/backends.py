@@ -1,0 +1,69 @@
+"""Where a test's ticks run: the CPU, the simulated GPU in its moods, or a real GPU where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Self
+
+import pytest
+from simulator.fixture import Machine, child_environment, simulated
+
+from engine_build.builder import build_deployment
+from runtime.config import Deployment, Target
+from runtime.device import open_device
+from runtime.errors import EngineError
+
+# Enough variants to take a small one and a superset; the full one is always built.
+FEW_VARIANTS = '[build]\nstep_variants = ["plain", "guidance", "dcw+guidance"]\n'
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A target, and whether its GPU is the simulated one: `late` runs work only when somebody waits for it."""
+
+    target: Target = "cpu"
+    is_simulated: bool = False
+    late: bool = True
+    capture: bool = True
+
+    def __str__(self) -> str:
+        mood = f"{'late' if self.late else 'early'}-{'captured' if self.capture else 'plain'}"
+        return f"simulated-{mood}" if self.is_simulated else self.target
+
+    def skip_where_it_is_missing(self) -> Self:
+        """Skips the test, and says why, where this needs a GPU that is not there."""
+        if self.target != "cpu" and not self.is_simulated:
+            try:
+                open_device(self.target).close()
+            except EngineError as error:
+                pytest.skip(error.what)
+        return self
+
+    @contextmanager
+    def running(self) -> Iterator[Machine | None]:
+        """The GPU, for the time of a test."""
+        with simulated(late=self.late) if self.is_simulated else nullcontext() as machine:
+            yield machine
+
+    def build(self, deployment: Deployment) -> None:
+        """Build a deployment's engines. For the simulated GPU in a process of its own, which sees nothing else."""
+        if not self.is_simulated:
+            build_deployment(deployment)
+            return
+        command = [sys.executable, "-m", "engine_build.cli", str(deployment.path), "--target", self.target]
+        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+CPU = Backend()
+SIMULATED = (
+    Backend("tensorrt", is_simulated=True),
+    Backend("tensorrt", is_simulated=True, capture=False),
+    Backend("tensorrt", is_simulated=True, late=False),
+)
+REAL = tuple(pytest.param(Backend(target), marks=pytest.mark.gpu) for target in ("cuda", "tensorrt"))
+BACKENDS = (CPU, *SIMULATED, *REAL)
