@@ -20,6 +20,7 @@ class ConsoleReport:
         self._console = console
         self._counts = {"built": 0, "reused": 0, "removed": 0}
         self._size_bytes = 0
+        self._notes: set[str] = set()
 
     @contextlib.contextmanager
     def building(self, decision: Decision) -> Iterator[None]:
@@ -47,8 +48,10 @@ class ConsoleReport:
         self._line("removed", ("", "", ""), f"{name}  (the deployment no longer has it)", 0)
 
     def note(self, text: str) -> None:
-        """One line of what the builder wants known, below the engine's own."""
-        self._print(f"{'':7}  note: {text}")
+        """One line of what the builder wants known, below the engine's own; once per build, not once per engine."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self._print(f"{'':7}  note: {text}")
 
     def summary(self, where: str, elapsed_s: float) -> None:
         """The last line: how many, how large, how long, and where they lie."""
