@@ -7,10 +7,9 @@ import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from ._enums import DataType
@@ -54,17 +53,19 @@ class Launch:
         self._check_overlap()
 
     def __call__(self) -> None:
+        """Runs in place: a copy would count as an allocation of the program under test."""
         started = time.perf_counter()
-        feeds = {o.name: self._array(o).copy() for o in self._operands if o.is_input}
-        outputs = [operand for operand in self._operands if not operand.is_input]
         for address, size in self.writes:
             self._machine.memory(address, size, self.what).fill(POISON)
+        binding = self._session.io_binding()
+        for operand in self._operands:
+            dtype = np.dtype(NUMPY[operand.dtype])
+            bind = binding.bind_input if operand.is_input else binding.bind_output
+            bind(operand.name, "cpu", 0, dtype, operand.shape, self._host_address(operand))
         try:
-            results = self._session.run([operand.name for operand in outputs], feeds)
+            self._session.run_with_iobinding(binding)
         except RUN_ERRORS as error:
             self._machine.break_rule(f"an execute read what no kernel can use: {error}")
-        for operand, result in zip(outputs, results, strict=True):
-            self._array(operand)[...] = result
         self.duration_ms = (time.perf_counter() - started) * 1e3
         self.is_done = True
 
@@ -79,10 +80,9 @@ class Launch:
                 "a context was modified (shape, address, memory or profile) while a captured graph of it lives"
             )
 
-    def _array(self, operand: Operand) -> NDArray[Any]:
+    def _host_address(self, operand: Operand) -> int:
         address, size = operand.range
-        data = self._machine.memory(address, size, f"{operand.name} of an execute")
-        return data.view(np.dtype(NUMPY[operand.dtype])).reshape(operand.shape)
+        return int(self._machine.memory(address, size, f"{operand.name} of an execute").ctypes.data)
 
     def _check_overlap(self) -> None:
         for address, size in (*self.reads, *self.writes):

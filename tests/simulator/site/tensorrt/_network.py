@@ -196,9 +196,7 @@ class OnnxParser:
 
     def _take(self, model: onnx.ModelProto) -> bool:
         if not self._network._is_strongly_typed:
-            machine().break_rule(
-                "a network of TensorRT 10 is not strongly typed: create_network needs STRONGLY_TYPED"
-            )
+            machine().break_rule("a network of TensorRT 10 is not strongly typed: create_network needs STRONGLY_TYPED")
         opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
         if opset not in OPSETS:
             return self._fail(ParserError(f"opset {opset} is not supported, {OPSETS[0]} to {OPSETS[-1]} are"))
