@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, shape_inference
 
 from runtime.errors import BuildError
 
-FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+# Whoever computes in float64 has a reason to: that is no business of a recipe's.
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 TIME, DATA = 1, 2
 SHAPE_OPS = frozenset({"Shape", "Size"})
 

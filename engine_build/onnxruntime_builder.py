@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import defs, shape_inference
 
 from engine_build.config import BuildConfig
 from engine_build.graph_file import Graph
@@ -16,12 +17,14 @@ from runtime.engines.cuda_provider import (
     CUDA_PROVIDER,
     SESSION_ENTRIES,
     check_on_device,
+    kernels_missing,
     provider_options,
 )
 from runtime.errors import BuildError, EngineError
 
 DATA_MIN_BYTES = 1024
-COPIES = ("MemcpyFromHost", "MemcpyToHost")
+DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
+CUDA_OPSET = 18
 FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
 
 
@@ -47,18 +50,43 @@ def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
 def compile_cuda(graph: Graph, engine: Path, options: BuildConfig) -> None:
     """ONNX Runtime's offline optimization for its CUDA provider, at most "extended": "all" adds layouts of a CPU.
 
-    Raises BuildError, also where a node of the result has no CUDA kernel.
+    Raises BuildError, also where data would travel through the host because an operator has no CUDA kernel.
     """
     level = "extended" if options.optimization == "all" else options.optimization
     chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
-    _cuda_session(graph.source, chosen, options, graph.label)
-    nodes = onnx.load(engine, load_external_data=False).graph.node
-    if copies := [node.name for node in nodes if node.op_type in COPIES]:
-        raise BuildError(
-            f"{graph.label}: {len(copies)} values would be copied between GPU and host at every execute: "
-            f"{', '.join(copies[:5])}",
-            fix=FIX_KERNELS,
-        )
+    source = graph.source
+    if isinstance(source, Path):
+        chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(source.parent.resolve()))
+    model = lowered(model_of(graph))
+    opened = _cuda_session(model.SerializeToString(), chosen, options, graph.label)
+    _check_on_gpu(graph.label, opened, onnx.load(engine, load_external_data=False))
+
+
+def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph at opset CUDA_OPSET where it says nothing that came later; else unchanged.
+
+    The CUDA provider registers most kernels for one version of an operator: Pad, Equal, ReduceMin and ReduceMax of
+    opsets 19 and 20, which only take more types than before, run on the host (onnxruntime issue 26393).
+    """
+    lower = onnx.ModelProto()
+    lower.CopyFrom(model)
+    for item in lower.opset_import:
+        if item.domain in ("", "ai.onnx"):
+            item.version = min(item.version, CUDA_OPSET)
+    try:
+        shape_inference.infer_shapes(lower, check_type=True, strict_mode=True)
+    except shape_inference.InferenceError:
+        return model
+    return lower if all(_is_known(node) for node in lower.graph.node) else model
+
+
+def _is_known(node: onnx.NodeProto) -> bool:
+    """Whether CUDA_OPSET has an operator, with all of the node's attributes."""
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    if not defs.has(node.op_type, CUDA_OPSET):
+        return False
+    return {item.name for item in node.attribute} <= set(defs.get_schema(node.op_type, CUDA_OPSET).attributes)
 
 
 def open_cuda(engine: Path, options: BuildConfig) -> Any:
@@ -91,6 +119,13 @@ def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
 def graph_session(graph: Graph, options: BuildConfig) -> Any:
     """A session that runs the graph on the CPU as it is written. Raises BuildError."""
     return session(graph.source, exact_options(options.threads), graph.label)
+
+
+def model_of(graph: Graph) -> onnx.ModelProto:
+    """A graph as a model, without what lies in files of its own."""
+    if isinstance(graph.source, bytes):
+        return onnx.load_model_from_string(graph.source)
+    return onnx.load(graph.source, load_external_data=False)
 
 
 def exact_options(threads: int) -> Any:
@@ -126,11 +161,30 @@ def _cuda_session(source: Path | bytes, chosen: Any, options: BuildConfig, label
             "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
             fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
         )
+    return opened
+
+
+def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
+    """Raises BuildError where a node on the host reads data; sizes are computed there on purpose."""
+    data = _data_values(compiled.graph)
+    reading = {node.name for node in compiled.graph.node if data.intersection(node.input) and node.op_type != "Shape"}
+    parts = opened.get_provider_graph_assignment_info()
     try:
-        check_on_device(label, opened.get_provider_graph_assignment_info(), FIX_KERNELS)
+        check_on_device(label, parts, FIX_KERNELS)
     except EngineError as error:
         raise BuildError(error.what, fix=error.fix) from error
-    return opened
+    on_host = [node for part in parts if part.ep_name != CUDA_PROVIDER for node in part.get_nodes()]
+    if found := [f"{node.name} ({node.op_type})" for node in on_host if node.name in reading]:
+        raise BuildError(f"{label}: {kernels_missing(found)}", fix=FIX_KERNELS)
+
+
+def _data_values(graph: onnx.GraphProto) -> set[str]:
+    """The values that depend on more than the sizes of the inputs."""
+    found = {value.name for value in graph.input}
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and found.intersection(node.input):
+            found.update(node.output)
+    return found
 
 
 def onnxruntime_errors() -> tuple[type[Exception], ...]:

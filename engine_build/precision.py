@@ -121,10 +121,10 @@ def explain(
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises BuildError where a graph is not plain float32."""
+    """Raises BuildError where a graph holds 16-bit numbers already."""
     kinds = {tensor.data_type for tensor in model.graph.initializer}
     kinds |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    if found := kinds & {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}:
+    if found := kinds & {TensorProto.FLOAT16, TensorProto.BFLOAT16}:
         names = ", ".join(sorted(TensorProto.DataType.Name(kind).lower() for kind in found))
         raise BuildError(f"the graph holds {names}; a precision recipe starts from float32", fix="export it in float32")
     return model

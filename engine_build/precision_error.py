@@ -16,13 +16,18 @@ from onnx import helper
 from engine_build.emulation import emulated
 from engine_build.flops import Shape, product_flops, product_values
 from engine_build.graph_file import Graph
-from engine_build.onnxruntime_builder import exact_options, onnxruntime_errors, session
+from engine_build.onnxruntime_builder import (
+    DATA_FOLDER_ENTRY,
+    exact_options,
+    model_of,
+    onnxruntime_errors,
+    session,
+)
 from engine_build.precision import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
 from engine_build.precision_casts import InlineWeights
 from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
-DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
@@ -75,7 +80,7 @@ def recipe_error(
     graph: Graph, recipe: RecipeName, feeds: Sequence[Arrays], *, without: Iterable[str] = (), threads: int = 0
 ) -> RecipeError:
     """As measure, with everything that was found. Two sessions are open one after the other, not at once."""
-    model = _model(graph)
+    model = model_of(graph)
     expected, shapes = _reference(graph, model, feeds, threads)
     with TemporaryDirectory() as folder:
         runner = emulation_session(graph, recipe, Path(folder), without=without, threads=threads)
@@ -103,14 +108,8 @@ def write_emulated(graph: Graph, recipe: RecipeName, path: Path, *, without: Ite
     if isinstance(graph.source, Path):
         write_recipe(graph.source, path, recipe, without=without)
     else:
-        onnx.save(apply_recipe(_model(graph), recipe, without=without), path)
+        onnx.save(apply_recipe(model_of(graph), recipe, without=without), path)
     onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
-
-
-def _model(graph: Graph) -> onnx.ModelProto:
-    if isinstance(graph.source, bytes):
-        return onnx.load_model_from_string(graph.source)
-    return onnx.load(graph.source, load_external_data=False)
 
 
 def _folder(graph: Graph) -> Path:

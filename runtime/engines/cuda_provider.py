@@ -6,7 +6,7 @@ Option names as in ONNX Runtime 1.31 (cuda_execution_provider_info.cc, onnxrunti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
@@ -92,11 +92,15 @@ def nodes_on_host(assigned: Iterable[AssignedNodes]) -> list[str]:
 def check_on_device(name: str, assigned: Iterable[AssignedNodes], fix: str) -> None:
     """Raises EngineError where some of an engine's nodes have no CUDA kernel."""
     if found := nodes_on_host(assigned):
-        raise EngineError(
-            f"{name}: {len(found)} nodes have no CUDA kernel in this ONNX Runtime, their data would travel through the "
-            f"host in every tick: {', '.join(found[:5])}{', ...' if len(found) > 5 else ''}",
-            fix=fix,
-        )
+        raise EngineError(f"{name}: {kernels_missing(found)}", fix=fix)
+
+
+def kernels_missing(nodes: Sequence[str]) -> str:
+    """What is wrong with nodes on the host, and which they are."""
+    return (
+        f"{len(nodes)} nodes have no CUDA kernel in this ONNX Runtime, their data would travel through the host in "
+        f"every tick: {', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}"
+    )
 
 
 def failure(name: str, error: Exception) -> EngineError:

@@ -104,7 +104,6 @@ class GpuSession:
             lambda: binding.execute(self._real, machine),
             reads=binding.reads,
             writes=binding.writes,
-            poison=binding.writes,
             what="an execute",
         )
         if entries[SYNCHRONOUS] != "1":
@@ -134,6 +133,8 @@ class _Binding:
 
     def execute(self, session: Any, machine: Machine) -> None:
         feeds = {name: place.array(machine).copy() for name, place in self._inputs.items()}
+        for address, size in self.writes:
+            machine.memory(address, size, "an output of an execute").fill(0xFF)
         results = session.run(list(self._outputs), feeds)
         for place, result in zip(self._outputs.values(), results, strict=True):
             place.array(machine)[...] = result
