@@ -237,7 +237,7 @@ def cache_of(path: Path) -> list[Path]:
     return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
 
 
-def test_times_are_kept_per_version_and_device(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_kept_per_version_and_device(path: Path, build_one: Build) -> None:
     build_one(path)
     (first,) = cache_of(path)
     assert first.name == f"tensorrt-{VERSIONS[-1]}-simulated-gpu-cc9.0.timing"

@@ -22,6 +22,12 @@ def write(path: Path, data: bytes) -> None:
         replacement.append(data)
 
 
+def write_and_fail(path: Path) -> None:
+    with updating(path) as (_, replacement):
+        replacement.append(b"half")
+        raise RuntimeError
+
+
 def test_the_name_says_what_it_is_for(tmp_path: Path) -> None:
     names = {
         cache_path(tmp_path, version, gpu, capability).name
@@ -43,9 +49,8 @@ def test_nothing_is_written_without_a_replacement_or_after_an_error(path: Path) 
     write(path, b"times")
     with updating(path) as (data, _):
         assert data == b"times"
-    with pytest.raises(RuntimeError), updating(path) as (_, replacement):
-        replacement.append(b"half")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        write_and_fail(path)
     assert read_cache(path) == b"times"
 
 
