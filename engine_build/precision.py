@@ -138,7 +138,12 @@ def _is_defined(operator: str, opset: int, wanted: str) -> bool:
     return all(wanted in constraints.get(value.type_str, (value.type_str,)) for value in schema.outputs)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command `python -m engine_build.precision`."""
     from engine_build.precision_cli import app
 
     app()
+
+
+if __name__ == "__main__":
+    main()
