@@ -163,7 +163,7 @@ def _check_frames(where: str, ranges: ShapeRanges, bundle: Bundle) -> None:
 def _check_tokens(where: str, deployment: Deployment, bundle: Bundle) -> None:
     if bundle.conditioner is None:
         return
-    wanted = bundle.conditioner.max_tokens
+    wanted = bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens
     if deployment.max_tokens < wanted:
         raise ConfigError(
             f"{where}: at most {deployment.max_tokens} tokens, the bundle's conditioner makes up to {wanted}",

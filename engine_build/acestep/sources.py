@@ -146,7 +146,11 @@ class Checkpoint:
     def _load(self, kind: Any, part: str) -> nn.Module:
         with quiet():
             module: nn.Module = kind.from_pretrained(
-                self.folder / part, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True
+                self.folder / part,
+                torch_dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                low_cpu_mem_usage=importlib.util.find_spec("accelerate") is not None,
             )
         return module.eval()
 

@@ -82,6 +82,13 @@ def test_contradictory_ranges_are_refused(tmp_path: Path, changes: list[tuple[st
     assert "shapes" in str(caught.value)
 
 
+def test_tokens_that_the_conditioner_adds_need_room_too(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    edited(tmp_path / "tiny" / "bundle.toml", ("max_tokens = 32", "max_tokens = 30\nprefix_tokens = 3"))
+    with pytest.raises(ConfigError, match="at most 32 tokens.*up to 33"):
+        load_request(path)
+
+
 @pytest.mark.parametrize("overlap", [7, 32])
 def test_an_overlap_that_no_stretch_can_have_is_refused(tmp_path: Path, overlap: int) -> None:
     with pytest.raises(ConfigError, match=f"overlap_frames is {overlap}"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny_acestep import CHANNELS, open_pipeline, save_checkpoint
+from tiny_acestep import CHANNELS, open_pipeline
 
 from engine_build.builder import build_deployment
 from runtime.batch import Event, Finished
@@ -137,16 +137,10 @@ def test_the_defaults_are_the_pipeline_s(studio: Studio, pipeline: Any) -> None:
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-def test_a_turbo_checkpoint_runs_without_guidance(tmp_path: Path) -> None:
-    from engine_build.acestep.export import Options, export_bundle
-    from engine_build.acestep.sources import Checkpoint
-
-    checkpoint = save_checkpoint(tmp_path / "turbo", turbo=True)
-    export_bundle(Checkpoint(checkpoint), tmp_path / "bundle", Options("turbo", canvas_s=2.4), lambda text: None)
-    start = torch.from_numpy(noise(FRAMES, CHANNELS, 7))[None]
-    asked = {"audio_duration": FRAMES / 25.0, "latents": start, "output_type": "latent"}
-    wanted = open_pipeline(checkpoint)(PROMPT, **asked).audios[0].numpy()
-    with open_built(tmp_path / "bundle", tmp_path) as studio:
-        (found,) = generate(studio, studio.request(PROMPT, seed=7))
-        assert studio.bundle.sampler.guidance == 1.0
-    assert np.abs(found - wanted).max() < 1e-4
+def test_a_turbo_checkpoint_runs_without_guidance(
+    studio: Studio, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "is_turbo", True)
+    wanted = expected(pipeline, seed=7, steps=8, guidance=7.0)[0].numpy()
+    (found,) = generate(studio, studio.request(PROMPT, seed=7, guidance=1.0))
+    assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())

@@ -1,0 +1,106 @@
+"""The ACE-Step deployment: it loads, and its ranges take what its bundle makes. Needs no bundle, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_build.acestep.bundle_text import BundleFacts, bundle_text
+from engine_build.config import check_ranges, read_options
+from runtime.config import Deployment, load_deployment
+from runtime.errors import ConfigError
+from runtime.options import parse_options
+from runtime.spec import Bundle, load_bundle
+from runtime.studio import Studio
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "acestep-v15-turbo.toml"
+MAX_ROWS = 16
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Deployment:
+    return load_deployment(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """bundle.toml as the export writes it for the published checkpoint."""
+    facts = BundleFacts(
+        name="acestep-v15-turbo",
+        description="",
+        channels=64,
+        frame_rate_hz=25.0,
+        frame_multiple=2,
+        canvas_frames=6000,
+        is_turbo=True,
+        sample_rate_hz=48_000,
+        audio_channels=2,
+        hop_samples=1920,
+        decode_margin_frames=9,
+        encode_margin_frames=7,
+        silence=(0.0,) * 64,
+        has_null_condition=False,
+        conditioner={"template": "{prompt}", "max_tokens": 256, "prefix_tokens": 13},
+    )
+    folder = tmp_path_factory.mktemp("acestep")
+    (folder / "bundle.toml").write_text(bundle_text(facts))
+    return load_bundle(folder)
+
+
+def studio_of(deployment: Deployment, bundle: Bundle) -> Studio:
+    """Only what sizes depend on."""
+    parts: dict[str, Any] = dict.fromkeys(part.name for part in fields(Studio))
+    return Studio(**{**parts, "deployment": deployment, "bundle": bundle})
+
+
+def test_the_ranges_take_what_the_bundle_makes(deployment: Deployment, bundle: Bundle) -> None:
+    check_ranges(deployment, bundle)
+    assert read_options(deployment).precision == "bf16"
+    assert deployment.target == "tensorrt"
+    assert deployment.bundle == CONFIG.with_suffix("")
+
+
+@pytest.mark.parametrize("seconds", [60, 120, 240])
+def test_every_canvas_has_an_exact_range_for_every_tick(deployment: Deployment, bundle: Bundle, seconds: int) -> None:
+    frames = seconds * 25
+    assert bundle.conditioner is not None
+    most = bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens
+    for rows in range(1, MAX_ROWS + 1):
+        for tokens in (1, 128, most):
+            found = deployment.range_for(rows, frames, tokens)
+            assert found is not None
+            assert found.frames.min == found.frames.max == frames
+            assert (found.rows.max == MAX_ROWS) == (rows > 8)
+
+
+def test_ranges_do_not_overlap(deployment: Deployment) -> None:
+    for rows in range(1, MAX_ROWS + 1):
+        for frames in (1500, 3000, 6000):
+            assert sum(shape.holds(rows, frames, 100) for shape in deployment.shapes) == 1
+
+
+def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> None:
+    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 288)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "frames"), [(10.0, 1500), (60.0, 1500), (61.0, 3000), (121.0, 6000), (300.0, 6000), (None, 6000)]
+)
+def test_a_request_gets_the_shortest_canvas_that_holds_it(
+    deployment: Deployment, bundle: Bundle, seconds: float | None, frames: int
+) -> None:
+    studio = studio_of(deployment, bundle)
+    assert studio.lengths == (1500, 3000, 6000)
+    stretch = studio.next_stretch(0, studio.total_frames(parse_options({"prompt": "", "seconds": seconds})))
+    assert stretch is not None
+    assert stretch.frames == frames
+
+
+@pytest.mark.skipif(CONFIG.with_suffix("").exists(), reason="the bundle is there")
+def test_without_its_bundle_it_says_how_to_make_it(deployment: Deployment) -> None:
+    with pytest.raises(ConfigError, match=r"there is no bundle at .*acestep-v15-turbo") as caught:
+        load_bundle(deployment.bundle)
+    assert "python -m engine_build.export acestep" in str(caught.value.fix)
