@@ -85,7 +85,7 @@ def test_contradictory_ranges_are_refused(tmp_path: Path, changes: list[tuple[st
 def test_tokens_that_the_conditioner_adds_need_room_too(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     edited(tmp_path / "tiny" / "bundle.toml", ("max_tokens = 32", "max_tokens = 30\nprefix_tokens = 3"))
-    with pytest.raises(ConfigError, match="at most 32 tokens.*up to 33"):
+    with pytest.raises(ConfigError, match=r"at most 32 tokens.*up to 33"):
         load_request(path)
 
 
