@@ -74,7 +74,7 @@ class BuildProcess:
         how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.readlines()[-STDERR_LINES:]]
-        said = log.last_words or "; ".join(line for line in lines if line)
+        said = "; ".join(line for line in (log.last_words, *lines) if line)
         return f"the build process ended with {how}; it last said: {said or 'nothing'}"
 
 

@@ -19,6 +19,7 @@ from runtime.config import Deployment, ShapeRange, ShapeRanges
 from runtime.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 from runtime.lane import MAX_CONDITIONS
+from runtime.rows import row_multiple
 from runtime.spec import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
 
 Sizes = Mapping[str, int]
@@ -102,10 +103,13 @@ def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
     )
 
 
-def tick_ranges(deployment: Deployment, features: Collection[str], *, is_step: bool) -> tuple[dict[str, Range], ...]:
+def tick_ranges(
+    deployment: Deployment, features: Collection[str], *, is_step: bool, row_multiple: int = 1
+) -> tuple[dict[str, Range], ...]:
     """What rows and step graphs may meet: every slot with all its conditions, at every length of a shape range.
 
-    Rows of all executes of a tick lie in one buffer. Only blends have more than one positive and one negative row.
+    Rows of all executes of a tick lie in one buffer, each execute's at a multiple of `row_multiple`. Only blends have
+    more than one positive and one negative row.
     """
     depth, first = deployment.runtime.depth, deployment.shapes[0].frames
     frames = (min(shape.frames.min for shape in deployment.shapes), first.opt, _max_frames(deployment))
@@ -115,7 +119,7 @@ def tick_ranges(deployment: Deployment, features: Collection[str], *, is_step: b
     return (
         {
             "S": (1, depth, depth),
-            "R": (1, 2 * depth, per_slot * depth),
+            "R": (1, 2 * depth, per_slot * depth * row_multiple),
             "T": frames,
             "B": bands,
             "K": conditions,
@@ -178,7 +182,10 @@ def _tick_job(
 ) -> Job:
     multiple, conditions = bundle.latents.frame_multiple, 2 if "blend" in features else 1
     known = {"C": bundle.latents.channels, "1": 1}
-    ranges = tick_ranges(deployment, features, is_step=name.startswith("step."))
+    latents = bundle.latents
+    # Canvases are whole multiples of the smallest: what aligns that one aligns them all.
+    aligned = row_multiple(latents.frame_multiple, latents.channels)
+    ranges = tick_ranges(deployment, features, is_step=name.startswith("step."), row_multiple=aligned)
     samples = [(1, 1, multiple), (3, 7, bundle.latents.round_up(SAMPLE_FRAMES)), (2, 4, multiple * 5)]
     inside = [_inside(ranges[0], *sample) for sample in samples]
     largest = (deployment.runtime.depth, deployment.max_rows, _max_frames(deployment))

@@ -98,22 +98,25 @@ def build_plan(request: PlanRequest, cancelled: threading.Event, tell: Tell) -> 
     if request.threads:
         builder.max_threads = request.threads
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    _parse(network, log, request)
+    # The network's weights lie in the parser's memory, and callbacks in ours: all of it lives until the plan is built.
+    parser = _parse(network, log, request)
     config = _configured(builder, request)
     for index, profile in enumerate(request.profiles):
         _add_profile(builder, network, config, profile, index)
-    config.progress_monitor = Monitor(cancelled)
+    monitor = Monitor(cancelled)
+    config.progress_monitor = monitor
     cache = _use_timing_cache(config, request, tell)
     sha256 = _write(builder, network, config, request, cancelled)
+    del parser, monitor
     if cache is not None and request.timing_cache is not None:
         _merge_timing_cache(config, cache, request.timing_cache)
     return {"sha256": sha256, "flags": _flag_names(config)}
 
 
-def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> None:
+def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> trt.OnnxParser:
     parser = trt.OnnxParser(network, log)
     if parser.parse_from_file(str(request.graph)):
-        return
+        return parser
     errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
     found = "; ".join(_explained(error) for error in errors)
     raise BuildError(f"TensorRT does not take {request.label}: {found}", fix="polygraphy inspect model FILE")
@@ -195,11 +198,14 @@ def _write(
     request: PlanRequest,
     cancelled: threading.Event,
 ) -> str:
-    with request.plan.open("wb", buffering=0) as file:
-        writer = Writer(file)
-        is_built = builder.build_serialized_network_to_stream(network, config, writer)
-    if writer.error is not None:
-        raise BuildError(f"{request.plan} cannot be written: {writer.error.strerror}") from writer.error
+    try:
+        with request.plan.open("wb") as file:
+            writer = Writer(file)
+            is_built = builder.build_serialized_network_to_stream(network, config, writer)
+            if writer.error is not None:
+                raise writer.error
+    except OSError as error:
+        raise BuildError(f"{request.plan} cannot be written: {error.strerror}", fix="make room on the disk") from error
     if cancelled.is_set():
         raise BuildError("cancelled")
     if not is_built:

@@ -8,10 +8,13 @@ import onnx
 import pytest
 from factories import tiny_deployment
 
+from engine_build.build_request import parse_shapes
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
-from engine_build.jobs import Job, decoder_samples, jobs_of
+from engine_build.jobs import Job, decoder_samples, jobs_of, profiles_of
 from runtime.config import ShapeRange, ShapeRanges
 from runtime.errors import BuildError, ConfigError, TickError
+from runtime.lane import MAX_CONDITIONS
+from runtime.rows import row_multiple
 
 
 def jobs(folder: Path, **changes: object) -> dict[str, Job]:
@@ -120,3 +123,52 @@ def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
     onnx.save(model, file)
     with pytest.raises(ConfigError, match=r"\(frames\) is fixed at 32, expected it free for 2\.\.64"):
         jobs_of(load_request(path))
+
+
+def test_every_range_of_a_port_holds_the_samples_and_is_in_order(tmp_path: Path) -> None:
+    for job in jobs(tmp_path).values():
+        assert len(job.ranges) == (1 if job.kind != "decoder" else len(job.shapes))
+        for ranges in job.ranges:
+            assert all(low <= usual <= high for low, usual, high in ranges.values()), job.name
+        for sample in job.samples:
+            assert any(
+                all(ranges[letter][0] <= sample[letter] <= ranges[letter][2] for letter in ranges if letter in sample)
+                for ranges in job.ranges
+            ), (job.name, sample)
+
+
+@pytest.mark.parametrize(("depth", "frames"), [(1, 32), (4, 64), (64, 6000)])
+def test_tick_ranges_hold_all_that_a_tick_may_have(tmp_path: Path, depth: int, frames: int) -> None:
+    path = tiny_deployment(tmp_path, depth=depth)
+    path.write_text(path.read_text().replace("opt = 32, max = 64", f"opt = 4, max = {frames}"))
+    made = {job.name: job.ranges[0] for job in jobs_of(load_request(path))}
+    spare = row_multiple(2, 8)
+    assert spare == 4
+    most = depth * 2 * MAX_CONDITIONS * spare
+    assert made["rows.plain"]["R"][2] == made["step.blend+guidance"]["R"][2] == most
+    assert made["step.guidance"]["R"][2] == 2 * depth * spare
+    assert made["step.blend+guidance"]["K"] == made["step.blend+guidance"]["N"] == (1, 2, MAX_CONDITIONS)
+    assert made["step.guidance"]["K"] == (1, 1, 1)
+    assert made["step.dcw"]["T"][2] == frames
+    assert made["step.dcw"]["B"][2] == frames // 2
+    assert made["step.dcw"]["S"] == (1, depth, depth)
+
+
+def test_profiles_are_shapes_of_every_input(tmp_path: Path) -> None:
+    made = jobs(tmp_path)
+    (decoder,) = profiles_of(made["decoder"])
+    assert decoder["timestep"] == "1 4 8"
+    assert parse_shapes(decoder["context_latents"]) == ((1, 2, 16), (4, 32, 16), (8, 64, 16))
+    (codec,) = profiles_of(made["codec_encode"])
+    low, _, high = parse_shapes(codec["audio"])
+    assert (low, high[2] % 320) == ((1, 2, 320), 0)
+    for name, job in made.items():
+        for profile in profiles_of(job):
+            assert set(profile) == {port.name for port in job.inputs}, name
+
+
+def test_the_codec_takes_a_window_with_its_margins(tmp_path: Path) -> None:
+    job = jobs(tmp_path)["codec_decode"]
+    codec = load_request(tmp_path / "tiny.toml").bundle.codec
+    assert codec is not None
+    assert job.ranges[0]["T"][2] == codec.decode.window_frames + 2 * codec.decode.margin_frames

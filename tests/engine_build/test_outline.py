@@ -24,7 +24,8 @@ def dry_run(path: Path) -> str:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\noptimization_level = 5\n')
+    more = '[build]\nstep_variants = ["plain"]\noptimization_level = 5\n'
+    return tiny_deployment(tmp_path, channels=32, more=more)
 
 
 def test_it_says_what_would_be_built_with_which_ranges_and_options(path: Path) -> None:
