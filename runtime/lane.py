@@ -112,12 +112,14 @@ class Lane:
         rows, hidden_states = None, latents
         if not _is_identity(batch):
             rows, hidden_states, latents = self._bind_rows(batch, latents)
-        return Launch(
+        launch = Launch(
             rows=rows,
             decoder=tuple(self._bind_decoder(*execute, hidden_states) for execute in batch.executes),
             step=self._bind_step(batch, variant, latents),
             writes=_writes(variant),
         )
+        self.state.flush()  # binding may have made fields, with their neutral lines
+        return launch
 
     def _bind_rows(self, batch: LaneBatch, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
         """The rows engine, the decoder's input, and the latents that the step starts from (masked where a mask is)."""

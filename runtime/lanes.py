@@ -73,7 +73,8 @@ class Lanes:
             lane.use(engines)
 
     def close(self) -> None:
-        """Let go of everything that is bound. No work may be pending."""
+        """Wait for what is pending and let go of everything that is bound. Raises EngineDeadError."""
+        self._wait()
         self._launches.close()
 
     @property
@@ -83,10 +84,13 @@ class Lanes:
 
     def _close(self, frames: int) -> None:
         """Forget a lane. Its memory must not be used by others before what is pending has run: this waits."""
-        self._stream.record().wait()
-        self._copies.record().wait()
+        self._wait()
         self._lanes.pop(frames).forget_launches()
         del self._pools[frames]
+
+    def _wait(self) -> None:
+        self._stream.record().wait()
+        self._copies.record().wait()
 
     def _pool(self, frames: int) -> ArrayPool:
         shape = (frames, self._bundle.latents.channels)

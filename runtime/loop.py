@@ -295,7 +295,7 @@ class TickLoop(Door):
         self._registry.leave(event, outcome)
 
     def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:
-        for step in (step for lane in batch.lanes for step in lane.slots):
+        for step in (step for lane in batch.lanes for step in lane.slots if not step.is_last):
             self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
         self._ticks += 1
         self._last_tick_s = time.monotonic()

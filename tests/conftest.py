@@ -29,7 +29,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     def build(path: Path | None = None, backend: Backend = CPU, **changes: Any) -> Deployment:
         key = repr((path, backend.target, sorted(changes.items())))
         if key not in made:
-            more = {} if backend.target == "cpu" else {"more": FEW_VARIANTS}
+            more = {} if backend.target == "cpu" else {"more": FEW_VARIANTS, "depth": 8}
             target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **{**more, **changes})
             made[key] = load_deployment(target).model_copy(update={"target": backend.target})
             backend.build(made[key])

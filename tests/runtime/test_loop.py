@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from conftest import Loops
+from backends import BACKENDS, Backend
+from conftest import Loops, captured
 from numpy.typing import NDArray
 
 from profiling.allocations import AllocationProbe
 from runtime import checkpoint
 from runtime.batch import Cancelled, Event, Failed, Finished, Progress, Started
-from runtime.device import open_device
 from runtime.engine import EngineSet, open_engines, run_once
 from runtime.engines.fake import Faults, FaultyEngine
 from runtime.errors import (
@@ -37,6 +37,12 @@ from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepP
 
 C, D, X = 8, 12, 16
 RANDOM = np.random.default_rng(3)
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = request.param
+    return wanted.skip_where_it_is_missing()
 
 
 def rand(*shape: int) -> NDArray[np.float32]:
@@ -87,10 +93,11 @@ def run_all(loop: TickLoop, *requests: GenerationRequest) -> Inbox:
 
 
 def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
-    """The same deployment with a decoder that misbehaves."""
-    device = open_device("cpu")
-    engines = open_engines(loop.deployment, device)
-    spoiled = EngineSet(FaultyEngine(engines.decoder, faults), engines.rows, engines.steps)
+    """The same deployment with a decoder that misbehaves (a captured graph does not: it launches without us)."""
+    device = loop.device
+    deployment = captured(loop.deployment, False)
+    engines = open_engines(deployment, device)
+    spoiled = EngineSet(FaultyEngine(engines.decoder, faults, device), engines.rows, engines.steps)
     return TickLoop(spoiled, loop.bundle, loop.deployment, device)
 
 
