@@ -21,6 +21,7 @@ from rich.console import Console
 
 from runtime.audio import FORMATS, AudioWriter, Pcm, latents_bytes, write_audio
 from runtime.codec import Latents
+from runtime.conditioner import read_condition
 from runtime.config import Target, load_deployment
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 from runtime.extension import Extension, run, run_audio
@@ -53,6 +54,7 @@ class Job:
     out: Path
     format: str
     values: dict[str, Any]
+    condition: Path | None
     source: Path | None
     target_source: Path | None
     target: Target | None
@@ -67,6 +69,10 @@ def tickrt_generate(
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="What to hear. Several are blended; TEXT::WEIGHT, where WEIGHT is a number or a curve."),
+    ] = None,
+    condition: Annotated[
+        Path | None,
+        typer.Option(help="A .npy file with condition tokens, in place of --prompt; for models without text."),
     ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Audio (or latents) to make a cover of, to repaint or to go on from.")
@@ -103,7 +109,8 @@ def tickrt_generate(
     try:
         with _interruptible():
             values = _file_values(options) | _flag_values(prompt or [], repaint or [], flags)
-            job = Job(config, out, _format(out, format), values, source, target_source, _target(target), quiet)
+            places = (condition, source, target_source)
+            job = Job(config, out, _format(out, format), values, *places, _target(target), quiet)
             _generate(job, console)
     except TickError as error:
         _say(console, f"error: {error}")
@@ -158,12 +165,13 @@ def main() -> None:
 
 
 def _generate(job: Job, console: Console) -> None:
-    options = parse_options(job.values)
+    condition = None if job.condition is None else read_condition(job.condition)
+    options = parse_options(job.values if condition is None else {"prompt": "", **job.values})
     with open_studio(load_deployment(job.config), target=job.target) as studio, _output(job.out) as file:
         if studio.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {studio.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read(studio, path) for path in (job.source, job.target_source))
-        extension = Extension(studio, options, source=source, target=target)
+        extension = Extension(studio, options, condition=condition, source=source, target=target)
         with closing(open_meter(extension.stretches or 1, console, quiet=job.quiet)) as meter:
             _write(job, studio, extension, meter, file)
     if not job.quiet:

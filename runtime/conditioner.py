@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,19 @@ class Conditioner:
         self._cache[text] = tokens
         if len(self._cache) > self._cache_entries:
             self._cache.popitem(last=False)
+
+
+def read_condition(path: Path) -> Tokens:
+    """Condition tokens `[L, D]` that were made elsewhere: a .npy file with float32. Raises RequestError."""
+    try:
+        tokens = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RequestError(
+            f"{path} cannot be read: {error}", field="condition", fix="numpy.save(FILE, tokens)"
+        ) from error
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.float32 or tokens.ndim != 2:
+        raise RequestError(f"{path} does not hold float32 [tokens, width]", field="condition")
+    return tokens
 
 
 def _open_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -21,6 +21,7 @@ import numpy as np
 from runtime.audio import Pcm
 from runtime.batch import Cancelled, Event, Failed, Finished
 from runtime.codec import DecodeStream
+from runtime.conditioner import Tokens
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.options import GenerationOptions
 from runtime.request import GenerationRequest
@@ -51,6 +52,7 @@ def next_request(
     tail_latents: Latents | None = None,
     *,
     index: int | None = None,
+    condition: Tokens | None = None,
     source: Latents | None = None,
     target: Latents | None = None,
     session: str = "",
@@ -64,15 +66,23 @@ def next_request(
         index = -(-stretch.start_frame // (studio.canvas_frames - studio.overlap_frames))
     seed = None if options.seed is None else seed_of(options.seed, index)
     return studio.compose(
-        options, stretch, tail=tail_latents, source=source, target=target, seed=seed, session=session, client=client
+        options,
+        stretch,
+        tail=tail_latents,
+        condition=condition,
+        source=source,
+        target=target,
+        seed=seed,
+        session=session,
+        client=client,
     )
 
 
 class Extension:
     """One generation of any length, or without end. One thread at a time.
 
-    options: may be replaced between stretches; what is replaced holds from the next request on. source, target `[N, C]`
-    begin at frame 0 of the whole. next_request() raises RequestError.
+    options: may be replaced between stretches; what is replaced holds from the next request on. condition `[L, D]`: in
+    place of the prompt. source, target `[N, C]` begin at frame 0 of the whole. next_request() raises RequestError.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class Extension:
         studio: Studio,
         options: GenerationOptions,
         *,
+        condition: Tokens | None = None,
         source: Latents | None = None,
         target: Latents | None = None,
         endless: bool = False,
@@ -92,7 +103,7 @@ class Extension:
         self.total_samples = None if endless else studio.total_samples(options, source)
         self.done_frames = 0
         self._studio = studio
-        self._source, self._target = source, target
+        self._condition, self._source, self._target = condition, source, target
         self._session, self._client = session, client
         self._index = 0
         self._tail = np.empty((0, studio.bundle.latents.channels), np.float32)
@@ -121,6 +132,7 @@ class Extension:
             stretch,
             self._tail,
             index=self._index,
+            condition=self._condition,
             source=self._source,
             target=self._target,
             session=self._session,

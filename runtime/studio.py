@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runtime.audio import FORMATS, read_audio, read_latents
 from runtime.codec import Codec
-from runtime.conditioner import Conditioner
+from runtime.conditioner import Conditioner, Tokens
 from runtime.config import Deployment, Target, load_deployment
 from runtime.device import Device, open_device
 from runtime.engine import Engine, EngineSet, open_engine, open_engines
@@ -162,6 +162,7 @@ class Studio:
         self,
         prompt: str | list[dict[str, Any]],
         *,
+        condition: Tokens | None = None,
         source: Latents | None = None,
         target: Latents | None = None,
         session: str = "",
@@ -172,7 +173,9 @@ class Studio:
         parsed = parse_options({"prompt": prompt, **options})
         stretch = self.next_stretch(0, self.total_frames(parsed, source))
         assert stretch is not None
-        return self.compose(parsed, stretch, source=source, target=target, session=session, client=client)
+        return self.compose(
+            parsed, stretch, condition=condition, source=source, target=target, session=session, client=client
+        )
 
     def compose(
         self,
@@ -180,6 +183,7 @@ class Studio:
         stretch: Stretch,
         *,
         tail: Latents | None = None,
+        condition: Tokens | None = None,
         source: Latents | None = None,
         target: Latents | None = None,
         seed: int | None = None,
@@ -188,16 +192,16 @@ class Studio:
     ) -> GenerationRequest:
         """The request for one stretch of a generation.
 
-        `tail` `[n, C]`: what comes right before the stretch's new frames, at least its `keep_frames`. `source` and
-        `target` `[N, C]` begin at frame 0 of the whole. `seed`: instead of the options' one; drawn where neither says
-        one. Raises RequestError.
+        `tail` `[n, C]`: what comes right before the stretch's new frames, at least its `keep_frames`. `condition`
+        `[L, D]`: tokens in place of the prompt's. `source` and `target` `[N, C]` begin at frame 0 of the whole.
+        `seed`: instead of the options' one; drawn where neither says one. Raises RequestError.
         """
         sampler = self.bundle.sampler
         mask = self._mask(options, stretch, tail, source)
         return GenerationRequest(
             frames=stretch.frames,
-            conditions=self._conditions(options, stretch),
-            negatives=(Condition(self._tokens(options.negative_prompt, stretch, "negative_prompt")),),
+            conditions=self._conditions(options, stretch) if condition is None else (Condition(condition),),
+            negatives=self._negatives(options, stretch),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
             denoise=_first(options.denoise, COVER_DENOISE if _is_cover(options, source) else sampler.denoise),
@@ -225,11 +229,10 @@ class Studio:
         total = self.bundle.latents.round_up(len(latents))
         return np.concatenate((latents, self.bundle.silence(total)[len(latents) :]))
 
-    def _tokens(self, text: str, stretch: Stretch, field: str) -> NDArray[np.float32]:
+    def _tokens(self, text: str, stretch: Stretch, field: str) -> Tokens:
         if self.conditioner is not None:
-            return self.conditioner.encode(
-                text, seconds=stretch.frames / self.bundle.latents.frame_rate_hz, field=field
-            )
+            canvas_s = stretch.frames / self.bundle.latents.frame_rate_hz
+            return self.conditioner.encode(text, seconds=canvas_s, field=field)
         null = self.bundle.null_condition()
         if text or null is None:
             raise RequestError(
@@ -249,6 +252,13 @@ class Studio:
             )
             for i, item in enumerate(options.prompt)
         )
+
+    def _negatives(self, options: GenerationOptions, stretch: Stretch) -> tuple[Condition, ...]:
+        """None where the bundle has nothing to push away from and nobody asks for it."""
+        has_null = self.conditioner is not None or self.bundle.null_condition() is not None
+        if not has_null and not options.negative_prompt and options.guidance in (None, 1.0):
+            return ()
+        return (Condition(self._tokens(options.negative_prompt, stretch, "negative_prompt")),)
 
     def _parameters(self, options: GenerationOptions, stretch: Stretch) -> StepParameters:
         return step_parameters(options, stretch).over(StepParameters(guidance=self.bundle.sampler.guidance))

@@ -222,6 +222,34 @@ def test_a_bundle_without_a_codec_says_what_it_can(built: Built, tmp_path: Path)
     assert files(tmp_path) == ["a.safetensors"]
 
 
+def test_condition_tokens_stand_in_for_a_prompt(generate: Generate) -> None:
+    tokens = np.random.default_rng(0).standard_normal((5, SPEC.condition_width)).astype(np.float32)
+    np.save("tokens.npy", tokens)
+    np.save("other.npy", -tokens)
+    for name in ("tokens", "other"):
+        result = generate("--condition", f"{name}.npy", "--seed", 3, "--out", f"{name}.safetensors")
+        assert result.exit_code == 0, result.output
+    found, other = (read_latents(Path(f"{name}.safetensors"), SPEC.channels, 1000)[0] for name in ("tokens", "other"))
+    assert not np.array_equal(found, other)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (None, "cannot be read"),
+        (np.zeros((2, 12)), "does not hold float32"),
+        (np.zeros(12, np.float32), "does not hold float32"),
+        (np.zeros((2, 5), np.float32), "has width 5, the decoder takes 12"),
+    ],
+)
+def test_condition_tokens_that_do_not_fit_are_named(generate: Generate, array: Any, words: str) -> None:
+    if array is not None:
+        np.save("tokens.npy", array)
+    result = generate("--condition", "tokens.npy", "--out", "a.wav")
+    assert result.exit_code == EXIT_OPTIONS
+    assert words in result.stderr
+
+
 def test_a_failed_generation_leaves_nothing(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object) -> None:
         raise NonFiniteError("generation 1 became non-finite in step 2")

@@ -296,6 +296,13 @@ def test_a_bundle_of_bare_latents_opens(built: Built) -> None:
         assert (studio.codec, studio.conditioner, studio.bundle.context) == (None, None, None)
         with pytest.raises(RequestError, match="takes no text"):
             studio.request("a")
+        tokens = np.ones((3, SPEC.condition_width), np.float32)
+        request = studio.request("", condition=tokens)
+        assert np.array_equal(request.conditions[0].tokens, tokens)
+        assert request.negatives == ()
+        assert generate(studio, request).shape == (T, C)
+        with pytest.raises(RequestError, match=r"negative_prompt: .*takes no text"):
+            studio.request("", condition=tokens, guidance=3.0)
         with pytest.raises(RequestError, match="cannot turn audio into latents"):
             studio.read_source(b"RIFF")
     assert load_deployment(bare.path).path == bare.path
