@@ -214,7 +214,7 @@ def _measure_cpu(work: Work, manifest: Manifest) -> tuple[dict[str, float], dict
 
 
 def _compile_cuda(work: Work) -> dict[str, Any]:
-    compile_cuda(work.graph, work.engine, work.options)
+    compile_cuda(work.graph, work.engine, work.options, tf32=work.decision.wanted.build["tf32"])
     return {}
 
 
@@ -222,7 +222,8 @@ def _measure_cuda(work: Work, manifest: Manifest) -> tuple[dict[str, float], dic
     from engine_build.verify import verify
 
     graph = graph_session(work.decision.job.graph, work.options)
-    return verify(work.decision.job, graph, open_cuda(work.engine, work.options), work.tolerance), {}
+    engine = open_cuda(work.engine, work.options, tf32=work.decision.wanted.build["tf32"])
+    return verify(work.decision.job, graph, engine, work.tolerance), {}
 
 
 def _recipe_error(work: Work) -> dict[str, float]:

@@ -94,7 +94,9 @@ def build_options(job: Job, target: Target, options: BuildConfig) -> dict[str, A
         chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_exact(job)}
         return {"precision": precision, **tolerance, **chosen, "profiles": profiles_of(job)}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
-    return {**({} if target == "cpu" else {"precision": precision}), **tolerance, **chosen}
+    if target == "cuda":
+        chosen |= {"precision": precision, "tf32": options.tf32, **_exact(job)}
+    return {**tolerance, **chosen}
 
 
 def _exact(job: Job) -> dict[str, bool]:

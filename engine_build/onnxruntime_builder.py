@@ -47,7 +47,7 @@ def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
     return session(engine, exact_options(options.threads), str(engine))
 
 
-def compile_cuda(graph: Graph, engine: Path, options: BuildConfig) -> None:
+def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool) -> None:
     """ONNX Runtime's offline optimization for its CUDA provider, at most "extended": "all" adds layouts of a CPU.
 
     Raises BuildError, also where data would travel through the host because an operator has no CUDA kernel.
@@ -58,7 +58,7 @@ def compile_cuda(graph: Graph, engine: Path, options: BuildConfig) -> None:
     if isinstance(source, Path):
         chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(source.parent.resolve()))
     model = lowered(model_of(graph))
-    opened = _cuda_session(model.SerializeToString(), chosen, options, graph.label)
+    opened = _cuda_session(model.SerializeToString(), chosen, graph.label, tf32)
     _check_on_gpu(graph.label, opened, onnx.load(engine, load_external_data=False))
 
 
@@ -89,9 +89,9 @@ def _is_known(node: onnx.NodeProto) -> bool:
     return {item.name for item in node.attribute} <= set(defs.get_schema(node.op_type, CUDA_OPSET).attributes)
 
 
-def open_cuda(engine: Path, options: BuildConfig) -> Any:
+def open_cuda(engine: Path, options: BuildConfig, *, tf32: bool) -> Any:
     """A session over a file that was compiled for the CUDA provider, on a stream of its own. Raises BuildError."""
-    return _cuda_session(engine, exact_options(options.threads), options, str(engine))
+    return _cuda_session(engine, exact_options(options.threads), str(engine), tf32)
 
 
 def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
@@ -148,13 +148,13 @@ def session(source: Path | bytes, options: Any, label: str, providers: Sequence[
         raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix=fix) from error
 
 
-def _cuda_session(source: Path | bytes, chosen: Any, options: BuildConfig, label: str) -> Any:
+def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> Any:
     """A session of the CUDA provider, all of whose work is on the GPU. Raises BuildError."""
     need_cuda_provider()
     onnxruntime().preload_dlls()
     for key, value in SESSION_ENTRIES.items():
         chosen.add_session_config_entry(key, value)
-    opened = session(source, chosen, label, [(CUDA_PROVIDER, provider_options(None, tf32=options.tf32))])
+    opened = session(source, chosen, label, [(CUDA_PROVIDER, provider_options(None, tf32=tf32))])
     opened.disable_fallback()
     if CUDA_PROVIDER not in opened.get_providers():
         raise BuildError(

@@ -88,6 +88,7 @@ def test_engines_are_written_and_measured(tmp_path: Path, machine: Machine) -> N
     assert manifest.target == "cuda"
     assert manifest.error["max_rel"] < 1e-5
     assert "recipe_max_rel" not in manifest.error
+    assert manifest.build["tf32"] is False
     assert opset(onnx.load(folder / manifest.engine_file)) == CUDA_OPSET
 
 
@@ -123,3 +124,13 @@ def test_sizes_on_the_host_are_no_data(tmp_path: Path, machine: Machine) -> None
     assert "Range" in {node.op_type for node in onnx.load(tiny_bundle(tmp_path / "b") / "codec_decode.onnx").graph.node}
     with simulated_provider(machine, on_host=frozenset({"Range"})):
         assert built(tmp_path)
+
+
+def test_tf32_is_for_decoders_not_for_the_solver(tmp_path: Path, machine: Machine) -> None:
+    with simulated_provider(machine) as provider:
+        deployment = built(tmp_path, FEW + "tf32 = true\n")
+    options = {session.label: session.provider_options["use_tf32"] for session in provider.sessions}
+    assert options["decoder"] == "1"
+    assert options["step.plain"] == options["rows.plain"] == "0"
+    decoder = read_manifest(manifest_path(deployment.engine_folder("cuda"), "decoder"))
+    assert decoder.build["tf32"] is True

@@ -59,6 +59,7 @@ class GpuSession:
     def __init__(self, provider: Provider, source: Any, options: Any, provider_options: dict[str, str]) -> None:
         self.provider, self.options, self.provider_options = provider, options, provider_options
         self.fallback = True
+        self.label = Path(options.optimized_model_filepath or str(source)).stem
         self._real = onnxruntime.InferenceSession(source, options, providers=[CPU_PROVIDER])
         machine = provider.machine
         named = provider_options.get("user_compute_stream")
