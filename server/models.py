@@ -43,6 +43,7 @@ class ModelCard(BaseModel):
     frame_rate_hz: float
     canvas_seconds: float
     max_seconds: float
+    takes_text: bool
     takes_source: bool
     slots: int
     queue: int
@@ -74,6 +75,7 @@ def model_card(studio: Studio, max_seconds: float) -> ModelCard:
         frame_rate_hz=bundle.latents.frame_rate_hz,
         canvas_seconds=bundle.latents.canvas_frames / bundle.latents.frame_rate_hz,
         max_seconds=max_seconds,
+        takes_text=bundle.conditioner is not None,
         takes_source=bundle.codec is not None and bundle.codec.encode is not None,
         slots=deployment.runtime.depth,
         queue=deployment.runtime.queue,

@@ -84,6 +84,7 @@ def test_the_model_list_has_openais_shape_and_our_facts(served: Served) -> None:
     assert models == {"object": "list", "data": [one]}
     assert (one["id"], one["object"], one["owned_by"]) == ("tiny", "model", "tickrt")
     assert (one["sample_rate_hz"], one["canvas_seconds"], one["latent_channels"]) == (8000, 1.28, 8)
+    assert (one["takes_text"], one["takes_source"]) == (True, True)
     assert one["defaults"]["steps"] == 4
     assert len(one["engines"]["decoder"]["sha256"]) == 64
 
