@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 from engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
 from engine_behaviour import BUILD, Bench, expected, feeds_of, opened, written
+from factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
 
+from runtime.config import load_deployment
 from runtime.device import open_device
+from runtime.engine import open_engines
 from runtime.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.manifest import manifest_path, read_manifest, write_manifest
 
@@ -377,6 +381,49 @@ def test_an_asynchronous_error_comes_out_of_events_and_later_launches(folder: Pa
         bench.close()
 
 
+def test_engines_that_opened_are_closed_when_one_of_them_does_not(tmp_path: Path) -> None:
+    with simulated(faults={"context_none_at": [3]}) as machine:
+        deployment = load_deployment(tiny_deployment(tmp_path)).model_copy(update={"target": "tensorrt"})
+        for name in ("decoder", "rows.plain", "step.plain"):
+            written(deployment.engine_folder(), name=name)
+        bench = Bench()
+        with pytest.raises(OutOfMemoryError, match=r"step\.plain: no execution context") as caught:
+            open_engines(deployment, bench.device)
+        traceback.clear_frames(caught.value.__traceback__)
+        bench.close()
+        assert machine.alive() == {}
+        engines = open_engines(deployment, device := open_device("tensorrt"))
+        assert engines.decoder.name == "decoder"
+        engines.close()
+        device.close()
+
+
+def test_a_context_that_comes_back_to_a_closed_engine_is_destroyed(folder: Path) -> None:
+    with simulated(late=False):
+        written(folder)
+        bench = Bench()
+        engine = opened(folder, bench.device, in_tick=True)
+        execution = engine.bind(bench.tensors())
+        execution.hold(bench.stream)
+        engine.close()
+        assert (loaded := len(machine_engines())) == 1
+        execution.release()
+        assert len(machine_engines()) == loaded - 1
+        bench.close()
+
+
+def test_a_profile_does_not_make_every_enqueue_wait(folder: Path) -> None:
+    with simulated() as machine:
+        written(folder)
+        bench = Bench()
+        engine = opened(folder, bench.device)
+        before = machine.counters["synchronizes"]
+        engine.profile(feeds_of(2, 4), 3)
+        assert machine.counters["synchronizes"] == before
+        engine.close()
+        bench.close()
+
+
 def test_a_failed_open_leaves_nothing_behind(folder: Path) -> None:
     with simulated(faults={"context_none_at": [1]}) as machine:
         written(folder)
@@ -419,6 +466,13 @@ def test_the_logger_keeps_each_thread_s_last_errors(one: Machine) -> None:
     logger.log(logger.INFO, "all is well")
     assert logger.take() == "; ".join(f"error {index}" for index in range(4, 20))
     assert logger.take() == ""
+
+
+def machine_engines() -> Any:
+    """The plans that are loaded."""
+    from runtime.engines.tensorrt import library
+
+    return library().runtime._engines
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, *names: str, of: str = "IExecutionContext") -> dict[str, int]:
