@@ -36,10 +36,11 @@ RECIPES: Mapping[str, Recipe] = {
     "fp16": Recipe("fp16", TensorProto.FLOAT16, 2.0**15),
     "bf16": Recipe("bf16", TensorProto.BFLOAT16, 2.0**127),
 }
-# What has no bf16 kernel for a target. ONNX Runtime's table is docs/OperatorKernels.md in its source (1.31), opset 20.
+# What has no bf16 kernel for a target. For ONNX Runtime that is docs/OperatorKernels.md in its source, at the opset in
+# which graphs for its CUDA provider are written.
 WITHOUT_KERNEL: Mapping[tuple[str, str], frozenset[str]] = {
     ("cuda", "bf16"): frozenset({
-        "Abs", "Attention", "Clip", "Conv", "ConvTranspose", "Einsum", "Elu", "LeakyRelu", "Mish", "PRelu",
+        "Clip", "Conv", "ConvTranspose", "Einsum", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu",
         "Reciprocal", "Softplus", "Swish",
     }),
 }  # fmt: skip
