@@ -16,6 +16,7 @@ from queue import Queue
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine_build.build_request import PlanRequest, SmokeRequest
 from runtime.errors import BuildError, TickError
@@ -55,7 +56,7 @@ def _plan(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> di
 
 def _smoke(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
     """Open the engine as the runtime does, and run every sample through it; the memory that took, weights and all."""
-    from engine_build.tensorrt_target import save_arrays
+    from engine_build.sample_inputs import inputs_at, save_arrays
     from runtime.cuda import CudaDevice
     from runtime.engine import open_engine
 
@@ -64,16 +65,25 @@ def _smoke(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> d
     try:
         free_bytes = device.free_bytes
         engine = open_engine(asked.folder, asked.name, device)
-        for feeds, results in zip(asked.feeds, asked.results, strict=True):
+        for index, sizes in enumerate(asked.samples):
             if cancelled.is_set():
                 raise BuildError("cancelled")
-            with np.load(feeds) as arrays:
-                save_arrays(results, engine.run(dict(arrays)))
+            outputs = engine.run(inputs_at(asked.inputs, asked.samples, index))
+            _check_finite(asked.name, sizes, outputs)
+            if index < len(asked.results):
+                save_arrays(asked.results[index], outputs)
         used_bytes = free_bytes - device.free_bytes
         engine.close()
     finally:
         device.close()
     return {"memory_bytes": used_bytes}
+
+
+def _check_finite(name: str, sizes: dict[str, int], outputs: dict[str, NDArray[Any]]) -> None:
+    for output, values in outputs.items():
+        if not np.isfinite(values).all():
+            where = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+            raise BuildError(f"{name}: {output} at {where}: values that are not finite", fix="check the weights")
 
 
 WORKS: dict[str, Callable[[dict[str, Any], threading.Event, Tell], dict[str, Any]]] = {"plan": _plan, "smoke": _smoke}

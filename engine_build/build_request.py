@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from engine_build.roles import Port
+
 TENSORRT_OPTIONS = (
     "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
     "hardware_compatibility", "tf32",
@@ -31,16 +33,17 @@ class PlanRequest(BaseModel):
 
 
 class SmokeRequest(BaseModel):
-    """Engines to run once at every sample: the folder that they lie in, and files with the inputs.
+    """An engine to run once at every sample (sizes of the shape letters of `inputs`).
 
-    Each file of `feeds` (numpy's .npz) is answered by one of the same name in `results`.
+    Outputs of the first samples go into the files of `results` (numpy's .npz); all of them must be finite.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     folder: Path
-    feeds: list[Path]
+    inputs: list[Port]
+    samples: list[dict[str, int]]
     results: list[Path]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine_build.graph_file import Graph
 from runtime.errors import ConfigError
 from runtime.manifest import TensorInfo
+
+if TYPE_CHECKING:  # a build process knows ports, and has no need of onnx
+    from engine_build.graph_file import Graph
 
 WORDS = {
     "A": "audio channels",

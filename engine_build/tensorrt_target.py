@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine_build.build_log import BuildLog
 from engine_build.build_request import TENSORRT_OPTIONS, PlanRequest, SmokeRequest
@@ -19,10 +15,12 @@ from engine_build.config import BuildConfig
 from engine_build.decisions import Decision
 from engine_build.engine_folder import PARTIAL_SUFFIX
 from engine_build.graph_file import Graph
+from engine_build.jobs import Job
+from engine_build.sample_inputs import Arrays, load_arrays
 from engine_build.timing_cache import FOLDER, cache_path
 from runtime.config import Deployment
 
-Arrays = Mapping[str, NDArray[Any]]
+Facts = dict[str, Any]
 
 
 def compile_plan(
@@ -33,7 +31,7 @@ def compile_plan(
     options: BuildConfig,
     timing_cache: Path | None,
     log: BuildLog,
-) -> dict[str, Any]:
+) -> Facts:
     """Have a plan of `graph` built into `engine`; gives what the build found out.
 
     Raises BuildError, also where that process crashes.
@@ -61,33 +59,17 @@ def timing_cache_of(deployment: Deployment, options: BuildConfig, facts: dict[st
     return cache_path(folder, version, facts["gpu"], facts["compute_capability"])
 
 
-def try_plan(
-    process: BuildProcess, name: str, folder: Path, feeds: Sequence[Arrays], log: BuildLog
-) -> tuple[list[Arrays], dict[str, Any]]:
-    """Have an engine run at every feed, as the runtime would; gives outputs and memory.
+def try_plan(process: BuildProcess, job: Job, folder: Path, kept: int, log: BuildLog) -> tuple[list[Arrays], Facts]:
+    """Have an engine run at every sample, as the runtime would; gives the outputs of the first `kept`, and facts.
 
-    Raises BuildError.
+    Raises BuildError, also where a value is not finite.
     """
     with tempfile.TemporaryDirectory(suffix=PARTIAL_SUFFIX, dir=folder.parent) as files:
-        asked = [Path(files) / f"feeds-{index}.npz" for index in range(len(feeds))]
-        given = [Path(files) / f"results-{index}.npz" for index in range(len(feeds))]
-        for path, arrays in zip(asked, feeds, strict=True):
-            save_arrays(path, arrays)
-        facts = process.ask("smoke", SmokeRequest(name=name, folder=folder, feeds=asked, results=given), log)
-        return [_load(path) for path in given], facts
-
-
-def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays under their names into a .npz file."""
-    with zipfile.ZipFile(path, "w") as file:
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-
-
-def _load(path: Path) -> Arrays:
-    with np.load(path) as arrays:
-        return dict(arrays)
+        results = [Path(files) / f"outputs-{index}.npz" for index in range(kept)]
+        samples = [dict(sizes) for sizes in job.samples]
+        request = SmokeRequest(name=job.name, folder=folder, inputs=list(job.inputs), samples=samples, results=results)
+        facts = process.ask("smoke", request, log)
+        return [load_arrays(path) for path in results], facts
 
 
 @contextmanager
