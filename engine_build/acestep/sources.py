@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
+from safetensors import SafetensorError
 from torch import nn
 
 from engine_build.onnx_export import quiet
@@ -109,6 +111,8 @@ class Checkpoint:
         """The text's hidden states. Raises ConfigError where the folder is there and transformers is not installed."""
         if not (self._has(TEXT_ENCODER) and self._has(CONDITION_ENCODER)):
             return None
+        if not self._has(TOKENIZER):
+            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
         if importlib.util.find_spec("transformers") is None:
             raise ConfigError(
                 f"{self.folder / TEXT_ENCODER} needs the package transformers, which is not installed",
@@ -116,7 +120,7 @@ class Checkpoint:
             )
         from transformers import AutoModel, AutoTokenizer
 
-        with quiet():
+        with quiet(), _loading(self.folder / TEXT_ENCODER):
             model = AutoModel.from_pretrained(self.folder / TEXT_ENCODER, dtype=torch.float32, local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / TOKENIZER, local_files_only=True)
         return model.eval(), tokenizer
@@ -144,7 +148,7 @@ class Checkpoint:
             )
 
     def _load(self, kind: Any, part: str) -> nn.Module:
-        with quiet():
+        with quiet(), _loading(self.folder / part):
             module: nn.Module = kind.from_pretrained(
                 self.folder / part,
                 torch_dtype=torch.float32,
@@ -153,6 +157,15 @@ class Checkpoint:
                 low_cpu_mem_usage=importlib.util.find_spec("accelerate") is not None,
             )
         return module.eval()
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    """What diffusers and transformers raise for damaged files, as one error that names the folder."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be loaded: {error}", fix="copy or download it again") from error
 
 
 @dataclass(frozen=True)

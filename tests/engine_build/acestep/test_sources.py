@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_acestep import TRANSFORMER, VAE
+from tiny_acestep import TRANSFORMER, VAE, save_checkpoint
 
 from runtime.errors import ConfigError
 
@@ -51,6 +52,29 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "vae" / "config.json").write_text("[")
     with pytest.raises(ConfigError, match=r"vae.*cannot be read"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
+def test_damaged_weights_are_named(tmp_path: Path, damage: str) -> None:
+    save_checkpoint(tmp_path / "c", text=False, encoder=False)
+    weights = tmp_path / "c" / "transformer" / "diffusion_pytorch_model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        config = weights.with_name("config.json")
+        config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 48'))
+    with pytest.raises(ConfigError, match=r"transformer cannot be loaded"):
+        Checkpoint(tmp_path / "c").transformer()
+
+
+def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    save_checkpoint(tmp_path / "c")
+    shutil.rmtree(tmp_path / "c" / "tokenizer")
+    with pytest.raises(ConfigError, match=r"has a text encoder and no tokenizer/"):
+        Checkpoint(tmp_path / "c").text_encoder()
 
 
 def state(source: RandomWeights) -> dict[str, Any]:
