@@ -122,7 +122,13 @@ def explain(
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises BuildError where a graph holds 16-bit numbers already."""
+    """Raises BuildError where a graph holds 16-bit numbers already, or graphs inside that would read its values."""
+    inner = [node.name for node in model.graph.node for item in node.attribute if item.g.node or item.graphs]
+    if inner := [*inner, *(function.name for function in model.functions)]:
+        raise BuildError(
+            f"the graph has control flow or functions ({inner[0]}); a precision recipe takes plain graphs",
+            fix='inline them when exporting, or precision = "fp32" in [build]',
+        )
     kinds = {tensor.data_type for tensor in model.graph.initializer}
     kinds |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     if found := kinds & {TensorProto.FLOAT16, TensorProto.BFLOAT16}:

@@ -165,6 +165,25 @@ def test_a_graph_that_is_not_fp32_is_refused() -> None:
         apply_recipe(apply_recipe(decoder("tiny"), "bf16"), "bf16")
 
 
+def test_control_flow_is_refused() -> None:
+    """Its graphs read values of the outer one by name, whose type the recipe would change under them."""
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("rows", 4))],
+    )
+    node = helper.make_node("If", ["flag"], ["out"], name="choice", then_branch=branch, else_branch=branch)
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ("rows", 4)),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, ()),
+    ]
+    output = helper.make_tensor_value_info("out", TensorProto.FLOAT, ("rows", 4))
+    model = helper.make_model(helper.make_graph([node], "model", inputs, [output]))
+    with pytest.raises(BuildError, match=r"control flow or functions \(choice\)"):
+        apply_recipe(model, "bf16")
+
+
 def test_an_output_from_the_trunk_is_widened() -> None:
     graph = GraphWriter("softmax_last")
     x = graph.input("x", ("rows", "frames", 4))
