@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from math import prod
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from simulator.fixture import Machine, provoked, simulated
+from simulator.fixture import Machine, child_environment, provoked, simulated
 from simulator.plans import CHANNELS, MANY_ROWS, ROWS, Lines, build_plan, small_graph
 
 from engine_build.graph_writer import GraphWriter
@@ -601,6 +603,25 @@ def test_a_profiler_makes_an_execute_wait_unless_it_is_told_not_to(rig: Rig) -> 
         rig.expected(),
         rtol=1e-6,
     )
+
+
+# Whole commands.
+
+
+@pytest.mark.parametrize(("answer", "status"), [("assert builder.create_builder_config()", 0), ("broken", 70)])
+def test_a_command_that_breaks_a_rule_fails_whatever_it_says_of_itself(answer: str, status: int) -> None:
+    lines = [
+        "import sys, tensorrt as trt",
+        "builder = trt.Builder(trt.Logger())",
+        "config = builder.create_builder_config()",
+        "config.set_tactic_sources(0)" if answer == "broken" else answer,
+        "sys.exit(0)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=child_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    assert ("an ignored True" in done.stderr) == (status != 0)
 
 
 # Builds.

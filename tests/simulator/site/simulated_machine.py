@@ -19,6 +19,9 @@ Options (keyword of `reset`, or environment for child processes):
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import threading
 from collections import Counter
 from typing import Any
@@ -38,6 +41,8 @@ from simulated_parts import (
 )  # fmt: skip
 from simulated_streams import Streams
 
+# What a command exits with after it broke a rule, whatever it says of itself.
+BROKEN_STATUS = 70
 __all__ = ["Machine", "RefusedError", "RuleBroken", "machine", "reset"]
 
 
@@ -161,11 +166,19 @@ _machine: Machine | None = None
 
 
 def machine() -> Machine:
-    """The process's machine."""
+    """The process's machine. A process that never calls `reset` is a whole command: it fails if it broke a rule."""
     global _machine
     if _machine is None:
         _machine = Machine()
+        atexit.register(_fail_if_broken, _machine)
     return _machine
+
+
+def _fail_if_broken(mine: Machine) -> None:
+    if mine.broken and mine is _machine:
+        print(f"simulated GPU: {mine.broken[0]}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(BROKEN_STATUS)
 
 
 def reset(**options: Any) -> Machine:
