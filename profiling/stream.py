@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
@@ -103,16 +104,21 @@ class SteadyStream:
         worst = self.verify()
         self._fill()
         rows = self._warm_up()
-        bare = BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
         block = 1 if self.device.kind == "cpu" else DEVICE_BLOCK
+        with closing(BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)) as bare:
+            records, ticks_ms, engine_ms = self._time_both(bare, ticks, block)
+        allocations, sites = self._count_allocations(probe_ticks)
+        return Result(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, block)
+
+    def _time_both(self, bare: BareEngine, ticks: int, block: int) -> tuple[list[TickRecord], list[float], list[float]]:
+        """Ticks and bare engine in turns, in blocks."""
         bare.time_ms(block)
         records: list[TickRecord] = []
         ticks_ms, engine_ms = [], [bare.time_ms(block)]
         for _ in range(-(-ticks // block)):
             ticks_ms.append(self._time_ticks(records, block))
             engine_ms.append(bare.time_ms(block))
-        allocations, sites = self._count_allocations(probe_ticks)
-        return Result(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, block)
+        return records, ticks_ms, engine_ms
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same generations alone."""
@@ -237,6 +243,14 @@ class BareEngine:
             self._launch()
         self._stream.record().wait()
         return (time.perf_counter() - begin_s) * 1e3 / times
+
+    def close(self) -> None:
+        """Let go of the graph, and of what it held. Nothing of it may be pending."""
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+        for execution in self._executions:
+            execution.release()
 
     def _launch(self) -> None:
         if self._replay is not None:
