@@ -16,8 +16,9 @@ from factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build import builder, decisions, engine_folder, onnxruntime_builder, place
-from engine_build.builder import Work, build, build_deployment
+from engine_build import compilers, decisions, engine_folder, onnxruntime_builder, place
+from engine_build.builder import build, build_deployment
+from engine_build.compilers import Work
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.decisions import Decision, decide
 from runtime.config import Deployment, load_deployment
@@ -322,8 +323,8 @@ def test_a_failure_in_the_middle_leaves_the_folder_as_it_was(
     says: str | None,
 ) -> None:
     before = snapshot(folder)
-    compiler = builder.COMPILERS["cpu"]
-    monkeypatch.setitem(builder.COMPILERS, "cpu", builder.Compiler(compiler.suffix, compile_, compiler.measure))  # type: ignore[call-overload]
+    table: Any = compilers.COMPILERS
+    monkeypatch.setitem(table, "cpu", compilers.Compiler(".onnx", compile_, table["cpu"].measure))
     with pytest.raises(error, match=says):
         run(path, force=True)
     assert snapshot(folder) == before
