@@ -18,7 +18,7 @@ from runtime.device import open_device
 from runtime.errors import EngineError
 
 # Enough variants to take a small one and a superset; the full one is always built.
-FEW_VARIANTS = '[build]\nstep_variants = ["plain", "guidance", "dcw+guidance"]\n'
+FEW_VARIANTS = '[build]\nstep_variants = ["plain", "dcw+guidance"]\n'
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from backends import CPU, FEW_VARIANTS, Backend
 from factories import tiny_deployment
+from simulator.fixture import Machine
 
 from runtime.config import Deployment, load_deployment
 from runtime.device import open_device
@@ -29,7 +30,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     def build(path: Path | None = None, backend: Backend = CPU, **changes: Any) -> Deployment:
         key = repr((path, backend.target, sorted(changes.items())))
         if key not in made:
-            more = {} if backend.target == "cpu" else {"more": FEW_VARIANTS, "depth": 8}
+            more = (
+                {}
+                if backend.target == "cpu"
+                else {"more": FEW_VARIANTS, "depth": 8, "codec": False, "conditioner": False}
+            )
             target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **{**more, **changes})
             made[key] = load_deployment(target).model_copy(update={"target": backend.target})
             backend.build(made[key])
@@ -53,7 +58,14 @@ def resized(deployment: Deployment, depth: int, max_rows: int) -> Deployment:
 
 
 @pytest.fixture
-def loops(built: Built, backend: Backend) -> Iterator[Loops]:
+def machine(backend: Backend) -> Iterator[Machine | None]:
+    """The simulated GPU of this test, if it has one."""
+    with backend.running() as found:
+        yield found
+
+
+@pytest.fixture
+def loops(built: Built, backend: Backend, machine: Machine | None) -> Iterator[Loops]:
     """`loops(**changes)` gives a tick loop on a tiny deployment, without a thread; closed at the end of the test."""
     closing = ExitStack()
 
@@ -68,7 +80,7 @@ def loops(built: Built, backend: Backend) -> Iterator[Loops]:
         closing.callback(loop.close)
         return loop
 
-    with backend.running(), closing:
+    with closing:
         yield open_loop
 
 

@@ -1,0 +1,123 @@
+"""Generations for tests on a tiny bundle: every feature once, and an inbox that remembers what happened to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.batch import Cancelled, Event, Failed, Finished
+from runtime.loop import TickLoop
+from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+
+C, D, X = 8, 12, 16
+RANDOM = np.random.default_rng(3)
+
+
+def rand(*shape: int) -> NDArray[np.float32]:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+CONDITIONS = [Condition(rand(tokens, D)) for tokens in (3, 5, 9, 12)]
+CONTEXT = {frames: rand(frames, X) for frames in (16, 32, 64)}
+
+
+def make(name: str, frames: int = 32, **changes: Any) -> GenerationRequest:
+    changes.setdefault("conditions", (CONDITIONS[0],))
+    changes.setdefault("context", CONTEXT[frames])
+    changes.setdefault("steps", 4)
+    changes.setdefault("seed", len(name) + sum(map(ord, name)))
+    return GenerationRequest(frames=frames, id=name, **changes)
+
+
+class Inbox:
+    """Remembers every event, by request."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, name: str, kind: type) -> list[Any]:
+        return [event for event in self.events if event.request_id == name and isinstance(event, kind)]
+
+    def terminal(self, name: str) -> Any:
+        (event,) = (event for kind in (Finished, Failed, Cancelled) for event in self.of(name, kind))
+        return event
+
+    def latents(self, name: str) -> NDArray[np.float32]:
+        event = self.terminal(name)
+        assert isinstance(event, Finished), event
+        return event.latents
+
+
+def run_all(loop: TickLoop, *requests: GenerationRequest) -> Inbox:
+    inbox = Inbox()
+    for request in requests:
+        loop.submit(request, inbox)
+    while loop.tick() is not None:
+        pass
+    return inbox
+
+
+GUIDED = {"negatives": (CONDITIONS[1],), "parameters": StepParameters(guidance=3.0)}
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shift": {"shift": 3.0, "steps": 7},
+    "cover": {"source": rand(32, C), "denoise": 0.6},
+    "noise_curve": {"source": rand(32, C), "initial_noise_curve": np.linspace(0, 1, 32)},
+    "guided": GUIDED,
+    "guided_all": {
+        "negatives": (CONDITIONS[1],),
+        "parameters": StepParameters(guidance=np.linspace(1, 5, 32), momentum=0.3, rescale=np.linspace(0, 1, 32)),
+    },
+    "rcfg_self": {"guidance_mode": "self", "parameters": StepParameters(guidance=1.5)},
+    "rcfg_initialize": {**GUIDED, "guidance_mode": "initialize"},
+    "two_conditions": {
+        "conditions": (
+            Condition(CONDITIONS[0].tokens, np.linspace(0.1, 1, 32)),
+            Condition(CONDITIONS[2].tokens, np.linspace(1, 0.2, 32), 0.0, 0.6),
+        )
+    },
+    "two_negatives": {
+        "negatives": (CONDITIONS[1], Condition(CONDITIONS[3].tokens, 0.5)),
+        "parameters": StepParameters(guidance=2.0),
+    },
+    "mask": {"mask": LatentMask(np.repeat([0.0, 1.0, 0.3, 1.0], 8), rand(32, C))},
+    "mask_of_source": {"mask": LatentMask(np.repeat([0.0, 1.0], 16)), "source": rand(32, C), "denoise": 0.7},
+    "target_curve": {"target": Target(rand(32, C), np.linspace(0, 1, 32), 0.25)},
+    "target_strength": {"target": Target(rand(32, C)), "parameters": StepParameters(x0_strength=0.4)},
+    "velocity_scale": {"parameters": StepParameters(velocity_scale=np.linspace(0.5, 1.5, 32))},
+    "gain": {"parameters": StepParameters(channel_gain=np.linspace(0.5, 1.5, C))},
+    "gain_per_frame": {"parameters": StepParameters(channel_gain=1 + 0.1 * rand(32, C))},
+    "ode_noise": {"parameters": StepParameters(ode_noise=np.linspace(0, 0.5, 32))},
+    "sde": {"solver": "sde"},
+    "sde_curve": {
+        "solver": "sde",
+        "source": rand(32, C),
+        "parameters": StepParameters(sde_curve=np.linspace(0, 1, 32)),
+    },
+    "sde_by_curve": {"source": rand(32, C), "parameters": StepParameters(sde_curve=np.linspace(0, 1, 32))},
+    "one_weighted_condition": {
+        "conditions": (
+            Condition(CONDITIONS[0].tokens, np.linspace(1, 0, 32)),
+            Condition(CONDITIONS[2].tokens, np.linspace(0, 1, 32), 0.5, 1.0),
+        )
+    },
+    "dcw_low": {"parameters": StepParameters(dcw=Dcw("low", np.linspace(0, 0.2, 32)))},
+    "dcw_high": {"parameters": StepParameters(dcw=Dcw("high", 0.1))},
+    "dcw_double": {"parameters": StepParameters(dcw=Dcw("double", 0.1, 0.05))},
+    "dcw_pix": {"parameters": StepParameters(dcw=Dcw("pix", 0.1))},
+    "everything": {
+        "negatives": (CONDITIONS[1],),
+        "source": rand(32, C),
+        "denoise": 0.8,
+        "mask": LatentMask(np.repeat([0.2, 1.0], 16), rand(32, C)),
+        "target": Target(rand(32, C), 0.5),
+        "parameters": StepParameters(
+            guidance=2.0, velocity_scale=0.9, ode_noise=0.1, channel_gain=1.1, rescale=0.5, dcw=Dcw("double", 0.1, 0.1)
+        ),
+    },
+}
