@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -318,3 +319,16 @@ def test_without_a_driver_nothing_is_begun(path: Path) -> None:
     dry = command(path, "--dry-run", SIMULATED_NO_DRIVER="1")
     assert dry.returncode == 0
     assert "missing here: an NVIDIA GPU" in dry.stdout
+
+
+def test_a_disk_that_takes_no_more_is_said(path: Path) -> None:
+    words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
+
+    def small_files_only() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    options: dict[str, Any] = {"env": child_environment(), "preexec_fn": small_files_only}
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
+    assert result.returncode == 3
+    assert "decoder.plan cannot be written: File too large" in result.stderr
+    assert list(folder_of(path).iterdir()) == []
