@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import parity
 import pytest
 from factories import tiny_deployment
 from simulator.fixture import Machine, simulated
@@ -31,6 +32,7 @@ from runtime.loop import TickLoop
 from runtime.request import Condition, GenerationRequest, StepParameters
 from runtime.spec import load_bundle
 
+SCENARIOS, INPUTS, EXPECTED = parity.load()
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=h ; expr=cudaMemcpyAsync("
 ARENA = (
     "Non-zero status code returned while running MatMul node. Name:'node' Status Message: "
@@ -306,3 +308,23 @@ def test_the_two_ticks_in_flight_wait_only_for_an_older_one(
     played(deployment, "cuda", lambda record: seen.append(machine.counters["synchronizes"]))
     assert len(seen) >= 6
     assert seen[-1] == seen[0] == 0
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The parity vectors' decoder, built for the target cuda."""
+    depth = max(scenario["depth"] for scenario in SCENARIOS.values())
+    found = load_deployment(parity.write_deployment(tmp_path_factory.mktemp("parity"), depth=depth))
+    with simulated() as machine, simulated_provider(machine):
+        build_deployment(found, target="cuda")
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_parity_scenarios(reference: Deployment, provider: Provider, device: Any, name: str) -> None:
+    engines = open_engines(reference, device, target="cuda")
+    loop = TickLoop(engines, load_bundle(reference.bundle), reference, device)
+    run = parity.run_scenario(loop, SCENARIOS[name], INPUTS)
+    loop.close()
+    for _, request_id in SCENARIOS[name]["finishes"]:
+        np.testing.assert_allclose(run.finals[request_id], EXPECTED[f"{name}/{request_id}/final"], atol=2e-4, rtol=0)
