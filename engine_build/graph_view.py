@@ -97,6 +97,11 @@ class GraphView:
         return found
 
 
+def node_name(node: onnx.NodeProto) -> str:
+    """A node's name; its first output's where it has none."""
+    return str(node.name or node.output[0])
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     """A node's attribute as a plain value."""
     return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)

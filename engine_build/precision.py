@@ -14,7 +14,7 @@ from typing import Literal
 import onnx
 from onnx import TensorProto, defs
 
-from engine_build.graph_view import GraphView
+from engine_build.graph_view import GraphView, node_name
 from engine_build.precision_casts import FileWeights, InlineWeights, Rewriter, Weights
 from engine_build.precision_parts import parts_of
 from engine_build.precision_prepare import prepared
@@ -111,12 +111,13 @@ def explain(
 ) -> tuple[NodePrecision, ...]:
     """What every node runs in under a recipe, and why; attention's scales stand where the recipe puts them."""
     if recipe == "fp32":
-        return tuple(NodePrecision(node.name, node.op_type, "fp32", "all", "the recipe") for node in model.graph.node)
+        nodes = model.graph.node
+        return tuple(NodePrecision(node_name(node), node.op_type, "fp32", "all", "the recipe") for node in nodes)
     view = GraphView(prepared(_checked(model), RECIPES[recipe].mask_limit, weights or InlineWeights()))
     parts = parts_of(view, frozenset(without) | without_type(view, RECIPES[recipe].kind))
     names = {"full": "fp32", "low": recipe, "index": "index"}
     return tuple(
-        NodePrecision(node.name, node.op_type, names[part.width], part.part, part.why)
+        NodePrecision(node_name(node), node.op_type, names[part.width], part.part, part.why)
         for node, part in zip(view.nodes, parts, strict=True)
     )
 

@@ -16,6 +16,7 @@ from onnx import helper
 from engine_build.emulation import emulated
 from engine_build.flops import Shape, product_flops, product_values
 from engine_build.graph_file import Graph
+from engine_build.graph_view import node_name
 from engine_build.onnxruntime_builder import (
     DATA_FOLDER_ENTRY,
     exact_options,
@@ -90,7 +91,7 @@ def recipe_error(
         max_rel=tuple(error[0] for error in errors),
         rms_rel=tuple(error[1] for error in errors),
         nodes=explain(model, recipe, without=without, weights=InlineWeights(_folder(graph))),
-        flops={node.name: flops for node in model.graph.node if (flops := product_flops(node, shapes))},
+        flops={node_name(node): flops for node in model.graph.node if (flops := product_flops(node, shapes))},
     )
 
 

@@ -64,6 +64,16 @@ def test_the_summary_goes_into_a_manifest(demo: tuple[Graph, list[dict[str, np.n
     assert all(type(value) is float for value in figures.values())
 
 
+def test_work_is_counted_of_nodes_without_names(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> None:
+    graph, feeds = demo
+    assert isinstance(graph.source, Path)
+    bare = onnx.load(graph.source)
+    for node in bare.graph.node:
+        node.name = ""
+    named, nameless = (measure(which, "bf16", feeds[:1], threads=1) for which in (graph, graph_of(bare)))
+    assert nameless["recipe_low_work"] == pytest.approx(named["recipe_low_work"])
+
+
 def test_weights_in_files_of_their_own_give_the_same(
     tmp_path: Path, demo: tuple[Graph, list[dict[str, np.ndarray]]]
 ) -> None:
