@@ -284,7 +284,7 @@ def _no_bundle(folder: Path) -> ConfigError:
         return ConfigError(f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder")
     return ConfigError(
         f"there is no bundle at {folder}",
-        fix=f"name the bundle's folder, or make it: python -m engine_build.export acestep --help (--out {folder})",
+        fix=f"name another one, or make it: python -m engine_build.export acestep --checkpoint DIR --out {folder}",
     )
 
 
