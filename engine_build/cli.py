@@ -177,7 +177,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
     decisions = decide(load_request(deployment.path, threads=threads), target, force=force, place=place)
     print_decisions(console, decisions, _shown(deployment.engine_folder(target)))
     if not is_cpu:
-        outline.print_outline(console, outline.outlines_of(decisions), options, place)
+        outline.print_outline(console, target, outline.outlines_of(decisions), options, place)
 
 
 def _dry_run_without_bundle(console: Console, deployment: Deployment, target: Target, threads: int | None) -> None:
@@ -187,7 +187,7 @@ def _dry_run_without_bundle(console: Console, deployment: Deployment, target: Ta
         load_request(deployment.path)
     except ConfigError as error:
         outline.print_engines_unknown(console, engines, error)
-    outline.print_outline(console, engines, options, place_or_why_not(target, options))
+    outline.print_outline(console, target, engines, options, place_or_why_not(target, options))
 
 
 def _build(request: BuildRequest, target: Target, force: bool) -> None:

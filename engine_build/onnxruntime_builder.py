@@ -199,5 +199,5 @@ def need_cuda_provider() -> None:
     if CUDA_PROVIDER not in onnxruntime().get_available_providers():
         raise BuildError(
             "target cuda needs ONNX Runtime with its CUDA provider, this environment has it without",
-            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'; or build with --target cpu",
+            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
         )

@@ -16,9 +16,13 @@ from engine_build.config import ROWS_VARIANTS, BuildConfig, parse_variant
 from engine_build.decisions import Decision
 from engine_build.jobs import Range, decoder_ranges, tick_ranges
 from engine_build.place import Place
-from runtime.config import Deployment
+from runtime.config import Deployment, Target
 from runtime.errors import TickError
 
+SHOWN_OPTIONS = {
+    "tensorrt": ("precision", "codec_precision", *TENSORRT_OPTIONS, "timing_cache"),
+    "cuda": ("precision", "codec_precision", "tf32", "optimization"),
+}
 LETTERS = {
     "R": "rows", "S": "slots", "T": "frames", "L": "tokens", "K": "conditions", "N": "negatives", "W": "samples",
 }  # fmt: skip
@@ -52,7 +56,9 @@ def outlines_without_bundle(deployment: Deployment, options: BuildConfig) -> lis
     ]
 
 
-def print_outline(console: Console, outlines: Sequence[Outline], options: BuildConfig, place: Place) -> None:
+def print_outline(
+    console: Console, target: Target, outlines: Sequence[Outline], options: BuildConfig, place: Place
+) -> None:
     """Shape ranges per engine, options, what is missing on this machine and what gets it."""
     _print(console, "shape ranges (min..opt..max):")
     for names, ranges in _grouped(outlines):
@@ -60,8 +66,8 @@ def print_outline(console: Console, outlines: Sequence[Outline], options: BuildC
         lines = [UNKNOWN] if ranges is None else [_range_text(item) for item in ranges]
         for line in lines:
             _print(console, f"    {line}")
-    chosen = options.model_dump(include={*TENSORRT_OPTIONS, "precision", "codec_precision", "timing_cache"})
-    _print(console, "options: " + ", ".join(f"{name} = {_value(value)}" for name, value in chosen.items()))
+    chosen = ((name, getattr(options, name)) for name in SHOWN_OPTIONS[target])
+    _print(console, "options: " + ", ".join(f"{name} = {_value(value)}" for name, value in chosen))
     if place.missing is not None:
         print_missing(console, "missing here", place.missing)
     else:

@@ -34,7 +34,8 @@ def place_of(target: Target, options: BuildConfig) -> Place:
         here = machine()
         device = here if options.optimization == "all" else {"arch": here["arch"]}
         return Place(tool_versions(target), device, here["cpu"])
-    missing = _all_missing(need_cuda_provider if target == "cuda" else need_tensorrt, need_gpu)
+    package = need_cuda_provider if target == "cuda" else need_tensorrt
+    missing = _all_missing(package, lambda: need_gpu(target))
     if missing is not None:
         raise missing
     return _on_gpu(target, options)
@@ -66,7 +67,7 @@ def need_tensorrt() -> None:
     del tensorrt
 
 
-def need_gpu() -> Any:
+def need_gpu(target: Target) -> Any:
     """The GPU, asked before any object of TensorRT exists: without a driver one would end the process.
 
     Raises BuildError.
@@ -78,7 +79,7 @@ def need_gpu() -> Any:
     except TickError as error:
         raise BuildError(
             f"an NVIDIA GPU with its driver is needed: {error.what}",
-            fix=error.fix,
+            fix=error.fix.partition("  (")[0].replace("tickrt[tensorrt]", f"tickrt[{target}]"),
         ) from error
 
 
@@ -92,12 +93,15 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
             errors.append(error)
     if not errors:
         return None
-    fixes = list(dict.fromkeys(error.fix.partition("  (")[0] for error in errors))
+    fixes: list[str] = []
+    for error in errors:
+        if not any(error.fix in fix for fix in fixes):
+            fixes.append(error.fix)
     return BuildError("; ".join(error.what for error in errors), fix="; ".join([*fixes, ELSEWHERE]))
 
 
 def _on_gpu(target: Target, options: BuildConfig) -> Place:
-    gpu = need_gpu()
+    gpu = need_gpu(target)
     device = gpu_machine(gpu)
     facts = {
         **{name: value for name, value in device.items() if name != "arch"},
