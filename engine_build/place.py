@@ -94,10 +94,10 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
     if not errors:
         return None
     fixes: list[str] = []
-    for error in errors:
-        if not any(error.fix in fix for fix in fixes):
-            fixes.append(error.fix)
-    return BuildError("; ".join(error.what for error in errors), fix="; ".join([*fixes, ELSEWHERE]))
+    for found in errors:
+        if not any(found.fix in fix for fix in fixes):
+            fixes.append(found.fix)
+    return BuildError("; ".join(found.what for found in errors), fix="; ".join([*fixes, ELSEWHERE]))
 
 
 def _on_gpu(target: Target, options: BuildConfig) -> Place:
