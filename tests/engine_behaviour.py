@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,24 @@ def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Benc
     np.testing.assert_allclose(bench.read(other["y"]), expected(feeds_of(3, 9, 5)), **CLOSE)
     replay.close()
     execution.release()
+    engine.close()
+
+
+@pytest.mark.parametrize("way", ["launch", "hold"])
+def test_the_memory_of_a_dropped_execution_is_free_again(way: str, bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    holds_the_tensors = weakref.ref(execution._binding)
+    getattr(execution, way)(bench.stream)
+    bench.stream.record().wait()
+    execution.release()
+    del execution, tensors
+    assert holds_the_tensors() is None
+    again = bench.tensors(seed=1)
+    engine.bind(again).launch(bench.stream)
+    np.testing.assert_allclose(bench.read(again["y"]), expected(feeds_of(2, 4, 1)), **CLOSE)
     engine.close()
 
 

@@ -12,7 +12,7 @@ from runtime.engines.shape_choice import Shape
 LayerRun = list[tuple[str, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Binding:
     """Inputs and outputs of one execute: shapes of those inputs that have free dimensions, and all addresses.
 

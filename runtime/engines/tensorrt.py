@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import tensorrt as trt
 from numpy.typing import NDArray
@@ -177,19 +178,20 @@ class Context:
         self._is_on_range = range_index == 0
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
-        self._binding: Binding | None = None
+        # Not kept alive: whoever dropped an execution wants its memory back.
+        self._last: ref[Binding] | None = None
 
     def launch(self, binding: Binding, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
-        if binding is not self._binding:
+        if self._last is None or self._last() is not binding:
             self.prepare(binding, stream)
             self._set_addresses(binding)
-            self._binding = binding
+            self._last = ref(binding)
         self._must(self._context.execute_async_v3(stream.handle), "failed to execute")
 
     def prepare(self, binding: Binding, stream: Stream) -> None:
         """Set range and shapes, in this order. Raises EngineError."""
-        self._binding = None
+        self._last = None
         if not self._is_on_range:
             answer = self._context.set_optimization_profile_async(self.range_index, stream.handle)
             self._must(answer, f"cannot switch to shape range {self.range_index}")
@@ -223,7 +225,7 @@ class Context:
 
     def close(self) -> None:
         """Destroy it; nothing of it may be pending, no captured graph of it may live."""
-        self._binding = None
+        self._last = None
         del self._context
         del self._engine
 
@@ -235,7 +237,7 @@ class Context:
 
     def _must(self, answer: Any, what: str) -> None:
         if not answer:
-            self._binding = None
+            self._last = None
             must(None, f"{self._name}: {what}", library().logger)
 
 
