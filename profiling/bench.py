@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from profiling.stream import Result, SteadyStream, Workload
+from profiling.stream import Result, Rivals, SteadyStream, Workload
 from profiling.tick_statistics import Percentiles
 from runtime.batch import TickRecord
 from runtime.config import Deployment, load_deployment
@@ -54,6 +56,7 @@ def report(result: Result, bundle: Bundle, deployment: Deployment, engines: Engi
         "overhead_quartiles": [round(result.overhead.low, 4), round(result.overhead.high, 4)],
         "overhead_inside_tick": round(result.overhead_inside, 4),
         "captured": result.records[-1].replayed > 0,
+        "beside": {name: _rival(times, result) for name, times in result.beside_ms.items()},
         "is_noisy": result.overhead.is_noisy,
         "budget": budget,
         "within_budget": budget is None or result.overhead.median <= budget,
@@ -68,6 +71,12 @@ def report(result: Result, bundle: Bundle, deployment: Deployment, engines: Engi
         | manifest.tool_versions,
         "machine": machine(),
     }
+
+
+def _rival(times_ms: list[float], result: Result) -> dict[str, float]:
+    """Its time, and how much longer it takes than a tick, which does more than it: the median of paired ratios."""
+    ratio = float(np.median(np.asarray(times_ms[1:]) / np.asarray(result.ticks_ms)))
+    return _rounded({**asdict(Percentiles.of(times_ms)), "over_tick": ratio})
 
 
 def budget_of(deployment: Deployment, load: Workload) -> float | None:
@@ -96,6 +105,8 @@ def print_card(console: Console, card: dict[str, Any], sites: list[tuple[int, in
     ratio, inside = card["overhead_ratio"], card["overhead_inside_tick"]
     table.add_row("tick / engine", f"{ratio:.3f}  (quartiles {low:.3f} to {high:.3f}; within the tick {inside:.3f})")
     table.add_row("budget", _verdict(card))
+    for name, rival in card["beside"].items():
+        table.add_row(name, f"p50 {rival['p50']:.2f} ms   ({rival['over_tick']:.2f} x the tick)")
     table.add_row("throughput", f"{card['finished_per_s']:.2f} generations/s, {card['audio_s_per_s']:.1f} s of audio/s")
     table.add_row("allocations", f"{card['allocations_per_tick']:g} per tick")
     table.add_row("shared vs alone", f"{card['shared_vs_alone']:.1e} largest difference")
@@ -125,6 +136,10 @@ def bench(
     frames: Annotated[int, typer.Option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0,
     ticks: Annotated[int, typer.Option(min=1, help="Ticks to measure.")] = 64,
+    torch: Annotated[
+        str, typer.Option(help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder beside it.")
+    ] = "",
+    torch_layers: Annotated[int | None, typer.Option(min=1, help="With --torch published: layers, of 24.")] = None,
     two_pass: Annotated[bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
     fail_over_budget: Annotated[bool, typer.Option("--fail-over-budget", help="Exit 1 over budget.")] = False,
 ) -> None:
@@ -137,7 +152,9 @@ def bench(
     try:
         deployment = _two_pass(load_deployment(config)) if two_pass else load_deployment(config)
         with console.status("measuring"):
-            card, result = measure(deployment, depth, frames, steps, guidance=guidance, dcw=dcw, ticks=ticks)
+            load = workload_of(deployment, depth, frames, steps, guidance=guidance, dcw=dcw)
+            beside = torch_beside(torch, torch_layers, load) if torch else None
+            card, result = measure(deployment, load, ticks, beside)
     except TickError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ENGINE) from None
@@ -147,24 +164,44 @@ def bench(
         raise typer.Exit(EXIT_OVER_BUDGET)
 
 
-def measure(
-    deployment: Deployment, depth: int, frames: int, steps: int, *, guidance: float, dcw: bool, ticks: int
-) -> tuple[dict[str, Any], Result]:
-    """Open the engines and run the bench; frames and steps 0 are the bundle's own. Raises TickError."""
+def workload_of(deployment: Deployment, depth: int, frames: int, steps: int, *, guidance: float, dcw: bool) -> Workload:
+    """What the slots do; frames and steps 0 are the bundle's own. Raises ConfigError."""
     bundle = load_bundle(deployment.bundle)
-    load = Workload(
-        depth, frames or bundle.latents.canvas_frames, steps or bundle.sampler.steps, guidance=guidance, dcw=dcw
-    )
+    frames, steps = frames or bundle.latents.canvas_frames, steps or bundle.sampler.steps
+    load = Workload(depth, frames, steps, guidance=guidance, dcw=dcw)
     if deployment.range_for(1, load.frames, load.tokens) is None:
         raise ConfigError(f"{deployment.path} has no shape range for {load.frames} frames", fix="choose other --frames")
+    return load
+
+
+def torch_beside(source: str, layers: int | None, load: Workload) -> Callable[[int], Rivals]:
+    """PyTorch's decoder of so many rows, eager and compiled. Raises ConfigError where there is no PyTorch."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "diffusers")):
+        raise ConfigError("--torch needs PyTorch and diffusers", fix="pip install 'tickrt[export]'")
+    from profiling.torch_decoder import TorchDecoder
+
+    def rivals(rows: int) -> Rivals:
+        sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
+        modes = {"torch eager": False, "torch compiled": True}
+        return {name: TorchDecoder(source, **sizes, layers=layers, compiled=mode) for name, mode in modes.items()}
+
+    return rivals
+
+
+def measure(
+    deployment: Deployment, load: Workload, ticks: int, beside: Callable[[int], Rivals] | None = None
+) -> tuple[dict[str, Any], Result]:
+    """Open the engines and run the bench. Raises TickError."""
+    bundle = load_bundle(deployment.bundle)
     device = open_device(deployment.target)
     engines = open_engines(deployment, device)
     stream = SteadyStream(bundle, deployment, engines, device, load)
     try:
-        result = stream.run(ticks, probe_ticks=2 * load.steps)
+        result = stream.run(ticks, 2 * load.steps, beside)
+        return report(result, bundle, deployment, engines), result
     finally:
         stream.loop.close()
-    return report(result, bundle, deployment, engines), result
+        device.close()
 
 
 def _two_pass(deployment: Deployment) -> Deployment:

@@ -29,10 +29,11 @@ HEAVY = {
     "torch": {
         "engine_build/onnx_export.py",
         "engine_build/masked_decoder.py",
+        "profiling/torch_decoder.py",
         "engine_build/acestep/",
         "engine_build/demo_model/",
     },
-    "diffusers": {"engine_build/acestep/", "engine_build/demo_model/"},
+    "diffusers": {"engine_build/acestep/", "engine_build/demo_model/", "profiling/torch_decoder.py"},
     "transformers": {"engine_build/acestep/"},
     "matplotlib": {"engine_build/demo_model/"},
     "tokenizers": {"runtime/conditioner.py", "engine_build/demo_model/"},

@@ -1,0 +1,84 @@
+"""The same decoder in PyTorch, eager and compiled: what an engine is measured beside. Needs the extra `export`."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AceStepTransformer1DModel
+
+from runtime.errors import ConfigError, EngineError
+
+PUBLISHED = "published"
+WARM_UP_RUNS = 3
+
+
+class TorchDecoder:
+    """ACE-Step's transformer of diffusers on fixed inputs: rows R, frames T, tokens L; bfloat16 on a GPU, else float32.
+
+    `source` is a checkpoint in diffusers' layout, or "published": the published sizes with random weights, with
+    `layers` layers where that is given. Raises ConfigError, EngineError where the GPU has too little memory.
+    """
+
+    def __init__(
+        self, source: str, *, rows: int, frames: int, tokens: int, layers: int | None = None, compiled: bool
+    ) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        try:
+            model = _model(source, layers).to(self._device, self._dtype).eval()
+            self._inputs = self._make_inputs(model.config, rows, frames, tokens)
+            self._run: Any = torch.compile(model) if compiled else model
+            self.time_ms(WARM_UP_RUNS)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(f"PyTorch has no memory for {rows} rows: {error}", fix="a lower --depth") from error
+
+    def time_ms(self, times: int = 1) -> float:
+        """Wall time of one forward pass over all rows, mean of so many in a row."""
+        self._synchronize()
+        begin_s = time.perf_counter()
+        for _ in range(times):
+            self.velocity()
+        self._synchronize()
+        return (time.perf_counter() - begin_s) * 1e3 / times
+
+    @torch.inference_mode()
+    def velocity(self) -> torch.Tensor:
+        """One forward pass: `[R, T, C]`."""
+        output: torch.Tensor = self._run(**self._inputs, return_dict=False)[0]
+        return output
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _make_inputs(self, config: Any, rows: int, frames: int, tokens: int) -> dict[str, torch.Tensor]:
+        channels = config.audio_acoustic_hidden_dim
+        width = config.encoder_hidden_size or config.hidden_size
+        times = torch.rand(rows, device=self._device, dtype=self._dtype)
+        shapes = {
+            "hidden_states": (rows, frames, channels),
+            "encoder_hidden_states": (rows, tokens, width),
+            "context_latents": (rows, frames, config.in_channels - channels),
+        }
+        drawn = {name: torch.randn(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
+        return {**drawn, "timestep": times, "timestep_r": times}
+
+
+def _model(source: str, layers: int | None) -> Any:
+    folder = Path(source) / "transformer"
+    if source == PUBLISHED:
+        sizes = {} if layers is None else {"num_hidden_layers": layers}
+        return AceStepTransformer1DModel(**sizes)
+    if layers is not None:
+        raise ConfigError("--torch-layers goes with --torch published only")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AceStepTransformer1DModel.from_pretrained(folder)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise ConfigError(f"no ACE-Step transformer in {folder}: {error}", fix="--torch published") from error
