@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contract import conftest, install
 from contract.conftest import VERSIONS
 from contract.follow import Follower
 
@@ -138,14 +140,20 @@ def test_a_gap_in_the_net_is_found(tensorrt_surface: Surfaces) -> None:
     assert follower.lost == ["ours:34: config.set_memory_pool_limit"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_made_up_name_in_a_copy_of_our_source_is_found(version: str, tensorrt_surface: Surfaces) -> None:
-    names = tensorrt_surface(version)["names"]
-    ours = sources("tensorrt")
-    for name in (".Builder(", ".OnnxParser(", ".Runtime(", ".deserialize_cuda_engine(", ".execute_async_v3("):
-        holder = next(module for module, text in ours.items() if name in text)
-        wrong = {**ours, holder: ours[holder].replace(name, f"{name[:-1]}_9(", 1)}
-        assert any(f"{name[1:-1]}_9" in finding for finding in Follower(wrong, names).findings), name
+def test_every_made_up_name_in_a_copy_of_our_source_is_found(tensorrt_surface: Surfaces) -> None:
+    names, ours = tensorrt_surface("11.4")["names"], sources("tensorrt")
+    touched = {name.rpartition(".")[2] for name in Follower(ours, names).touched}
+    places = {
+        name: (module, match)
+        for name in sorted(name for name in touched if "_" in name)
+        for module, text in ours.items()
+        for match in re.finditer(rf"\.{name}\b", text)
+    }
+    assert places.keys() >= {"execute_async_v3", "set_input_shape", "parse_from_file", "set_flag", "max_aux_streams"}
+    for name, (module, match) in places.items():
+        wrong = f"{ours[module][: match.end()]}_9{ours[module][match.end() :]}"
+        findings = Follower({**ours, module: wrong}, names).findings
+        assert any(f"{name}_9" in finding for finding in findings), (name, module)
 
 
 def test_made_up_cuda_is_found(cuda_surface: dict[str, Any]) -> None:
@@ -166,3 +174,18 @@ def capture(device: Device) -> object:
     ):
         found = Follower({"ours": text.replace(old, new, 1)}, cuda_surface["names"]).findings
         assert any(says in finding for finding in found), (new, found)
+
+
+def test_a_python_without_wheels_is_said_and_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "RELEASES", {"trt-99": (["no-such-bindings==99"], (3, 0))})
+    assert install.main(tmp_path) == 0
+    assert "no-such-bindings==99: no wheel for Python 3." in (tmp_path / "trt-99" / install.NO_WHEEL).read_text()
+    monkeypatch.setattr(conftest, "INSTALLED", tmp_path)
+    with pytest.raises(pytest.skip.Exception, match="no wheel for Python"):
+        conftest.installed("trt-99")
+
+
+def test_a_failed_installation_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "RELEASES", {"trt-99": (["no-such-bindings==99"], (9, 0))})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert install.main(tmp_path) != 0
