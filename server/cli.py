@@ -6,11 +6,11 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-from runtime.config import load_deployment
+from runtime.config import Target, load_deployment
 from runtime.errors import TickError
 from runtime.studio import Studio, open_studio
 from server.app import create_app
@@ -25,23 +25,33 @@ def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one. [default: 8000]")] = None,
+    target: Annotated[
+        Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Instead of the deployment's target.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on an open address without an API key.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Serve a deployment over HTTP until SIGTERM or Ctrl-C.
+    """Serve a deployment over HTTP until SIGTERM or Ctrl-C. SIGHUP: go on with the engines as they are built now.
 
     An API key comes from TICKRT_API_KEY or the file's [server] table; every setting there has a TICKRT_ variable.
     """
     _log_to_stderr(log_level)
     try:
-        code = run(config, host=host, port=port, insecure=insecure or None)
+        code = run(config, host=host, port=port, insecure=insecure or None, target=target)
     except TickError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
 
 
-def run(config: Path, *, host: str | None = None, port: int | None = None, insecure: bool | None = None) -> int:
+def run(
+    config: Path,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    insecure: bool | None = None,
+    target: Target | None = None,
+) -> int:
     """Serve `config`; returns the exit code. Raises ConfigError."""
     deployment = load_deployment(config)
     settings = load_settings(deployment.tables.get("server", {}), host=host, port=port, insecure=insecure)
@@ -49,7 +59,7 @@ def run(config: Path, *, host: str | None = None, port: int | None = None, insec
     url = url_of(listener)
 
     def open_and_start() -> Studio:
-        studio = open_studio(deployment)
+        studio = open_studio(deployment, target=target)
         studio.start()
         return studio
 

@@ -45,6 +45,11 @@ def commands_of(*names: str) -> list[list[str]]:
     return [words for words in shown_commands() if words[0] in names]
 
 
+def runnable(*names: str) -> list[list[str]]:
+    """Those that need neither a GPU nor a checkpoint."""
+    return [words for words in commands_of(*names) if "--target" not in words and "acestep" not in " ".join(words)]
+
+
 def sentence(words: list[str]) -> str:
     return " ".join(words)[:80]
 
@@ -74,7 +79,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
-    for words in commands_of("tickrt-build", "tickrt-generate", "tickrt-bench", "tickrt-profile"):
+    for words in runnable("tickrt-build", "tickrt-generate", "tickrt-bench", "tickrt-profile"):
         result = CliRunner().invoke(typer_app(words[0]), [*words[1:], *SHORTER.get(words[0], [])])
         assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
         if "--out" in words:
@@ -84,7 +89,7 @@ def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
 @pytest.fixture
 def server(playground: Path) -> Iterator[str]:
     """The shown `tickrt-serve`, on a free port: its output up to the line that says how to call it."""
-    (words,) = commands_of("tickrt-serve")
+    (words,) = runnable("tickrt-serve")
     words[words.index("--port") + 1] = "0"
     program = "from server.cli import main; main()"
     process = subprocess.Popen([sys.executable, "-c", program, *words[1:]], stdout=subprocess.PIPE, text=True)
@@ -139,6 +144,14 @@ def test_every_command_is_shown() -> None:
         parse(words)
 
 
+def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
+    shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
+    (words,) = (words for words in commands_of("tickrt-build") if "--dry-run" in words)
+    result = CliRunner().invoke(typer_app(words[0]), words[1:])
+    assert result.exit_code == 0, result.output
+    assert "frames 6000..6000..6000" in result.output
+
+
 def test_an_unknown_flag_would_be_found() -> None:
     with pytest.raises(Exception, match=r"[Nn]o such option"):
         parse(["tickrt-bench", "configs/demo.toml", "--deepness", "3"])
@@ -161,7 +174,8 @@ def test_a_link_leads_somewhere(link: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(rf"(?<![\w./-])((?:{'|'.join(ROOMS)})/[\w./-]*\w)", README))))
 def test_a_named_path_exists(path: str) -> None:
-    assert (ROOT / path).exists(), path
+    made = {word for words in shown_commands() for flag, word in pairwise(words) if flag == "--out"}
+    assert (ROOT / path).exists() or path in made, path
 
 
 def test_the_demo_models_figures_are_the_bundles() -> None:
