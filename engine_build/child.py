@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from engine_build.build_log import BuildLog
 from runtime.errors import BuildError
 
-CANCEL_S = 1.2
+CANCEL_S = 1.0
 STDERR_LINES = 5
 CRASH_FIX = "the same command again; where it crashes again, a lower optimization_level in [build]"
 
