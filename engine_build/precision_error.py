@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from engine_build.emulation import emulated
-from engine_build.flops import Shape, product_flops, product_values
+from engine_build.flops import product_flops, product_values
 from engine_build.graph_file import Graph
 from engine_build.graph_view import node_name
 from engine_build.onnxruntime_builder import (
@@ -27,6 +27,7 @@ from engine_build.onnxruntime_builder import (
 from engine_build.precision import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
 from engine_build.precision_casts import InlineWeights
 from runtime.errors import BuildError
+from runtime.flops import Shape
 
 SMALLEST_PEAK = 1e-6
 

@@ -15,6 +15,7 @@ import numpy as np
 from onnx import NodeProto, numpy_helper
 
 from engine_build.graph_view import DATA, FLOATS, SHAPE_OPS, TIME, GraphView
+from runtime.flops import PRODUCTS
 
 Width = Literal["full", "low", "index"]
 
@@ -26,7 +27,6 @@ POINTWISE = frozenset({
     "Abs", "Add", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Max", "Min", "Mish",
     "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh",
 })  # fmt: skip
-PRODUCTS = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 NORMS = frozenset({
     "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
     "MeanVarianceNormalization", "RMSNormalization", "SimplifiedLayerNormalization",

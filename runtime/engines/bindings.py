@@ -51,6 +51,9 @@ class AnyContext(Protocol):
     def profile(self, binding: Binding, stream: Stream, runs: int, times: LayerTimes) -> None:
         """Measure every layer of `runs` executes after a warm-up. `times` outlives this context. Raises EngineError."""
 
+    def layers(self) -> str:
+        """What the library says of the engine's layers, at the shapes that are set."""
+
     def close(self) -> None:
         """Destroy it; nothing of it may be pending, no captured graph of it may live."""
 

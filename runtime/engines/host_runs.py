@@ -98,16 +98,20 @@ class HostRuns:
         self._contexts[index].launch(binding, self._stream)
         return self._buffers.download(outputs, self._stream)
 
-    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> list[LayerRun]:
-        """Layers and their ms, per run, on a context that nothing else uses. Raises ShapeError, EngineError."""
+    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[list[LayerRun], str]:
+        """Layers and their ms, per run, on a context that nothing else uses; and what the library says of the layers.
+
+        Raises ShapeError, EngineError.
+        """
         times = self._profiler()
         context = self._engine.new_context(self._range_of(feeds), self._memory)
         try:
             binding, _ = self._bind(feeds, context)
             context.profile(binding, self._stream, runs, times)
+            layers = context.layers()
         finally:
             context.close()
-        return times.runs
+        return times.runs, layers
 
     def close(self) -> None:
         """Destroy the contexts, once what is pending is done."""

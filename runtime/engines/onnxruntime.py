@@ -47,6 +47,7 @@ LOAD_ERRORS = (
 )
 WARM_UP_RUNS = 3
 KERNEL_SUFFIX = "_kernel_time"
+FACTS = ("provider", "node_index", "input_type_shape", "output_type_shape")
 RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
 
 
@@ -65,14 +66,16 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
     starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
     first_us = starts[warm_up]
     nodes: dict[tuple[str, str], dict[int, float]] = {}
+    facts: dict[tuple[str, str], dict[str, Any]] = {}
     for event in sorted((e for e in events if e.get("cat") == "Node"), key=lambda e: float(e["ts"])):
         if event["name"].endswith(KERNEL_SUFFIX) and event["ts"] >= first_us:
             key = (event["name"].removesuffix(KERNEL_SUFFIX), event["args"]["op_name"])
             run = bisect_right(starts, event["ts"]) - 1 - warm_up
             times = nodes.setdefault(key, {})
             times[run] = times.get(run, 0.0) + event["dur"] / 1e3
+            facts.setdefault(key, {name: event["args"][name] for name in FACTS if name in event["args"]})
     return tuple(
-        NodeTimes(name, op_type, tuple(times.get(run, 0.0) for run in range(runs)))
+        NodeTimes(name, op_type, tuple(times.get(run, 0.0) for run in range(runs)), facts[name, op_type])
         for (name, op_type), times in nodes.items()
     )
 

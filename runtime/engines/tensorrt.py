@@ -25,7 +25,7 @@ from runtime.engines.activation import reserve_for_ticks
 from runtime.engines.answers import dtype_name, must
 from runtime.engines.bindings import AnyContext, Binding, ContextExecution, LayerRun, LayerTimes
 from runtime.engines.host_runs import HostRuns
-from runtime.engines.layer_types import layer_types, node_times
+from runtime.engines.layer_types import layer_records, node_times
 from runtime.engines.shape_choice import Shape, ShapeRange, choose_range
 from runtime.errors import EngineError, EngineMismatchError
 from runtime.manifest import Manifest, TensorInfo
@@ -223,6 +223,12 @@ class Context:
             stream.record().wait()
             self._must(self._context.report_to_profiler(), "reports no layer times")
 
+    def layers(self) -> str:
+        """The inspector's JSON. It knows the sizes of free dimensions from the shapes that are set here."""
+        inspector = self._engine.create_engine_inspector()
+        inspector.execution_context = self._context
+        return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
     def close(self) -> None:
         """Destroy it; nothing of it may be pending, no captured graph of it may live."""
         self._last = None
@@ -301,10 +307,8 @@ class TensorRtEngine:
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
         """TensorRT's own times per layer. Raises ShapeError, EngineError."""
         with self._hosting() as host:
-            found = host.profile(feeds, runs)
-        inspector = self._engine.create_engine_inspector()
-        types = layer_types(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-        return node_times(found, types)
+            found, layers = host.profile(feeds, runs)
+        return node_times(found, layer_records(layers))
 
     def close(self) -> None:
         """Release everything that no execution holds. Nothing of it may be pending."""
