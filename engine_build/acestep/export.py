@@ -125,8 +125,9 @@ def _export_codec(source: Source, folder: Path, shape: DecoderShape) -> _Codec:
     _check_channels(shape, layout)
     decode, encode = folder / DECODE, folder / ENCODE
     export_codec(vae, decode, encode)
-    latents = torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=torch.Generator().manual_seed(0))
-    audio = torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples) - 0.5
+    random = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)
+    audio = torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5
     _check(DECODE, output_error(LatentsToAudio(vae.decoder), decode, {"latents": latents}))
     _check(ENCODE, output_error(AudioToLatents(vae.encoder), encode, {"audio": audio}))
     del vae
