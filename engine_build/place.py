@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engine_build.config import BuildConfig
@@ -13,6 +15,7 @@ from runtime.config import Target
 from runtime.errors import BuildError, TickError
 from runtime.manifest import gpu_machine, machine, tool_versions
 
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 ELSEWHERE = "build on the machine that will serve, or with --target cpu"
 
 
@@ -100,13 +103,23 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
     return BuildError("; ".join(found.what for found in errors), fix="; ".join([*fixes, ELSEWHERE]))
 
 
+def driver_release(file: Path = DRIVER_FILE) -> str:
+    """The release of the NVIDIA driver ("580.82.07"), "" where the system does not tell."""
+    try:
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[0] if found else ""
+
+
 def _on_gpu(target: Target, options: BuildConfig) -> Place:
     gpu = need_gpu(target)
     device = gpu_machine(gpu)
     facts = {
         **{name: value for name, value in device.items() if name != "arch"},
         "sm_count": gpu.sm_count,
-        "driver": gpu.driver_version,
+        "driver": driver_release(),
+        "driver_cuda": gpu.driver_version,
         "cuda": gpu.cuda_version,
     }
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
