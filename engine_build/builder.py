@@ -99,7 +99,7 @@ def in_precision(decision: Decision, folder: Path) -> Iterator[Graph]:
     if precision == "fp32" or not isinstance(job.graph.source, Path):
         yield job.graph
         return
-    from engine_build.precision import without_kernel, write_recipe
+    from engine_build.precision.recipe import without_kernel, write_recipe
 
     with partial_folder(folder, f"{job.name}.{precision}") as partial:
         path = partial / job.graph.source.name

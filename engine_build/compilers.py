@@ -104,9 +104,9 @@ def _recipe_error(work: Work) -> dict[str, float]:
     job, recipe = work.decision.job, work.decision.wanted.build.get("precision", "fp32")
     if job.name != "decoder" or recipe == "fp32":
         return {}
-    from engine_build.decoder_feeds import STEPS, decoder_feeds
-    from engine_build.precision import without_kernel
-    from engine_build.precision_error import measure
+    from engine_build.precision.error import measure
+    from engine_build.precision.feeds import STEPS, decoder_feeds
+    from engine_build.precision.recipe import without_kernel
 
     bundle, threads = load_bundle(work.deployment.bundle), work.options.threads
     steps = 2 if job.graph.weights_bytes > LARGE_GRAPH_BYTES else STEPS

@@ -18,7 +18,7 @@ from engine_build.builder import build_deployment
 from engine_build.config import STEP_VARIANTS, parse_variant
 from engine_build.graph_writer import GraphWriter
 from engine_build.onnxruntime_builder import CUDA_OPSET, lowered
-from engine_build.precision import apply_recipe
+from engine_build.precision.recipe import apply_recipe
 from engine_build.step_graph import step_graph
 from runtime.config import Deployment, load_deployment
 from runtime.errors import BuildError

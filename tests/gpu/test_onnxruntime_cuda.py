@@ -11,9 +11,9 @@ import pytest
 from factories import tiny_deployment
 
 from engine_build.builder import build_deployment
-from engine_build.decoder_feeds import decoder_feeds
 from engine_build.graph_file import read_graph
 from engine_build.onnxruntime_builder import need_cuda_provider
+from engine_build.precision.feeds import decoder_feeds
 from runtime.config import Deployment, load_deployment
 from runtime.device import open_device
 from runtime.engine import open_engine

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from tensorrt_operators import problems
 
-from engine_build.precision import write_recipe
+from engine_build.precision.recipe import write_recipe
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from engine_build.decoder_feeds import decoder_feeds
 from engine_build.graph_file import read_graph
-from engine_build.precision import explain, write_recipe
-from engine_build.precision_error import recipe_error
+from engine_build.precision.error import recipe_error
+from engine_build.precision.feeds import decoder_feeds
+from engine_build.precision.recipe import explain, write_recipe
 from runtime.spec import load_bundle
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]

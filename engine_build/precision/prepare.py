@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 
 from engine_build.graph_view import GraphView, replace_nodes
-from engine_build.precision_casts import Weights
+from engine_build.precision.casts import Weights
 from runtime.flops import PRODUCTS
 
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

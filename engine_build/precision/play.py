@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from engine_build.builder import build_deployment
 from engine_build.graph_file import read_graph
-from engine_build.precision import RecipeName
-from engine_build.precision_error import write_emulated
+from engine_build.precision.error import write_emulated
+from engine_build.precision.recipe import RecipeName
 from runtime.batch import Event, Failed, Finished
 from runtime.config import Deployment, load_deployment
 from runtime.request import GenerationRequest

@@ -13,7 +13,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from engine_build.emulation import emulated
 from engine_build.flops import product_flops, product_values
 from engine_build.graph_file import Graph
 from engine_build.graph_view import node_name
@@ -24,8 +23,9 @@ from engine_build.onnxruntime_builder import (
     onnxruntime_errors,
     session,
 )
-from engine_build.precision import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
-from engine_build.precision_casts import InlineWeights
+from engine_build.precision.casts import InlineWeights
+from engine_build.precision.emulation import emulated
+from engine_build.precision.recipe import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
 from runtime.errors import BuildError
 from runtime.flops import Shape
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from engine_build.graph_view import GraphView, attribute, replace_nodes
-from engine_build.precision_parts import LAYOUT
+from engine_build.precision.parts import LAYOUT
 
 LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build.emulation import emulated
 from engine_build.graph_view import GraphView
 from engine_build.graph_writer import GraphWriter
-from engine_build.precision import RECIPES, apply_recipe
+from engine_build.precision.emulation import emulated
+from engine_build.precision.recipe import RECIPES, apply_recipe
 
-PARITY = Path(__file__).resolve().parents[1] / "data/tick_parity/decoder.onnx"
+PARITY = Path(__file__).resolve().parents[2] / "data/tick_parity/decoder.onnx"
 
 Array = NDArray[np.float32]
 

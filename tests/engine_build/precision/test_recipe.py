@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graph_view import GraphView
 from engine_build.graph_writer import GraphWriter
-from engine_build.precision import RECIPES, apply_recipe, explain, without_kernel, write_recipe
-from engine_build.precision_parts import PARTS, PRODUCTS
+from engine_build.precision.parts import PARTS, PRODUCTS
+from engine_build.precision.recipe import RECIPES, apply_recipe, explain, without_kernel, write_recipe
 from runtime.errors import BuildError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = {"demo": ROOT / "configs/demo/decoder.onnx", "parity": ROOT / "tests/data/tick_parity/decoder.onnx"}
 SCOPES = "pkg.torch.onnx.name_scopes"
 

@@ -9,14 +9,14 @@ import onnx
 import pytest
 from factories import tiny_bundle
 
-from engine_build.decoder_feeds import decoder_feeds
 from engine_build.graph_file import Graph, graph_of, read_graph
 from engine_build.graph_writer import GraphWriter
-from engine_build.precision_error import RecipeError, measure, recipe_error
+from engine_build.precision.error import RecipeError, measure, recipe_error
+from engine_build.precision.feeds import decoder_feeds
 from runtime.errors import BuildError
 from runtime.spec import load_bundle
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIMITS = {"bf16": (0.03, 0.015), "fp16": (0.005, 0.003)}
 
 

@@ -15,9 +15,9 @@ import onnx
 from onnx import TensorProto, defs
 
 from engine_build.graph_view import GraphView, node_name
-from engine_build.precision_casts import FileWeights, InlineWeights, Rewriter, Weights
-from engine_build.precision_parts import parts_of
-from engine_build.precision_prepare import prepared
+from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter, Weights
+from engine_build.precision.parts import parts_of
+from engine_build.precision.prepare import prepared
 from runtime.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16"]
@@ -144,14 +144,3 @@ def _is_defined(operator: str, opset: int, wanted: str) -> bool:
     schema = defs.get_schema(operator, opset)
     constraints = {item.type_param_str: item.allowed_type_strs for item in schema.type_constraints}
     return all(wanted in constraints.get(value.type_str, (value.type_str,)) for value in schema.outputs)
-
-
-def main() -> None:
-    """The command `python -m engine_build.precision`."""
-    from engine_build.precision_cli import app
-
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ import pytest
 
 from engine_build.graph_view import GraphView
 from engine_build.graph_writer import GraphWriter
-from engine_build.precision import explain
+from engine_build.precision.recipe import explain
 
 Written = Callable[[GraphWriter, str], str]
 EPSILON = 1e-6

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from engine_build.decoder_feeds import decoder_feeds
 from engine_build.graph_file import read_graph
-from engine_build.precision import RecipeName, without_kernel
-from engine_build.precision_error import RecipeError, recipe_error
-from engine_build.precision_parts import PARTS
+from engine_build.precision.error import RecipeError, recipe_error
+from engine_build.precision.feeds import decoder_feeds
+from engine_build.precision.parts import PARTS
+from engine_build.precision.recipe import RecipeName, without_kernel
 from runtime.config import Deployment, load_deployment
 from runtime.errors import TickError
 from runtime.spec import load_bundle
@@ -104,7 +104,7 @@ def error_rows(times: Iterable[float], found: RecipeError) -> list[tuple[str, ..
 
 
 def _play(console: Console, deployment: Deployment, recipe: RecipeName, count: int) -> None:
-    from engine_build.precision_play import play_both  # builds engines: a table alone has no need of the builder
+    from engine_build.precision.play import play_both  # builds engines: a table alone has no need of the builder
 
     prompts = [PLAYED_PROMPTS[index % len(PLAYED_PROMPTS)] for index in range(count)]
     played = play_both(deployment, recipe, prompts)
@@ -117,3 +117,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> T
     for row in rows:
         table.add_row(*row)
     return table
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m engine_build.precision")

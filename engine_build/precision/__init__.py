@@ -1,0 +1,1 @@
+"""Precision recipes: 16-bit arithmetic as casts in the graph, and what they cost."""
