@@ -18,9 +18,9 @@ from engine_build.tick_inputs import InputSpec, rows_inputs, step_inputs
 from runtime.config import Deployment, ShapeRange, ShapeRanges
 from runtime.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
-from runtime.lane import MAX_CONDITIONS
 from runtime.rows import row_multiple
 from runtime.spec import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
+from runtime.steps import MAX_CONDITIONS
 
 Sizes = Mapping[str, int]
 Range = tuple[int, int, int]

@@ -7,10 +7,10 @@ import numpy as np
 from runtime.config import Deployment
 from runtime.engine import Engine
 from runtime.errors import RequestError, ShapeError
-from runtime.lane import MAX_CONDITIONS
 from runtime.manifest import build_command
 from runtime.request import Condition, GenerationRequest
 from runtime.spec import Bundle
+from runtime.steps import MAX_CONDITIONS
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, decoder: Engine) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from runtime.errors import TickError
 from runtime.launches import LaunchCounts
 from runtime.request import Condition, GenerationRequest
+
+# What a tick's time is spent on, in order; the inbox is emptied again while the device works.
+PHASES = ("inbox", "schedule", "upload", "launch", "commit", "wait", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,33 @@ class TickBatch:
         return sum(end - begin for lane in self.lanes for begin, end, _ in lane.executes)
 
 
+class PhaseSpan(NamedTuple):
+    """A stretch of a tick: which phase it belongs to, when it began after the tick did, and how long it took."""
+
+    phase: str
+    begin_ms: float
+    ms: float
+
+
+class LaneSpan(NamedTuple):
+    """A lane's executes on the device: when they began after those of the tick's first lane, how long they took."""
+
+    frames: int
+    slots: int
+    rows: int
+    executes: int
+    begin_ms: float
+    ms: float
+
+
 @dataclass(slots=True)
 class TickRecord:
     """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state.
 
-    engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph. bound,
-    captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
+    spans: the tick from its begin (`started_s`, of perf_counter) to its end, without gaps; tick_ms is their sum.
+    lanes, engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph.
+    device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first.
+    bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
     """
 
     tick: int
@@ -95,16 +120,27 @@ class TickRecord:
     executes: int
     variants: tuple[str, ...]
     queue_depth: int
+    started_s: float = 0.0
     tick_ms: float = 0.0
+    spans: tuple[PhaseSpan, ...] = ()
     engine_ms: float = 0.0
+    lanes: tuple[LaneSpan, ...] = ()
+    device_gap_ms: float = 0.0
     allocations: int = 0
     bound: int = 0
     captured: int = 0
     replayed: int = 0
     evicted: int = 0
     generation: int = 0
-    phases_ms: dict[str, float] = field(default_factory=dict)
     finished: tuple[str, ...] = ()
+
+    @property
+    def phases_ms(self) -> dict[str, float]:
+        """Time in each of PHASES; the sum is tick_ms."""
+        times = dict.fromkeys(PHASES, 0.0)
+        for span in self.spans:
+            times[span.phase] += span.ms
+        return times
 
     def count(self, counts: LaunchCounts) -> None:
         """Note what happened to launches in this tick."""

@@ -55,7 +55,11 @@ class ShapeRanges(BaseModel):
 class RuntimeConfig(BaseModel):
     """The tick loop: `depth` slots, `queue` waiting places, CPU threads (0 = all cores).
 
-    capture: on a GPU, ticks that come back are replayed as captured graphs, at most `captured_graphs` of them.
+    Each technique can be switched off, for comparison; latents stay the same. fused_guidance: negative rows share the
+    positive ones' execute. event_wait: the host waits for a tick's event, not after each execute. capture: on a GPU,
+    ticks that come back are replayed as captured graphs, at most `captured_graphs` of them. batched_step: the solver
+    steps all slots in one execute, not one by one. frozen_conditions: conditions are written when they enter, not at
+    every tick. ticks_in_flight: 2 launches a tick while the one before it runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +69,10 @@ class RuntimeConfig(BaseModel):
     ticks_in_flight: int = Field(default=2, ge=1, le=2)
     threads: int = Field(default=0, ge=0, le=256)
     fused_guidance: bool = True
+    event_wait: bool = True
     capture: bool = True
+    batched_step: bool = True
+    frozen_conditions: bool = True
     captured_graphs: int = Field(default=64, ge=2, le=1024)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import LaneBatch, TickBatch, TickRecord
+from runtime.batch import LaneBatch, LaneSpan, PhaseSpan, TickBatch, TickRecord
 from runtime.device import Event as DeviceEvent
+from runtime.device import Stream
 from runtime.scheduler import Slot
 
 
@@ -21,6 +22,14 @@ class Launched:
     begin: DeviceEvent
     end: DeviceEvent
     finite: NDArray[np.bool_]
+
+    def span(self, stream: Stream, first: DeviceEvent) -> LaneSpan:
+        """When it ran, from `first` on; its events are done."""
+        batch = self.batch
+        rows = sum(end - begin for begin, end, _ in batch.executes)
+        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
+        ms = stream.elapsed_ms(self.begin, self.end)
+        return LaneSpan(batch.frames, len(batch.slots), rows, len(batch.executes), begin_ms, ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +59,31 @@ class LoopStats:
 
 
 class PhaseClock:
-    """Splits a tick's time into named phases."""
+    """Splits a tick's time into phases without gaps: where one begins, the one before it ends."""
 
-    def __init__(self, started_s: float) -> None:
-        self._last_s = started_s
-        self.phases_ms: dict[str, float] = {}
+    def __init__(self) -> None:
+        self.started_s = self._begin_s = time.perf_counter()
+        self.spans: list[PhaseSpan] = []
+        self._phase = ""
 
-    def end(self, phase: str) -> None:
-        """What has happened since the last end was this phase."""
+    @property
+    def elapsed_ms(self) -> float:
+        """Time in the phases that have ended."""
+        return sum(span.ms for span in self.spans)
+
+    def begin(self, phase: str) -> None:
+        """What happens from now on is this phase."""
+        self.end()
+        self._phase = phase
+
+    def end(self) -> None:
+        """The phase that was last begun is over."""
         now_s = time.perf_counter()
-        self.phases_ms[phase] = self.phases_ms.get(phase, 0.0) + (now_s - self._last_s) * 1e3
-        self._last_s = now_s
+        if self._phase:
+            begin_ms, ms = (self._begin_s - self.started_s) * 1e3, (now_s - self._begin_s) * 1e3
+            self.spans.append(PhaseSpan(self._phase, begin_ms, ms))
+        self._begin_s, self._phase = now_s, ""
+
+    def note(self, record: TickRecord) -> None:
+        """Write what was measured into a tick's record."""
+        record.started_s, record.spans, record.tick_ms = self.started_s, tuple(self.spans), self.elapsed_ms

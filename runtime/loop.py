@@ -56,6 +56,7 @@ class TickLoop(Door):
         self._in_flight: deque[InFlight] = deque()
         self._ticks = 0
         self._last_tick_s = time.monotonic()
+        self._last_begin: DeviceEvent | None = None
         self._is_idle = True
         self._thread: threading.Thread | None = None
         self._stopped = self._closed = False
@@ -113,38 +114,50 @@ class TickLoop(Door):
 
     def tick(self) -> TickRecord | None:
         """One pass: every live slot takes one step. None where nothing is live."""
-        started_s = time.perf_counter()
-        clock = PhaseClock(started_s)
+        clock = PhaseClock()
+        clock.begin("inbox")
         allocations, counts = self._lanes.allocations, self._lanes.launch_counts.copy()
         self._drain_inbox()
-        clock.end("inbox")
+        clock.begin("schedule")
         self._admit()
         batch = self._scheduler.schedule()
-        clock.end("schedule")
         if not batch.lanes:
+            clock.end()
             self._complete_all()
             return None
         record = self._record(batch)
         launched = self._launch(batch, clock)
         if launched is None:
+            clock.end()
             return record
         ready = self._stream.record()
+        clock.begin("inbox")
         questions = self._drain_inbox_while_executing()
+        clock.begin("commit")
         finished = self._commit(batch, ready)
         for question in questions:
             self._handle(question)
-        clock.end("commit")
         done = self._lanes.copied() if finished else ready
         self._in_flight.append(InFlight(batch, launched, done, finished, record))
-        while self._in_flight and self._must_wait():
-            self._complete(self._in_flight.popleft())
-        clock.end("deliver")
-        record.phases_ms = clock.phases_ms
+        completed = self._complete_due(clock)
         record.allocations = self._lanes.allocations - allocations
         record.count(self._lanes.launch_counts.since(counts))
-        record.tick_ms = (time.perf_counter() - started_s) * 1e3
-        self._tell_progress(batch, record)
+        self._tell_progress(batch, clock.elapsed_ms)
+        clock.end()
+        clock.note(record)
+        self._tell_observers(completed)
         return record
+
+    def _complete_due(self, clock: PhaseClock) -> list[TickRecord]:
+        """Complete ticks that are done; wait for the oldest where as many as may be are in flight."""
+        completed = []
+        while self._in_flight and self._must_wait():
+            clock.begin("wait")
+            self._in_flight[0].done.wait()
+            clock.begin("deliver")
+            completed.append(self._complete(self._in_flight.popleft()))
+        clock.begin("deliver")
+        return completed
 
     def _must_wait(self) -> bool:
         oldest = self._in_flight[0]
@@ -153,12 +166,11 @@ class TickLoop(Door):
     def _launch(self, batch: TickBatch, clock: PhaseClock) -> tuple[Launched, ...] | None:
         """Upload and execute every lane; an engine's failure ends the batch's generations, not the loop."""
         try:
+            clock.begin("upload")
             for lane in batch.lanes:
                 self._lanes[lane.frames].prepare(lane)
-            clock.end("upload")
-            launched = tuple(self._launch_lane(lane) for lane in batch.lanes)
-            clock.end("launch")
-            return launched
+            clock.begin("launch")
+            return tuple(self._launch_lane(lane) for lane in batch.lanes)
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
@@ -181,11 +193,10 @@ class TickLoop(Door):
             self._lanes[slot.frames].state.vacate(slot.seat)
         return tuple(finished)
 
-    def _complete(self, tick: InFlight) -> None:
+    def _complete(self, tick: InFlight) -> TickRecord:
         """A tick's work is done: quarantine what is not finite, deliver what is finished."""
-        tick.done.wait()
+        self._note_device_times(tick)
         for lane in tick.lanes:
-            tick.record.engine_ms += self._stream.elapsed_ms(lane.begin, lane.end)
             for step in lane.batch.slots:
                 if not lane.finite[step.seat]:
                     self._quarantine(step.request.id, step.step)
@@ -193,10 +204,21 @@ class TickLoop(Door):
         for slot, latents in delivered:
             self._registry.leave(Finished(slot.request.id, latents, tick.batch.tick, slot.steps), "ok")
         tick.record.finished = tuple(slot.request.id for slot, _ in delivered)
+        return tick.record
+
+    def _note_device_times(self, tick: InFlight) -> None:
+        record, first = tick.record, tick.lanes[0].begin
+        record.lanes = tuple(lane.span(self._stream, first) for lane in tick.lanes)
+        record.engine_ms = sum(lane.ms for lane in record.lanes)
+        if self._last_begin is not None:
+            record.device_gap_ms = self._stream.elapsed_ms(self._last_begin, first)
+        self._last_begin = first
 
     def _complete_all(self) -> None:
+        """Wait for the ticks in flight; none of them is the one that is being made."""
         while self._in_flight:
-            self._complete(self._in_flight.popleft())
+            self._in_flight[0].done.wait()
+            self._tell_observers([self._complete(self._in_flight.popleft())])
 
     def _quarantine(self, request_id: str, step: int) -> None:
         error = NonFiniteError(
@@ -294,13 +316,17 @@ class TickLoop(Door):
         self._entering.pop(request_id, None)
         self._registry.leave(event, outcome)
 
-    def _tell_progress(self, batch: TickBatch, record: TickRecord) -> None:
+    def _tell_progress(self, batch: TickBatch, tick_ms: float) -> None:
         for step in (step for lane in batch.lanes for step in lane.slots if not step.is_last):
-            self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, record.tick_ms))
+            self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, tick_ms))
         self._ticks += 1
         self._last_tick_s = time.monotonic()
-        for observer in self.observers:
-            observer(record)
+
+    def _tell_observers(self, completed: list[TickRecord]) -> None:
+        """A record is shown once, when all of it is known: its tick is over, on the host and on the device."""
+        for record in completed:
+            for observer in tuple(self.observers):
+                observer(record)
 
     def _record(self, batch: TickBatch) -> TickRecord:
         return TickRecord(

@@ -22,9 +22,19 @@ from runtime.timesteps import target_gate
 class SlotState:
     """Every field of every seat of one length. Fields that no slot has used yet are not allocated."""
 
-    def __init__(self, device: Device, stream: Stream, *, seats: int, frames: int, channels: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        *,
+        seats: int,
+        frames: int,
+        channels: int,
+        field_kind: type[Field] = Field,
+    ) -> None:
         self._device = device
         self._stream = stream
+        self._field_kind = field_kind
         self.seats, self.frames, self.channels = seats, frames, channels
         self._fields: dict[str, Field] = {}
         self._doubles: dict[str, Double] = {}
@@ -39,7 +49,7 @@ class SlotState:
         if name not in self._fields:
             spec = FIELDS[name]
             shape = (self.seats, *(self._shape[letter] for letter in spec.line))
-            self._fields[name] = Field(self._device, shape, spec)
+            self._fields[name] = self._field_kind(self._device, shape, spec)
         return self._fields[name]
 
     def double(self, name: str) -> Double:

@@ -13,8 +13,8 @@ from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.jobs import Job, decoder_samples, jobs_of, profiles_of
 from runtime.config import ShapeRange, ShapeRanges
 from runtime.errors import BuildError, ConfigError, TickError
-from runtime.lane import MAX_CONDITIONS
 from runtime.rows import row_multiple
+from runtime.steps import MAX_CONDITIONS
 
 
 def jobs(folder: Path, **changes: object) -> dict[str, Job]:
