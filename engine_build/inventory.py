@@ -16,7 +16,8 @@ from engine_build.place import Place
 from engine_build.timing_cache import FOLDER, SUFFIX
 from runtime.config import Deployment, Target
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.manifest import MANIFEST_SUFFIX, Manifest, machine, manifest_path, read_manifest, verify_file
+from runtime.here import machine
+from runtime.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, verify_file
 from runtime.plan import read_plan_header
 
 PLAN_SUFFIX = ".plan"

@@ -13,7 +13,7 @@ from engine_build.config import BuildConfig
 from engine_build.onnxruntime_builder import need_cuda_provider, onnxruntime
 from runtime.config import Target
 from runtime.errors import BuildError, TickError
-from runtime.manifest import gpu_machine, machine, tool_versions
+from runtime.here import gpu_machine, machine, tool_versions
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 ELSEWHERE = "build on the machine that will serve, or with --target cpu"

@@ -20,10 +20,9 @@ from profiling.stream import Result, Rivals, SteadyStream, Workload
 from profiling.tick_statistics import Percentiles
 from runtime.batch import TickRecord
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import EngineSet, open_engines
 from runtime.errors import ConfigError, TickError
-from runtime.manifest import machine
+from runtime.here import machine, open_device
 from runtime.spec import Bundle, load_bundle
 
 # Tick over bare engine on a CPU, by the features in use; and on a GPU.

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from profiling.layers import LayerTiming, Profile, make_feeds, profile_engine
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engine
 from runtime.errors import ConfigError, TickError
+from runtime.here import open_device
 from runtime.manifest import build_command
 from runtime.spec import Bundle, load_bundle
 

@@ -207,12 +207,3 @@ class HostDevice:
 
     def close(self) -> None:
         """Nothing to release: memory goes with its owners."""
-
-
-def open_device(target: str) -> Device:
-    """The device of a target: the host for cpu, else the first GPU. Raises EngineError with what is missing."""
-    if target == "cpu":
-        return HostDevice()
-    from runtime.cuda import CudaDevice
-
-    return CudaDevice()

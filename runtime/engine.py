@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from runtime.config import Deployment, Target
 from runtime.device import Device, Stream, Tensor
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.here import gpu_machine, machine, tool_versions
 from runtime.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
     TensorInfo,
     build_command,
-    gpu_machine,
-    machine,
     manifest_path,
     read_manifest,
-    tool_versions,
     verify_file,
 )
 from runtime.nodes import NodeTimes

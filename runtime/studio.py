@@ -20,9 +20,10 @@ from runtime.audio import FORMATS, read_audio, read_latents
 from runtime.codec import Codec
 from runtime.conditioner import Conditioner, Tokens
 from runtime.config import Deployment, Target, load_deployment
-from runtime.device import Device, open_device
+from runtime.device import Device
 from runtime.engine import Engine, EngineSet, open_engine, open_engines
 from runtime.errors import RequestError, TickError
+from runtime.here import open_device
 from runtime.loop import TickLoop
 from runtime.manifest import build_command
 from runtime.options import MAX_SECONDS, GenerationOptions, Values, parse_options

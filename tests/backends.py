@@ -14,8 +14,8 @@ from simulator.fixture import Machine, child_environment, simulated
 
 from engine_build.builder import build_deployment
 from runtime.config import Deployment, Target
-from runtime.device import open_device
 from runtime.errors import EngineError
+from runtime.here import open_device
 
 # Enough variants to take a small one and a superset; the full one is always built.
 FEW_VARIANTS = '[build]\nstep_variants = ["plain", "dcw+guidance"]\n'

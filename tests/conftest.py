@@ -13,8 +13,8 @@ from factories import tiny_deployment
 from simulator.fixture import Machine
 
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engines
+from runtime.here import open_device
 from runtime.loop import TickLoop
 from runtime.spec import load_bundle
 

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from simulator.plans import CHANNELS, MANY_ROWS, ROWS, small_graph, write_engine
 
-from runtime.device import Device, Stream, Tensor, open_device
+from runtime.device import Device, Stream, Tensor
 from runtime.engine import open_engine, run_once
 from runtime.errors import EngineError, ShapeError
+from runtime.here import open_device
 
 BUILD = "tickrt-build x.toml --target tensorrt"
 BIAS = np.linspace(-1, 1, CHANNELS, dtype=np.float32)

@@ -22,9 +22,9 @@ from engine_build.compilers import Work
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.decisions import Decision, decide
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engine, run_once
 from runtime.errors import BuildError, EngineMismatchError
+from runtime.here import open_device
 from runtime.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
 
 FEW = '[build]\nstep_variants = ["plain"]\n'

@@ -14,8 +14,8 @@ from engine_build.cli import app
 from engine_build.config import load_request, read_options
 from engine_build.place import place_or_why_not
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engine, run_once
+from runtime.here import open_device
 from runtime.manifest import manifest_path, read_manifest
 from runtime.plan import read_plan_header
 

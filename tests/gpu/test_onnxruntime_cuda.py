@@ -15,9 +15,9 @@ from engine_build.graph_file import read_graph
 from engine_build.onnxruntime_builder import need_cuda_provider
 from engine_build.precision.feeds import decoder_feeds
 from runtime.config import Deployment, load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engine
 from runtime.errors import CaptureError, EngineError, TickError
+from runtime.here import open_device
 from runtime.spec import load_bundle
 
 pytestmark = pytest.mark.gpu

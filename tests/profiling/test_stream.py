@@ -13,9 +13,9 @@ from factories import tiny_deployment
 from profiling.stream import VERIFY_TOLERANCE, SteadyStream, Workload
 from runtime.batch import Event, Finished
 from runtime.config import Deployment
-from runtime.device import open_device
 from runtime.engine import open_engines
 from runtime.errors import EngineError
+from runtime.here import open_device
 from runtime.spec import load_bundle
 
 Streams = Callable[..., SteadyStream]

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.fixture import SITE, Machine, provoked, simulated
 
-from runtime.device import Tensor, open_device
+from runtime.device import Tensor
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
+from runtime.here import open_device
 
 if TYPE_CHECKING:
     from runtime.cuda import CudaDevice

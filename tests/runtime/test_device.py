@@ -1,10 +1,8 @@
 """The host as a device: alignment, views, uploads, counting."""
 
 import numpy as np
-import pytest
 
-from runtime.device import ALIGNMENT_BYTES, HostDevice, open_device
-from runtime.errors import EngineError
+from runtime.device import ALIGNMENT_BYTES, HostDevice
 
 
 def test_memory_is_aligned_zero_and_counted() -> None:
@@ -46,8 +44,3 @@ def test_events_are_done_and_measure_time() -> None:
     begin, end = stream.record(), stream.record()
     assert end.is_done
     assert stream.elapsed_ms(begin, end) >= 0
-
-
-def test_unknown_target_says_what_to_do() -> None:
-    with pytest.raises(EngineError, match="--target cpu"):
-        open_device("tensorrt")

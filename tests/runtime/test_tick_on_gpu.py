@@ -19,9 +19,9 @@ from simulator.fixture import Machine
 
 from runtime.batch import Cancelled, Failed, TickRecord
 from runtime.config import Deployment
-from runtime.device import open_device
 from runtime.engine import open_engines
 from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
+from runtime.here import open_device
 from runtime.loop import TickLoop
 from runtime.request import StepParameters
 from runtime.spec import load_bundle

@@ -10,7 +10,8 @@ import onnx
 
 from engine_build.graph_file import graph_of
 from engine_build.graph_writer import GraphWriter
-from runtime.manifest import Manifest, file_sha256, gpu_machine, manifest_path, tool_versions, write_manifest
+from runtime.here import gpu_machine, tool_versions
+from runtime.manifest import Manifest, file_sha256, manifest_path, write_manifest
 
 Ranges = Mapping[str, tuple[int, int, int]]
 

@@ -17,7 +17,7 @@ from simulator.onnxruntime_gpu import Provider, simulated_provider
 from engine_build.builder import build_deployment
 from runtime.batch import Event, Failed, Finished, TickRecord
 from runtime.config import Deployment, Target, load_deployment
-from runtime.device import Device, open_device
+from runtime.device import Device
 from runtime.engine import Engine, open_engine, open_engines
 from runtime.engines.cuda_provider import CUDA_PROVIDER, failure, nodes_on_host, provider_options
 from runtime.errors import (
@@ -27,6 +27,7 @@ from runtime.errors import (
     EngineMismatchError,
     OutOfMemoryError,
 )
+from runtime.here import open_device
 from runtime.launches import LaunchCounts
 from runtime.loop import TickLoop
 from runtime.request import Condition, GenerationRequest, StepParameters

@@ -16,9 +16,9 @@ from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
 
 from runtime.config import load_deployment
-from runtime.device import open_device
 from runtime.engine import open_engines
 from runtime.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
+from runtime.here import open_device
 from runtime.manifest import manifest_path, read_manifest, write_manifest
 
 
