@@ -1,6 +1,7 @@
 """The host as a device: alignment, views, uploads, counting."""
 
 import numpy as np
+import pytest
 
 from runtime.device import ALIGNMENT_BYTES, HostDevice
 
