@@ -15,6 +15,8 @@ from runtime.errors import ConfigError
 from runtime.spec import Bundle, explain, load_bundle
 
 Features = frozenset[str]
+# Raised whenever a precision recipe does something else to a graph: engines of an older one are built again.
+RECIPE_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine_build.build_request import TENSORRT_OPTIONS
-from engine_build.config import BuildConfig, BuildRequest
+from engine_build.config import RECIPE_VERSION, BuildConfig, BuildRequest
 from engine_build.jobs import Job, jobs_of, profiles_of
 from engine_build.place import Place, place_of
 from runtime.config import Target
@@ -92,11 +92,16 @@ def build_options(job: Job, target: Target, options: BuildConfig) -> dict[str, A
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
     if target == "tensorrt":
         chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_exact(job)}
-        return {"precision": precision, **tolerance, **chosen, "profiles": profiles_of(job)}
+        return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles_of(job)}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
     if target == "cuda":
-        chosen |= {"precision": precision, "tf32": options.tf32, **_exact(job)}
+        chosen |= {**_recipe(precision), "tf32": options.tf32, **_exact(job)}
     return {**tolerance, **chosen}
+
+
+def _recipe(precision: str) -> dict[str, Any]:
+    """The precision, and which version of its recipe."""
+    return {"precision": precision} if precision == "fp32" else {"precision": precision, "recipe": RECIPE_VERSION}
 
 
 def _exact(job: Job) -> dict[str, bool]:
