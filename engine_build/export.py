@@ -29,7 +29,7 @@ def export() -> None:
 
 @app.command()
 def acestep(
-    out: Annotated[Path, typer.Option(help="The bundle's folder; one that is there is replaced.")],
+    out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle that is there is replaced.")],
     checkpoint: Annotated[
         Path | None,
         typer.Option(

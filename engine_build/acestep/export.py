@@ -40,7 +40,7 @@ from engine_build.acestep.codec import (
 from engine_build.acestep.sources import Source
 from engine_build.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
 from engine_build.onnx_export import output_error
-from runtime.errors import BuildError
+from runtime.errors import BuildError, ConfigError
 from runtime.spec import BUNDLE_FILE
 
 ERROR_LIMIT: Final = 1e-3
@@ -82,10 +82,12 @@ class _Text:
 
 
 def export_bundle(source: Source, folder: Path, options: Options, say: Say = print) -> BundleFacts:
-    """Write the bundle; the folder takes its name when all of it is there, in place of an older one.
+    """Write the bundle; the folder takes its name when all of it is there, in place of an older bundle.
 
-    Raises BuildError where a graph does not compute what its module does, ConfigError where the source lacks something.
+    Raises BuildError where a graph does not compute what its module does, ConfigError where the source lacks something
+    or the folder holds something else.
     """
+    _check_replaceable(folder)
     with _whole(folder) as partial:
         say("decoder ...")
         decoder = _export_decoder(source, partial)
@@ -200,9 +202,16 @@ def _check(name: str, error: float) -> None:
     gc.collect()
 
 
+def _check_replaceable(folder: Path) -> None:
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not (folder / BUNDLE_FILE).is_file():
+        raise ConfigError(f"{folder} is there and is no bundle: it is not replaced", fix="--out another folder")
+
+
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place at the end, or goes."""
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
     partial.mkdir()

@@ -156,12 +156,21 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
     folder = tmp_path / "bundle"
     folder.mkdir()
-    (folder / "old").write_text("here")
+    (folder / "bundle.toml").write_text("# an older one")
     wide = TINY | {"audio_acoustic_hidden_dim": 6, "in_channels": 18}
     with pytest.raises(BuildError, match="latents of 6 channels and a context of 12, the vae has 8 channels"):
         export(RandomWeights(transformer_changes=wide, vae_changes=VAE), folder)
-    assert [file.name for file in folder.iterdir()] == ["old"]
+    assert (folder / "bundle.toml").read_text() == "# an older one"
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "songs").write_text("mine")
+    from engine_build.acestep.sources import RandomWeights
+
+    with pytest.raises(ConfigError, match=r"is no bundle: it is not replaced"):
+        export(RandomWeights(transformer_changes=TINY, vae_changes=VAE), tmp_path)
+    assert (tmp_path / "songs").read_text() == "mine"
 
 
 def test_a_text_encoder_needs_transformers(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
