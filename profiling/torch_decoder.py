@@ -46,10 +46,10 @@ class TorchDecoder:
         self._synchronize()
         return (time.perf_counter() - begin_s) * 1e3 / times
 
-    @torch.inference_mode()
     def velocity(self) -> torch.Tensor:
         """One forward pass: `[R, T, C]`."""
-        output: torch.Tensor = self._run(**self._inputs, return_dict=False)[0]
+        with torch.inference_mode():
+            output: torch.Tensor = self._run(**self._inputs, return_dict=False)[0]
         return output
 
     def _synchronize(self) -> None:
