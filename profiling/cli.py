@@ -2,96 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from profiling.layers import LayerTiming, Profile, make_feeds, profile_engine
-from runtime.config import Deployment, load_deployment
-from runtime.engine import open_engine
-from runtime.errors import ConfigError, TickError
+from profiling import diff_cli
+from profiling.ceilings import measure_ceilings, parse_peaks
+from profiling.layers import Profile
+from profiling.layers_measure import measure, sizes_of
+from profiling.report_html import page
+from profiling.report_json import layer_info, profile_records, write_json
+from profiling.report_table import markdown, show
+from profiling.roofline import Ceilings
+from profiling.trace import trace
+from runtime.config import Deployment, Target, load_deployment
+from runtime.device import Device
+from runtime.errors import EngineNotBuiltError, TickError
 from runtime.here import open_device
-from runtime.manifest import build_command
-from runtime.spec import Bundle, load_bundle
+from runtime.manifest import build_command, manifest_path, read_manifest
+from runtime.spec import load_bundle
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
-    """Sizes of the free dimensions that our graphs have."""
-    hop = bundle.codec.hop_samples if bundle.codec else 1
-    return {
-        "rows": rows, "slots": rows, "batch": rows, "frames": frames, "tokens": tokens, "samples": frames * hop,
-        "bands": -(-frames // 2), "positives": 1, "negatives": 1,
-    }  # fmt: skip
-
-
-def export(profile: Profile) -> list[dict[str, Any]]:
-    """The layers with the field names of trtexec's --exportProfile."""
-    layers = [
-        {
-            "name": layer.name,
-            "timeMs": round(layer.total_ms, 6),
-            "averageMs": round(layer.average_ms, 6),
-            "medianMs": round(layer.median_ms, 6),
-            "percentage": round(100 * layer.share, 4),
-        }
-        for layer in profile.layers
-    ]
-    return [{"count": profile.runs}, *layers]
-
-
-def show(profile: Profile, top: int, console: Console) -> None:
-    """The slowest layers, the kinds, and the sum beside the wall time."""
-    slowest = sorted(profile.layers, key=lambda layer: -layer.total_ms)[:top]
-    console.print(_layer_table(profile, slowest))
-    kinds = Table("kind", "ms", "share")
-    for kind, ms in profile.by_kind().items():
-        kinds.add_row(kind, f"{ms:.3f}", f"{ms / profile.layer_sum_ms:.1%}")
-    console.print(kinds)
-    console.print(
-        f"sum of {len(profile.layers)} layers {profile.layer_sum_ms:.3f} ms; "
-        f"one execute without the profiler {profile.wall_ms:.3f} ms"
-    )
-
-
-def _layer_table(profile: Profile, layers: list[LayerTiming]) -> Table:
-    table = Table(title=f"{profile.engine}: slowest of {len(profile.layers)} layers, {profile.runs} executes")
-    for column in ("layer", "op", "kind"):
-        table.add_column(column, overflow="fold")
-    for column in ("average ms", "median ms", "share"):
-        table.add_column(column, justify="right")
-    for layer in layers:
-        times = (f"{layer.average_ms:.3f}", f"{layer.median_ms:.3f}", f"{layer.share:.1%}")
-        table.add_row(layer.name, layer.op_type, layer.kind, *times)
-    return table
-
-
-def run(deployment: Deployment, engine_name: str, rows: int, frames: int | None, tokens: int, runs: int) -> Profile:
-    """Open one engine and profile it. Raises TickError."""
-    bundle = load_bundle(deployment.bundle)
-    fix = build_command(deployment.path, deployment.target)
-    device = open_device(deployment.target)
-    engine = open_engine(deployment.engine_folder(), engine_name, device, threads=deployment.runtime.threads, fix=fix)
-    sizes = sizes_of(bundle, rows, frames or bundle.latents.canvas_frames, tokens)
-    try:
-        feeds = make_feeds(engine, sizes)
-    except KeyError as missing:
-        free = sorted({str(size) for info in engine.inputs.values() for size in info.shape if isinstance(size, str)})
-        what = f"engine {engine_name!r} has the free dimensions {', '.join(free)}; no size for {missing}"
-        raise ConfigError(what) from None
-    profile = profile_engine(engine, feeds, runs)
-    engine.close()
-    return profile
+DIFF = "diff"
+HALF_PRECISIONS = ("fp16", "bf16")
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, epilog="tickrt-profile diff A.json B.json compares two profiles."
+)
 
 
 @app.command()
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
+    target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
     engine: Annotated[
         str, typer.Option(help="decoder, codec_decode, codec_encode, conditioner, step.VARIANT ...")
     ] = "decoder",
@@ -100,23 +44,79 @@ def command(
     tokens: Annotated[int, typer.Option(min=1, help="Condition tokens.")] = 16,
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Executes to measure.")] = 20,
     top: Annotated[int, typer.Option(min=1, help="Layers to show.")] = 15,
+    depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to show.")] = 2,
+    ceilings: Annotated[bool, typer.Option("--ceilings", help="Measure what the machine can do at most.")] = False,
+    peaks: Annotated[str, typer.Option(metavar="GFLOPS,GBPS", help="The ceilings, given instead of measured.")] = "",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write all layers, as trtexec's --exportProfile.")
     ] = None,
+    info_path: Annotated[
+        Path | None, typer.Option("--layer-info", help="Write what layers hold, as trtexec's --exportLayerInfo.")
+    ] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
+    html_path: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
+    trace_path: Annotated[Path | None, typer.Option("--trace", help="Write a Chrome trace, for Perfetto.")] = None,
 ) -> None:
-    """Profile one engine: time per layer and per kind of work, beside the time of an execute without the profiler."""
+    """Profile one engine: time per layer, by kind of work, by module and by block, beside the time of an execute
+    without the profiler."""
     try:
-        profile = run(load_deployment(config), engine, rows, frames, tokens, runs)
+        deployment = load_deployment(config)
+        deployment = deployment.model_copy(update={"target": target or deployment.target})
+        sizes = sizes_of(load_bundle(deployment.bundle), rows, frames or _canvas(deployment), tokens)
+        profile = _profile(deployment, engine, sizes, runs, peaks=peaks, ceilings=ceilings)
     except TickError as error:
-        typer.echo(f"error: {error}", err=True)
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
-    show(profile, top, Console())
+    show(profile, top, depth, Console())
     if json_path is not None:
-        json_path.write_text(json.dumps(export(profile), indent=1), encoding="utf-8")
+        write_json(json_path, profile_records(profile))
+    if info_path is not None:
+        write_json(info_path, layer_info(profile))
+    if markdown_path is not None:
+        markdown_path.write_text(markdown(profile, top, depth), encoding="utf-8")
+    if html_path is not None:
+        html_path.write_text(page(profile, depth), encoding="utf-8")
+    if trace_path is not None:
+        write_json(trace_path, trace(profile))
+
+
+def _canvas(deployment: Deployment) -> int:
+    return load_bundle(deployment.bundle).latents.canvas_frames
+
+
+def _profile(
+    deployment: Deployment, engine: str, sizes: dict[str, int], runs: int, *, peaks: str, ceilings: bool
+) -> Profile:
+    device = open_device(deployment.target)
+    try:
+        top = _ceilings(deployment, engine, device, peaks, measured=ceilings)
+        return measure(deployment, device, engine, sizes, runs, top)
+    finally:
+        device.close()
+
+
+def _ceilings(deployment: Deployment, engine: str, device: Device, peaks: str, *, measured: bool) -> Ceilings | None:
+    if peaks:
+        return parse_peaks(peaks)
+    if not measured:
+        return None
+    half = _precision(deployment, engine).startswith(HALF_PRECISIONS)
+    return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
+
+
+def _precision(deployment: Deployment, engine: str) -> str:
+    """What the engine computes in. Raises EngineNotBuiltError."""
+    path = manifest_path(deployment.engine_folder(), engine)
+    fix = build_command(deployment.path, deployment.target)
+    if not path.is_file():
+        raise EngineNotBuiltError(f"engine {engine!r} is not built: no {path}", fix=fix)
+    return str(read_manifest(path, fix=fix).build.get("precision", "fp32"))
 
 
 def main() -> None:
-    """Entry point of tickrt-profile."""
+    """Entry point of tickrt-profile; what is no command of its own is a deployment to be profiled."""
+    if sys.argv[1:2] == [DIFF]:
+        diff_cli.app(sys.argv[2:], prog_name=f"tickrt-profile {DIFF}")
     app(prog_name="tickrt-profile")
 
 

@@ -1,109 +1,137 @@
-"""Layer timings of one engine: shares, and rollups by kind of work."""
+"""Layer timings of one engine: one record per layer for every library, and what they add up to."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.engine import Engine, run_once
+from profiling.classify import kind_of
+from profiling.layers_graph import GraphNode, Origins, common_module
+from profiling.roofline import Ceilings, Roof, Work, measured_roof
+from runtime.engine import Engine
 from runtime.nodes import NodeTimes
-
-KINDS: Mapping[str, frozenset[str]] = {
-    "attention": frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "Softmax"}),
-    "gemm": frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Einsum", "MatMulNBits"}),
-    "convolution": frozenset({"Conv", "FusedConv", "ConvTranspose"}),
-    "norm": frozenset(
-        {
-            "LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization",
-            "SkipSimplifiedLayerNormalization", "GroupNormalization", "InstanceNormalization",
-        }
-    ),
-    "reduction": frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceL1", "ReduceL2", "CumSum", "TopK"}),
-    "pointwise": frozenset(
-        {
-            "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Sigmoid", "Tanh", "QuickGelu", "Gelu", "BiasGelu", "Erf", "Sin",
-            "Cos", "Neg", "Abs", "Exp", "Log", "Max", "Min", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Mod",
-            "Greater", "Equal", "Clip", "Relu", "Floor",
-        }
-    ),
-    "reformat": frozenset(
-        {
-            "Reshape", "Transpose", "Concat", "Slice", "Split", "Gather", "Expand", "Squeeze", "Unsqueeze", "Shape",
-            "Cast", "Pad", "Tile", "Identity", "Range", "ConstantOfShape", "Flatten", "ReorderInput", "ReorderOutput",
-        }
-    ),
-}  # fmt: skip
-OTHER = "other"
 
 
 @dataclass(frozen=True)
 class LayerTiming:
-    """One layer over several executes; `share` is of the sum of all layers, 0..1."""
+    """One layer over several executes; `share` is of the sum of all layers, 0..1.
+
+    module: the innermost module of the model that holds all of it; None where that is not known. nodes, contents: names
+    and operators of the model's nodes in it. work: None where the shapes are not known. facts: the library's own words.
+    """
 
     name: str
     op_type: str
     kind: str
-    total_ms: float
-    average_ms: float
-    median_ms: float
+    runs_ms: tuple[float, ...]
     share: float
+    module: str | None = None
+    nodes: tuple[str, ...] = ()
+    contents: tuple[str, ...] = ()
+    work: Work | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def total_ms(self) -> float:
+        """Over all executes."""
+        return sum(self.runs_ms)
+
+    @property
+    def average_ms(self) -> float:
+        """Per execute."""
+        return sum(self.runs_ms) / len(self.runs_ms)
+
+    @property
+    def median_ms(self) -> float:
+        """Per execute."""
+        return median(self.runs_ms)
+
+    def roof(self, ceilings: Ceilings | None) -> Roof | None:
+        """How fast it was, and what bounds it; None where its work is not known."""
+        return measured_roof(self.work, self.average_ms, ceilings) if self.work is not None else None
+
+
+@dataclass(frozen=True)
+class Wall:
+    """Wall time of executes without a profiler, in milliseconds, sorted."""
+
+    times_ms: tuple[float, ...]
+
+    def quantile(self, share: float) -> float:
+        """Interpolated; 0.5 is the median."""
+        return float(np.quantile(self.times_ms, share))
+
+    @property
+    def p50_ms(self) -> float:
+        """The median."""
+        return self.quantile(0.5)
+
+    @property
+    def p95_ms(self) -> float:
+        """What one in twenty exceeds."""
+        return self.quantile(0.95)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """An engine's layers at one shape, and its unprofiled wall time, for profiling itself costs time."""
+    """An engine's layers at one shape, and its wall time without the profiler, for profiling itself costs time.
+
+    about: what it was measured on: engine hash, versions, machine, sizes.
+    """
 
     engine: str
     runs: int
     layers: tuple[LayerTiming, ...]
-    wall_ms: float
+    wall: Wall
+    about: Mapping[str, Any] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
 
     @property
     def layer_sum_ms(self) -> float:
         """Sum of all layers, per execute."""
         return sum(layer.average_ms for layer in self.layers)
 
-    def by_kind(self) -> dict[str, float]:
-        """Milliseconds per execute by kind, most first; they add up to the layer sum."""
-        totals: dict[str, float] = {}
-        for layer in self.layers:
-            totals[layer.kind] = totals.get(layer.kind, 0.0) + layer.average_ms
-        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    @property
+    def gap_ms(self) -> float:
+        """Wall time that no layer accounts for; below 0 where the profiler's own cost outweighs it."""
+        return self.wall.p50_ms - self.layer_sum_ms
+
+    @property
+    def gap_name(self) -> str:
+        """What the difference between wall time and layer sum is."""
+        if self.gap_ms >= 0:
+            return "outside of layers: dispatch, gaps between layers"
+        return "cost of profiling: layers are timed one by one, without overlap"
 
 
-def profile_engine(engine: Engine, feeds: Mapping[str, NDArray[Any]], runs: int) -> Profile:
-    """Wall time first, without a profiler; then every layer's time. Raises ShapeError, EngineError."""
-    run_once(engine, feeds)
-    wall_ms = median(_wall_ms(engine, feeds) for _ in range(runs))
-    return Profile(engine.name, runs, layer_timings(engine.profile(feeds, runs)), wall_ms)
-
-
-def layer_timings(nodes: Sequence[NodeTimes]) -> tuple[LayerTiming, ...]:
-    """One record per node, in execution order."""
+def layer_timings(
+    nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[Work | None] = ()
+) -> tuple[LayerTiming, ...]:
+    """One record per node, in execution order. `works`: one per node, or none at all."""
     whole = sum(sum(node.runs_ms) for node in nodes) or 1.0
-    return tuple(
-        LayerTiming(
-            name=node.name,
-            op_type=node.op_type,
-            kind=kind_of(node.op_type),
-            total_ms=sum(node.runs_ms),
-            average_ms=sum(node.runs_ms) / len(node.runs_ms),
-            median_ms=median(node.runs_ms),
-            share=sum(node.runs_ms) / whole,
-        )
-        for node in nodes
+    held = [origins.of(node) if origins else () for node in nodes]
+    given = works or [None] * len(nodes)
+    return tuple(_layer(node, parts, whole, work) for node, parts, work in zip(nodes, held, given, strict=True))
+
+
+def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: Work | None) -> LayerTiming:
+    return LayerTiming(
+        name=node.name,
+        op_type=node.op_type,
+        kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
+        runs_ms=node.runs_ms,
+        share=sum(node.runs_ms) / whole_ms,
+        module=common_module(part.module for part in parts),
+        nodes=tuple(part.name for part in parts),
+        contents=tuple(part.op_type for part in parts),
+        work=work,
+        facts=node.facts,
     )
-
-
-def kind_of(op_type: str) -> str:
-    """The kind of work of an operator; "other" for one that no kind names."""
-    return next((kind for kind, names in KINDS.items() if op_type in names), OTHER)
 
 
 def make_feeds(engine: Engine, sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -123,9 +151,3 @@ def make_feeds(engine: Engine, sizes: Mapping[str, int], seed: int = 0) -> dict[
         else:
             feeds[name] = np.zeros(shape, dtype)
     return feeds
-
-
-def _wall_ms(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> float:
-    started_s = time.perf_counter()
-    engine.run(feeds)
-    return (time.perf_counter() - started_s) * 1e3

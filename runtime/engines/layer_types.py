@@ -9,6 +9,7 @@ from typing import Any
 from runtime.nodes import NodeTimes
 
 FOREIGN = "ForeignNode"
+REFORMAT = "Reformat"
 UNKNOWN = "unknown"
 
 
@@ -40,4 +41,7 @@ def node_times(
 
 
 def _type_of_name(name: str) -> str:
-    return FOREIGN if FOREIGN in name else UNKNOWN
+    """A reformat before or behind a blob is named after it."""
+    if name.startswith(f"{{{FOREIGN}"):
+        return FOREIGN
+    return REFORMAT if name.startswith("Reformatting CopyNode") else UNKNOWN

@@ -1,14 +1,24 @@
-"""Layer timings add up, on recorded times and on live engines."""
+"""Layer timings add up, on recorded profiles of both formats, on live engines, and on the simulated TensorRT."""
 
 from __future__ import annotations
 
-import pytest
-from conftest import Built
+from collections.abc import Iterator
+from pathlib import Path
 
-from profiling.cli import export, sizes_of
-from profiling.layers import OTHER, kind_of, layer_timings, make_feeds, profile_engine
+import pytest
+from backends import CPU, FEW_VARIANTS, SIMULATED, Backend
+from conftest import Built
+from recorded_profiles import BLOB, VERSIONS, recorded
+
+from profiling.classify import OPAQUE, OTHER
+from profiling.layers import Profile, Wall, layer_timings, make_feeds
+from profiling.layers_measure import measure, sizes_of
+from profiling.report_json import profile_records
+from profiling.rollups import UNKNOWN_MODULE, by_block, by_kind, by_module
 from runtime.device import HostDevice
 from runtime.engine import open_engine
+from runtime.errors import ConfigError, EngineNotBuiltError
+from runtime.here import open_device
 from runtime.nodes import NodeTimes
 from runtime.spec import load_bundle
 
@@ -19,6 +29,22 @@ NODES = (
 )
 
 
+def adds_up(profile: Profile) -> None:
+    """Everything that a report sums up comes to the layer sum, and every share to one."""
+    assert profile.layers
+    for rows in (by_kind(profile), *(by_module(profile, depth) for depth in (1, 2, 9))):
+        assert sum(row.ms for row in rows) == pytest.approx(profile.layer_sum_ms)
+        assert sum(row.share for row in rows) == pytest.approx(1.0)
+        assert sum(row.layers for row in rows) == len(profile.layers)
+    for blocks in by_block(profile):
+        inside = [layer for layer in profile.layers if (layer.module or "").startswith(f"{blocks.prefix}.")]
+        assert sum(blocks.totals_ms) == pytest.approx(sum(layer.average_ms for layer in inside))
+    assert sum(layer.share for layer in profile.layers) == pytest.approx(1.0)
+    _, *rows = profile_records(profile)
+    assert sum(row["percentage"] for row in rows) == pytest.approx(100.0, abs=1e-3)
+    assert sum(row["averageMs"] for row in rows) == pytest.approx(profile.layer_sum_ms, rel=1e-4)
+
+
 def test_shares_and_averages_by_hand() -> None:
     first, second, third = layer_timings(NODES)
     assert (first.total_ms, first.average_ms, first.median_ms, first.share) == (4.0, 2.0, 2.0, 0.5)
@@ -26,25 +52,75 @@ def test_shares_and_averages_by_hand() -> None:
     assert (third.kind, third.share) == (OTHER, 0.0)
 
 
-def test_no_operator_has_two_kinds() -> None:
-    assert kind_of("Gemm") == "gemm"
-    assert kind_of("NotAnOperator") == OTHER
+def test_the_difference_to_wall_time_has_a_name() -> None:
+    layers = layer_timings(NODES)
+    assert Profile("e", 2, layers, Wall((5.0, 6.0, 7.0))).gap_ms == pytest.approx(2.0)
+    assert "outside of layers" in Profile("e", 2, layers, Wall((5.0,))).gap_name
+    assert "cost of profiling" in Profile("e", 2, layers, Wall((3.0,))).gap_name
+
+
+def test_quantiles_of_wall_time() -> None:
+    wall = Wall(tuple(float(value) for value in range(101)))
+    assert (wall.p50_ms, wall.p95_ms) == (50.0, 95.0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_recorded_profile_adds_up(version: str, tmp_path: Path) -> None:
+    adds_up(recorded(version, tmp_path))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_recorded_transformer_is_told_apart(version: str, tmp_path: Path) -> None:
+    profile = recorded(version, tmp_path)
+    counts = {row.name: row.layers for row in by_kind(profile)}
+    expected = {"gemm": 6, "attention": 2, "norm": 2, "pointwise": 2, "reformat": 5, "convolution": 1, OPAQUE: 1}
+    assert counts == expected
+    (blob,) = (layer for layer in profile.layers if layer.kind == OPAQUE)
+    assert (blob.name, blob.module) == (BLOB, "decoder")
+    assert blob.contents == ("Pow", "ReduceMean", "Sqrt", "Div", "MatMul")
+    lost = next(row for row in by_module(profile) if row.name == UNKNOWN_MODULE)
+    assert lost.layers == 3
 
 
 @pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "conditioner"])
 def test_a_live_profile_adds_up(name: str, built: Built) -> None:
     deployment = built()
-    engine = open_engine(deployment.engine_folder(), name, HostDevice())
-    feeds = make_feeds(engine, sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4))
-    profile = profile_engine(engine, feeds, runs=3)
-    assert profile.layers
-    assert sum(layer.share for layer in profile.layers) == pytest.approx(1.0)
-    assert sum(profile.by_kind().values()) == pytest.approx(profile.layer_sum_ms)
-    assert profile.wall_ms > 0
-    head, *layers = export(profile)
-    assert head == {"count": 3}
-    assert sum(layer["percentage"] for layer in layers) == pytest.approx(100.0, abs=0.05)
-    engine.close()
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
+    profile = measure(deployment, HostDevice(), name, sizes, runs=3)
+    adds_up(profile)
+    assert len(profile.wall.times_ms) == profile.runs == 3
+    assert profile.wall.p95_ms >= profile.wall.p50_ms > 0
+    assert all(layer.work is not None for layer in profile.layers)
+    assert profile.about["target"] == "cpu"
+
+
+@pytest.fixture(params=SIMULATED[:1], ids=str)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The simulated GPU."""
+    return request.param
+
+
+@pytest.mark.parametrize("verbosity", ["detailed", "layer_names"])
+def test_a_simulated_tensorrt_profile_adds_up(verbosity: str, built: Built, backend: Backend) -> None:
+    deployment = built(backend=backend, more=FEW_VARIANTS + f'verbosity = "{verbosity}"\n')
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
+    with backend.running():
+        device = open_device("tensorrt")
+        profile = measure(deployment, device, "decoder", sizes, runs=3)
+        device.close()
+    adds_up(profile)
+    assert profile.wall.p50_ms > 0
+    assert profile.about["target"] == "tensorrt"
+    if verbosity == "detailed":
+        assert {"gemm", "pointwise", "reformat"} <= {layer.kind for layer in profile.layers}
+        assert all(layer.work is not None for layer in profile.layers if layer.contents)
+    else:
+        assert [layer.kind for layer in profile.layers] == [OPAQUE]
+
+
+def test_an_engine_that_is_not_built_is_named(built: Built) -> None:
+    with pytest.raises(EngineNotBuiltError, match="tickrt-build"):
+        measure(built(backend=CPU), HostDevice(), "nope", {}, runs=1)
 
 
 def test_a_missing_size_is_named(built: Built) -> None:
@@ -52,3 +128,5 @@ def test_a_missing_size_is_named(built: Built) -> None:
     with pytest.raises(KeyError, match="tokens"):
         make_feeds(engine, {"rows": 1, "frames": 16})
     engine.close()
+    with pytest.raises(ConfigError, match=r"frames, rows, tokens; no size for 'tokens'"):
+        measure(built(), HostDevice(), "decoder", {"rows": 1, "frames": 16}, runs=1)

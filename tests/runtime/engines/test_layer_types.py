@@ -44,6 +44,8 @@ def test_names_alone_have_no_type_but_a_blob_is_one() -> None:
     text = json.dumps({"Layers": ["{ForeignNode[a...b]}", "Reformat_1", "0"]})
     assert types(text) == {"{ForeignNode[a...b]}": "ForeignNode", "Reformat_1": "unknown", "0": "unknown"}
     assert layer_records("{}") == {}
+    reformat = "Reformatting CopyNode for Input Tensor 0 to {ForeignNode[a...b]}"
+    assert types(json.dumps({"Layers": [reformat]})) == {reformat: "Reformat"}
 
 
 def test_an_older_release_says_the_type_elsewhere() -> None:

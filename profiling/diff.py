@@ -1,0 +1,93 @@
+"""What moved between two profiles: the whole, kinds of work, and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiling.classify import kind_of
+from profiling.report_json import read_records
+
+# Changes below this share of the whole are noise, whatever they are in percent of themselves.
+LEAST_SHARE = 0.01
+# What must be equal for two profiles to differ by nothing but the engine.
+SAME = ("target", "machine", "shapes")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A profile from a file: milliseconds per execute of every layer and kind. wall_ms: None in files of trtexec's."""
+
+    layers: Mapping[str, float]
+    kinds: Mapping[str, float]
+    wall_ms: float | None
+    about: Mapping[str, Any]
+
+    @property
+    def sum_ms(self) -> float:
+        """Sum of layers."""
+        return sum(self.layers.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of a comparison, ms per execute; 0 where it is not there."""
+
+    scope: str
+    name: str
+    before_ms: float
+    after_ms: float
+
+    @property
+    def delta_ms(self) -> float:
+        """Above 0: slower."""
+        return self.after_ms - self.before_ms
+
+    @property
+    def percent(self) -> float:
+        """Of what it was; infinite for what is new."""
+        if self.before_ms == 0:
+            return float("inf") if self.after_ms > 0 else 0.0
+        return 100 * self.delta_ms / self.before_ms
+
+
+def read_saved(path: Path) -> Saved:
+    """A profile written by --json, or by trtexec --exportProfile. Raises ConfigError."""
+    _, ours, rows = read_records(path)
+    details = ours.get("layers") or [{"kind": kind_of("", name=str(row["name"]))} for row in rows]
+    layers: dict[str, float] = {}
+    kinds: dict[str, float] = {}
+    for row, about in zip(rows, details, strict=True):
+        layers[row["name"]] = layers.get(row["name"], 0.0) + row["averageMs"]
+        kinds[about["kind"]] = kinds.get(about["kind"], 0.0) + row["averageMs"]
+    return Saved(layers, kinds, ours.get("wall_p50_ms"), ours)
+
+
+def compare(before: Saved, after: Saved) -> list[Change]:
+    """The whole, then kinds, then layers; within each the largest change first."""
+    whole = [Change("whole", "sum of layers", before.sum_ms, after.sum_ms)]
+    if before.wall_ms is not None and after.wall_ms is not None:
+        whole.append(Change("whole", "wall time, p50", before.wall_ms, after.wall_ms))
+    return [*whole, *_changes("kind", before.kinds, after.kinds), *_changes("layer", before.layers, after.layers)]
+
+
+def slower_than(changes: list[Change], percent: float) -> list[Change]:
+    """What became slower by more than so many percent of itself and by 1 % or more of the whole."""
+    least_ms = LEAST_SHARE * changes[0].before_ms
+    return [change for change in changes if change.percent > percent and change.delta_ms >= least_ms]
+
+
+def unlike(before: Saved, after: Saved) -> Iterator[str]:
+    """What else differs between the two, in words."""
+    for key in SAME:
+        first, second = before.about.get(key), after.about.get(key)
+        if first is not None and second is not None and first != second:
+            yield f"{key}: {first} and {second}"
+
+
+def _changes(scope: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[Change]:
+    names = dict.fromkeys((*before, *after))
+    changes = [Change(scope, name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
+    return sorted(changes, key=lambda change: -abs(change.delta_ms))

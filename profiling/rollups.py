@@ -1,0 +1,136 @@
+"""Rollups of a profile: by kind of work, by module of the model, and by index across equal blocks. All of them add up
+to the layer sum: what belongs nowhere has a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from profiling.layers import LayerTiming, Profile
+
+UNKNOWN_MODULE = "(not attributable)"
+WHOLE_MODEL = "(model)"
+WHOLE_BLOCK = "(block)"
+# Differences between equal blocks below this are not called slow.
+SLOW_RATIO = 1.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a rollup: milliseconds per execute, share of the layer sum (0..1), and how many layers."""
+
+    name: str
+    ms: float
+    share: float
+    layers: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Equal blocks side by side: parts[name][i] is a part's milliseconds in block indices[i]."""
+
+    prefix: str
+    indices: tuple[int, ...]
+    parts: Mapping[str, tuple[float, ...]]
+
+    @property
+    def totals_ms(self) -> tuple[float, ...]:
+        """Per block."""
+        return tuple(map(sum, zip(*self.parts.values(), strict=True)))
+
+    @property
+    def slowest(self) -> tuple[int, float]:
+        """The slowest block's index, and its time over the median of all."""
+        totals = self.totals_ms
+        worst = max(range(len(totals)), key=totals.__getitem__)
+        return self.indices[worst], totals[worst] / (median(totals) or 1.0)
+
+    @property
+    def verdict(self) -> str:
+        """Whether one of them is slower than its brothers."""
+        index, ratio = self.slowest
+        if ratio < SLOW_RATIO:
+            return f"no block is slower than its brothers (largest {ratio:.2f} of the median)"
+        return f"block {index} takes {ratio:.2f} of the median"
+
+
+def by_kind(profile: Profile) -> list[Row]:
+    """Rows per kind, most time first."""
+    return _rolled(profile, lambda layer: layer.kind)
+
+
+def by_module(profile: Profile, depth: int = 2) -> list[Row]:
+    """Rows per module, `depth` parts below what all modules have in common (a block and its index are one part)."""
+    root = common_root(layer.module for layer in profile.layers)
+    return _rolled(profile, lambda layer: shown_module(layer.module, root, depth))
+
+
+def by_block(profile: Profile) -> list[Blocks]:
+    """Every family of numbered blocks with two or more members, most time first."""
+    families: dict[str, dict[int, dict[str, float]]] = {}
+    for layer in profile.layers:
+        place = block_of(layer.module)
+        if place is not None:
+            prefix, index, part = place
+            parts = families.setdefault(prefix, {}).setdefault(index, {})
+            parts[part] = parts.get(part, 0.0) + layer.average_ms
+    found = [_side_by_side(prefix, blocks) for prefix, blocks in families.items() if len(blocks) > 1]
+    return sorted(found, key=lambda blocks: -sum(blocks.totals_ms))
+
+
+def block_of(module: str | None) -> tuple[str, int, str] | None:
+    """Family, index and part of a module in a numbered block: decoder.layers.3.mlp.up -> (decoder.layers, 3, mlp)."""
+    parts = module.split(".") if module else []
+    place = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    if place is None:
+        return None
+    return ".".join(parts[:place]), int(parts[place]), (parts[place + 1 : place + 2] or [WHOLE_BLOCK])[0]
+
+
+def module_parts(module: str) -> list[str]:
+    """A path's parts; a number belongs to the name before it: decoder.layers.3.mlp -> decoder, layers.3, mlp."""
+    parts: list[str] = []
+    for part in module.split(".") if module else []:
+        if part.isdecimal() and parts:
+            parts[-1] += f".{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def common_root(modules: Iterable[str | None]) -> int:
+    """How many leading parts the modules share, beside those that hold everything themselves."""
+    paths = [module_parts(module) for module in modules if module]
+    deepest = max((len(path) for path in paths), default=0)
+    for count in range(deepest):
+        heads = {path[count] for path in paths if len(path) > count}
+        if len(heads) != 1:
+            return count
+    return 0
+
+
+def shown_module(module: str | None, root: int, depth: int) -> str:
+    """A module's row: so many parts of its path, below what all have in common."""
+    if module is None:
+        return UNKNOWN_MODULE
+    parts = module_parts(module)[root:]
+    return ".".join(parts[:depth]) or WHOLE_MODEL
+
+
+def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
+    groups: dict[str, list[LayerTiming]] = {}
+    for layer in profile.layers:
+        groups.setdefault(key(layer), []).append(layer)
+    whole = profile.layer_sum_ms or 1.0
+    sums = {name: sum(layer.average_ms for layer in layers) for name, layers in groups.items()}
+    rows = [Row(name, sums[name], sums[name] / whole, len(layers)) for name, layers in groups.items()]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _side_by_side(prefix: str, blocks: Mapping[int, Mapping[str, float]]) -> Blocks:
+    indices: Sequence[int] = sorted(blocks)
+    names = dict.fromkeys(name for index in indices for name in blocks[index])
+    parts = {name: tuple(blocks[index].get(name, 0.0) for index in indices) for name in names}
+    hottest = sorted(parts, key=lambda name: -sum(parts[name]))
+    return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest})
