@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -13,42 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.allocations import AllocationProbe
+from profiling.bare import BareEngine
 from profiling.tick_statistics import Ratio, paired_ratio
+from profiling.workload import Workload, at_depth, make_request
 from runtime.batch import Event, Failed, Finished, TickRecord
 from runtime.config import Deployment
-from runtime.device import Device, Replay, Tensor
-from runtime.engine import EngineSet, Execution
-from runtime.errors import CaptureError, EngineError, TickError
+from runtime.device import Device
+from runtime.engine import EngineSet
+from runtime.errors import EngineError, TickError
 from runtime.loop import TickLoop
 from runtime.manifest import Manifest
-from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.request import GenerationRequest, StepParameters
 from runtime.spec import Bundle
 
 VERIFY_STEPS = 4
 VERIFY_TOLERANCE = 1e-4
 # Of the largest latent, by the decoder's precision.
 LOW_PRECISION = {"fp16": 5e-3, "bf16": 5e-2}
-TOKENS = 16
 BARE = "bare engine"
 DEVICE_BLOCK = 16
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What the slots do: how many at once, how long, how many steps, with which features."""
-
-    depth: int
-    frames: int
-    steps: int
-    guidance: float = 1.0
-    dcw: bool = False
-    tokens: int = TOKENS
-
-    @property
-    def variant(self) -> str:
-        """Name of the features in use, as in the budgets."""
-        used = [name for name, on in (("guidance", self.guidance != 1.0), ("dcw", self.dcw)) if on]
-        return "+".join(used) or "plain"
 
 
 class Rival(Protocol):
@@ -107,12 +90,14 @@ class SteadyStream:
     loop: TickLoop = field(init=False)
     finished: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     failures: list[TickError] = field(default_factory=list)
+    _knobs: tuple[StepParameters, ...] = tuple(StepParameters(velocity_scale=scale) for scale in (0.99, 1.01))
+    _turn: int = 0
 
     def __post_init__(self) -> None:
         self.deployment = at_depth(self.deployment, self.workload.depth)
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
         self._requests = [
-            _request(self.workload, self.bundle, self.engines, seed) for seed in range(self.workload.depth)
+            make_request(self.workload, self.bundle, self.engines, index) for index in range(self.workload.depth)
         ]
 
     def run(self, ticks: int, probe_ticks: int, beside: Callable[[int], Rivals] | None = None) -> Result:
@@ -121,9 +106,8 @@ class SteadyStream:
         `beside`: rows of a tick -> what else is timed, in turn with the ticks.
         """
         worst = self.verify()
-        self._fill()
-        rows = self._warm_up()
-        block = 1 if self.device.kind == "cpu" else DEVICE_BLOCK
+        rows = self.warm_up()
+        block = block_of(self.device, self.workload)
         with closing(BareEngine(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)) as bare:
             rivals = beside(rows) if beside is not None else {}
             records, ticks_ms, others_ms = self._time_in_turns({BARE: bare, **rivals}, ticks, block)
@@ -141,29 +125,22 @@ class SteadyStream:
         ticks_ms: list[float] = []
         others_ms = {name: [rival.time_ms(block)] for name, rival in rivals.items()}
         for _ in range(-(-ticks // block)):
-            ticks_ms.append(self._time_ticks(records, block))
+            ticks_ms.append(self.time_ticks(records, block))
             for name, rival in rivals.items():
                 others_ms[name].append(rival.time_ms(block))
         return records, ticks_ms, others_ms
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same generations alone."""
-        requests = [replace(request, steps=VERIFY_STEPS, id=uuid4().hex) for request in self._requests]
-        self._run_out(requests)
-        together = [self.finished.pop(request.id) for request in requests]
-        worst = 0.0
-        for request, shared in zip(requests, together, strict=True):
-            again = replace(request, id=uuid4().hex)
-            self._run_out([again])
-            worst = max(worst, float(np.max(np.abs(shared - self.finished.pop(again.id)))))
-        allowed = tolerance_of(self.engines.decoder.manifest, together)
-        if not worst <= allowed:
-            raise EngineError(
-                f"a generation that shares its ticks differs by {worst:.2e} from the same one alone, "
-                f"expected at most {allowed:.0e}",
-                fix="build the engines again: tickrt-build CONFIG --force",
-            )
-        return worst
+        together = self.play()
+        alone = [latents for request in self._requests for latents in self.play([request])]
+        return check_equal("a generation that shares its ticks", "alone", together, alone, self.engines)
+
+    def play(self, requests: list[GenerationRequest] | None = None) -> list[NDArray[np.float32]]:
+        """Latents of short generations of this workload, or of these, that share their ticks."""
+        short = [replace(request, steps=VERIFY_STEPS, id=uuid4().hex) for request in requests or self._requests]
+        self._run_out(short)
+        return [self.finished.pop(request.id) for request in short]
 
     def _run_out(self, requests: list[GenerationRequest]) -> None:
         """Run these to their end, one more entering with each tick, so that they are at different steps."""
@@ -183,17 +160,19 @@ class SteadyStream:
         for index in range(self.workload.depth):
             self._submit(index)
 
-    def _warm_up(self) -> int:
-        """Two whole schedules: every shape gets bound, every buffer lent and returned. Gives the rows of a tick."""
+    def warm_up(self) -> int:
+        """A full house, and two whole schedules: every shape gets bound, every buffer lent and returned. Gives the
+        rows of a tick."""
+        self._fill()
         record = self.tick()
         for _ in range(2 * self.workload.steps):
             record = self.tick()
         return record.rows
 
-    def _time_ticks(self, records: list[TickRecord], block: int) -> float:
-        """Milliseconds per tick, to the end of what the device does in them."""
+    def time_ticks(self, records: list[TickRecord], block: int) -> float:
+        """Milliseconds per tick, mean of so many in a row, to the end of what the device does in them."""
         begin_s = time.perf_counter()
-        ticked = [self.loop.tick() for _ in range(block)]
+        ticked = [self._tick() for _ in range(block)]
         self.device.main.record().wait()
         elapsed_ms = (time.perf_counter() - begin_s) * 1e3
         records += [self._check_record(record) for record in ticked]
@@ -206,16 +185,24 @@ class SteadyStream:
         for _ in range(ticks):
             before = seen.count
             with seen:
-                record = self.loop.tick()
+                record = self._tick()
             counts.append(seen.count - before + self._check_record(record).allocations)
             self._replace_finished()
         return counts, seen.sites()
 
     def tick(self) -> TickRecord:
         """One tick, and as many more waiting as are finished."""
-        record = self._check_record(self.loop.tick())
+        record = self._check_record(self._tick())
         self._replace_finished()
         return record
+
+    def _tick(self) -> TickRecord | None:
+        """Where there are sessions, one of them turns a knob first."""
+        if self.workload.sessions:
+            self._turn += 1
+            parameters = self._knobs[self._turn // self.workload.sessions % len(self._knobs)]
+            self.loop.update(self.workload.session_of(self._turn), parameters)
+        return self.loop.tick()
 
     def _check_record(self, record: TickRecord | None) -> TickRecord:
         self._check()
@@ -242,111 +229,30 @@ class SteadyStream:
             self.finished[event.request_id] = event.latents
 
 
+def block_of(device: Device, load: Workload) -> int:
+    """How many ticks make one sample: on a GPU ticks overlap with the host, so that one alone says little.
+
+    Not more than a generation has steps: as many wait as are in flight, so that no slot becomes free twice in a block.
+    """
+    return 1 if device.kind == "cpu" else min(DEVICE_BLOCK, load.steps)
+
+
+def check_equal(
+    what: str, otherwise: str, found: list[NDArray[np.float32]], expected: list[NDArray[np.float32]], engines: EngineSet
+) -> float:
+    """The largest difference between two runs of the same generations. Raises EngineError where it is too large."""
+    worst = max(float(np.max(np.abs(one - other))) for one, other in zip(found, expected, strict=True))
+    allowed = tolerance_of(engines.decoder.manifest, expected)
+    if not worst <= allowed:
+        raise EngineError(
+            f"{what} differs by {worst:.2e} from the same one {otherwise}, expected at most {allowed:.0e}",
+            fix="build the engines again: tickrt-build CONFIG --force",
+        )
+    return worst
+
+
 def tolerance_of(decoder: Manifest, latents: list[NDArray[np.float32]]) -> float:
     """How far a generation's latents may depend on who shares its ticks: in low precision, other batch shapes round
     otherwise, and every step adds to it."""
     peak = max(float(np.abs(values).max()) for values in latents)
     return LOW_PRECISION.get(str(decoder.build.get("precision")), 0.0) * peak or VERIFY_TOLERANCE
-
-
-def at_depth(deployment: Deployment, depth: int) -> Deployment:
-    """A deployment with so many slots, and room for as many to wait."""
-    runtime = deployment.runtime.model_copy(update={"depth": depth, "queue": max(deployment.runtime.queue, depth)})
-    return deployment.model_copy(update={"runtime": runtime})
-
-
-class BareEngine:
-    """The decoder on its own buffers, for as many rows as a tick executes, in as few executes as fit.
-
-    Where ticks are captured as graphs, so is this: what is compared is what the tick adds.
-    """
-
-    def __init__(
-        self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device, load: Workload, rows: int
-    ) -> None:
-        self._stream = device.main
-        limit = deployment.rows_limit(load.frames, load.tokens)
-        parts = [min(limit, rows - begin) for begin in range(0, rows, limit)]
-        self._executions = [_bind_decoder(engines, bundle, device, load, part) for part in parts]
-        self._replay = self._captured(device) if deployment.runtime.capture and device.kind != "cpu" else None
-
-    def time_ms(self, times: int = 1) -> float:
-        """Wall time of all rows once, mean of so many in a row."""
-        begin_s = time.perf_counter()
-        for _ in range(times):
-            self._launch()
-        self._stream.record().wait()
-        return (time.perf_counter() - begin_s) * 1e3 / times
-
-    def close(self) -> None:
-        """Let go of the graph, and of what it held. Nothing of it may be pending."""
-        if self._replay is not None:
-            self._replay.close()
-            self._replay = None
-        for execution in self._executions:
-            execution.release()
-
-    def _launch(self) -> None:
-        if self._replay is not None:
-            self._replay.launch(self._stream)
-        else:
-            self._launch_each()
-
-    def _captured(self, device: Device) -> Replay | None:
-        for execution in self._executions:
-            execution.hold(self._stream)
-        try:
-            return device.capture(self._stream, self._launch_each)
-        except CaptureError:
-            return None
-
-    def _launch_each(self) -> None:
-        for execution in self._executions:
-            execution.launch(self._stream)
-
-
-def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
-    decoder, stream, random = engines.decoder, device.main, np.random.default_rng(rows)
-    sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
-    free = dict(zip(_free_dimensions(engines, bundle), (sizes["rows"], sizes["frames"], sizes["tokens"]), strict=True))
-    tensors: dict[str, Tensor] = {}
-    for name, info in {**decoder.inputs, **decoder.outputs}.items():
-        shape = tuple(size if isinstance(size, int) else free[size] for size in info.shape)
-        tensors[name] = device.zeros(shape, info.dtype)
-        values = np.ones(shape) if name == bundle.decoder.inputs.condition_mask else random.uniform(0.1, 1.0, shape)
-        device.upload(tensors[name], values.astype(info.dtype), stream)
-    return decoder.bind(tensors)
-
-
-def _free_dimensions(engines: EngineSet, bundle: Bundle) -> Iterator[str]:
-    """Names that the decoder's graph gives to R, T and L."""
-    roles, inputs = bundle.decoder.inputs, engines.decoder.inputs
-    yield str(inputs[roles.latents].shape[0])
-    yield str(inputs[roles.latents].shape[1])
-    yield str(inputs[roles.condition].shape[1])
-
-
-def _request(load: Workload, bundle: Bundle, engines: EngineSet, seed: int) -> GenerationRequest:
-    """A generation of the workload; its condition is random, which costs a tick as much as a prompt."""
-    random = np.random.default_rng(seed)
-    width = engines.decoder.inputs[bundle.decoder.inputs.condition].shape[2]
-    assert isinstance(width, int)
-    positive, negative = (random.standard_normal((load.tokens, width), dtype=np.float32) for _ in range(2))
-    return GenerationRequest(
-        frames=load.frames,
-        steps=load.steps,
-        seed=seed,
-        shift=bundle.sampler.shift,
-        conditions=(Condition(positive),),
-        negatives=(Condition(negative),) if load.guidance != 1.0 else (),
-        context=_unknown(bundle, load.frames),
-        parameters=StepParameters(guidance=load.guidance, dcw=Dcw("double", low=0.05, high=0.02) if load.dcw else None),
-    )
-
-
-def _unknown(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
-    """The context that knows nothing: silence, and a mask that says: generate all of it."""
-    if bundle.context is None:
-        return None
-    silence = bundle.silence(frames)
-    return np.concatenate([silence, np.ones_like(silence)], axis=1)

@@ -45,8 +45,15 @@ def paired_ratio(ticks_ms: Sequence[float], engine_ms: Sequence[float]) -> Ratio
     What slows the machine for a while slows a tick and its neighbours alike, so it cancels; the median leaves out what
     hits a single sample.
     """
-    ticks, engine = np.asarray(ticks_ms), np.asarray(engine_ms)
-    if len(engine) != len(ticks) + 1:
-        raise ValueError(f"{len(ticks)} ticks need {len(ticks) + 1} engine samples around them, got {len(engine)}")
-    low, middle, high = np.percentile(np.concatenate([ticks / engine[:-1], ticks / engine[1:]]), (25, 50, 75))
+    if len(engine_ms) != len(ticks_ms) + 1:
+        wanted, got = len(ticks_ms) + 1, len(engine_ms)
+        raise ValueError(f"{len(ticks_ms)} ticks need {wanted} engine samples around them, got {got}")
+    return ratio_between(ticks_ms, engine_ms[:-1], engine_ms[1:])
+
+
+def ratio_between(samples_ms: Sequence[float], before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
+    """Each sample over what was measured right before and right after it."""
+    samples = np.asarray(samples_ms)
+    ratios = np.concatenate([samples / np.asarray(before_ms), samples / np.asarray(after_ms)])
+    low, middle, high = np.percentile(ratios, (25, 50, 75))
     return Ratio(float(middle), float(low), float(high))

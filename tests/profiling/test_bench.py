@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Built
 from factories import tiny_deployment
 from typer.testing import CliRunner
 
-from profiling.bench import BUDGETS, app, budget_of
-from profiling.stream import Workload
+from profiling.bench import app
+from runtime.batch import PHASES
 
 
 def test_the_last_line_is_one_json_object(built: Built) -> None:
@@ -45,18 +46,60 @@ def test_two_passes_take_two_executes(built: Built) -> None:
     assert json.loads(apart.stdout.splitlines()[-1])["executes"] == 2
 
 
-def test_budgets_by_variant(built: Built) -> None:
-    cpu = built()
-    assert budget_of(cpu, Workload(1, 32, 4)) == BUDGETS["plain"] == 1.04
-    assert budget_of(cpu, Workload(1, 32, 4, guidance=3.0)) == 1.08
-    assert budget_of(cpu, Workload(1, 32, 4, dcw=True)) is None
-    assert budget_of(cpu.model_copy(update={"target": "tensorrt"}), Workload(1, 32, 4, guidance=3.0)) == 1.02
+def last_line(*command: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, list(command), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    card: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return card
+
+
+def test_a_result_says_where_it_comes_from_and_its_phases_are_the_tick(built: Built) -> None:
+    card = last_line(str(built().path), "--depth", "2", "--ticks", "5", "--features", "mask,gain", "--sessions", "2")
+    assert (card["kind"], card["variant"], card["sessions"]) == ("tick", "gain+mask", 2)
+    assert card["machine"].keys() >= {"cpu"}
+    assert set(card["phases_ms"]) == set(PHASES)
+    assert card["allocations_per_tick"] == 0
+
+
+def test_a_saved_run_can_be_compared_with_and_another_shape_cannot(built: Built, tmp_path: Path) -> None:
+    base, path = tmp_path / "base.json", str(built().path)
+    saved = last_line(path, "--depth", "2", "--ticks", "3", "--json", str(base))
+    assert json.loads(base.read_text()) == saved
+    compared = last_line(path, "--depth", "2", "--ticks", "3", "--compare", str(base))
+    assert compared["changes"]["tick_ms p50"]["base"] == saved["tick_ms"]["p50"]
+    other = [path, "--depth", "1", "--ticks", "3", "--compare", str(base)]
+    refused = CliRunner().invoke(app, other)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "depth: 2 there, 1 here" in refused.stderr
+    assert last_line(*other, "--force")["changes"].keys() >= {"overhead_ratio"}
+
+
+def test_a_sweep_measures_each_value_and_draws_them(built: Built, tmp_path: Path) -> None:
+    plot = tmp_path / "sweep.svg"
+    card = last_line(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--plot", str(plot))
+    assert [(point["depth"], point["rows"]) for point in card["points"]] == [(1, 1), (3, 3)]
+    assert plot.read_text().count("<circle") == 4
+    lengths = last_line(str(built().path), "--sweep", "frames=16,64", "--depth", "2", "--ticks", "2", "--dcw")
+    assert [point["frames"] for point in lengths["points"]] == [16, 64]
+    assert lengths["variant"] == "dcw"
+
+
+def test_a_matrix_is_guided_unless_told_otherwise(built: Built) -> None:
+    card = last_line(str(built().path), "--matrix", "--depth", "2", "--ticks", "2")
+    assert (card["kind"], card["guidance"], len(card["techniques_off"])) == ("matrix", 3.0, 7)
+    plain = last_line(str(built().path), "--matrix", "--depth", "2", "--ticks", "2", "--guidance", "1")
+    assert "nothing is guided" in plain["techniques_off"]["fused guidance"]["idle_because"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["CONFIG", "--frames", "100000"], 2, "no shape range for 100000 frames"),
+        (["CONFIG", "--features", "loudness"], 2, "no feature loudness"),
+        (["CONFIG", "--sweep", "colour=1"], 2, "no sweep over 'colour'"),
+        (["CONFIG", "--matrix", "--sweep", "depth=1"], 2, "two runs"),
+        (["CONFIG", "--compare", "absent.json"], 2, "absent.json cannot be read"),
+        (["CONFIG", "--sweep", "depth=1", "--plot", "a.png"], 2, "no name of an SVG file"),
         (["absent.toml"], 2, "no configuration at absent.toml"),
         (["UNBUILT"], 3, "is not built"),
     ],

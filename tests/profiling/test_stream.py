@@ -10,7 +10,8 @@ import onnx
 import pytest
 from factories import tiny_deployment
 
-from profiling.stream import VERIFY_TOLERANCE, SteadyStream, Workload
+from profiling.stream import VERIFY_TOLERANCE, SteadyStream
+from profiling.workload import Workload
 from runtime.batch import Event, Finished
 from runtime.config import Deployment
 from runtime.engine import open_engines

@@ -1,0 +1,180 @@
+"""What each technique of the tick is worth: ticks with it and without it, in turn, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from profiling.card import percentiles, rounded, shape_of
+from profiling.provenance import provenance
+from profiling.rig import Rig
+from profiling.stream import SteadyStream, block_of, check_equal
+from profiling.tick_statistics import Ratio, ratio_between
+from profiling.workload import Workload, with_runtime
+from runtime.batch import TickRecord
+
+ON: Mapping[str, Any] = {
+    "fused_guidance": True, "event_wait": True, "capture": True, "batched_step": True, "frozen_conditions": True,
+    "ticks_in_flight": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Technique:
+    """Something that the tick does, what it would do instead, and what in [runtime] makes it do that."""
+
+    name: str
+    instead: str
+    off: Mapping[str, Any]
+
+    def is_idle_because(self, target: str, load: Workload) -> str:
+        """Why it makes no difference here; "" where it does."""
+        if target == "cpu" and self.off.keys() <= {"event_wait", "capture", "ticks_in_flight"}:
+            return "the CPU runs every launch to its end"
+        if self.off.keys() == {"fused_guidance"} and load.guidance == 1.0:
+            return "nothing is guided: give --guidance"
+        return "one slot" if self.off.keys() == {"batched_step"} and load.depth == 1 else ""
+
+
+TECHNIQUES = (
+    Technique("fused guidance", "two executes", {"fused_guidance": False}),
+    Technique("event wait", "wait for each", {"event_wait": False}),
+    Technique("captured graph", "plain enqueue", {"capture": False}),
+    Technique("batched step", "slot by slot", {"batched_step": False}),
+    Technique("frozen conditions", "at every tick", {"frozen_conditions": False}),
+    Technique("2 ticks in flight", "1", {"ticks_in_flight": 1}),
+)
+EVERYTHING = Technique(
+    "all of these", "none of them", {name: off for each in TECHNIQUES for name, off in each.off.items()}
+)
+
+
+@dataclass
+class Samples:
+    """Milliseconds per tick without a technique, and with it right before and right after."""
+
+    without_ms: list[float] = field(default_factory=list)
+    before_ms: list[float] = field(default_factory=list)
+    after_ms: list[float] = field(default_factory=list)
+
+    @property
+    def saved_ms(self) -> float:
+        """What the technique saves of a tick: the median of differences to the mean of both neighbours."""
+        beside = (np.asarray(self.before_ms) + np.asarray(self.after_ms)) / 2
+        return float(np.median(np.asarray(self.without_ms) - beside))
+
+    @property
+    def ratio(self) -> Ratio:
+        """A tick without it over one with it."""
+        return ratio_between(self.without_ms, self.before_ms, self.after_ms)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A technique, ticks with and without it, and how far the latents differ."""
+
+    technique: Technique
+    samples: Samples
+    difference: float
+
+
+def measure_worth(rig: Rig, load: Workload, ticks: int) -> list[Worth]:
+    """Ticks with everything on, and with one technique off, in turn; last, with all off.
+
+    Raises EngineError where a generation has other latents without a technique.
+    """
+    with ExitStack() as opened:
+
+        def open_stream(off: Mapping[str, Any]) -> SteadyStream:
+            stream = rig.stream(load, with_runtime(rig.deployment, **{**ON, **off}))
+            opened.callback(stream.loop.close)
+            return stream
+
+        base = open_stream({})
+        others = {technique: open_stream(technique.off) for technique in (*TECHNIQUES, EVERYTHING)}
+        expected = base.play()
+        differences = [
+            check_equal("a generation", f"with {technique.name}", stream.play(), expected, rig.engines)
+            for technique, stream in others.items()
+        ]
+        samples = time_in_turns(base, list(others.values()), ticks, block_of(rig.device, load))
+    return [Worth(*found) for found in zip(others, samples, differences, strict=True)]
+
+
+def time_in_turns(base: SteadyStream, others: Sequence[SteadyStream], ticks: int, block: int) -> list[Samples]:
+    """What the others take, each between two samples of the base."""
+    for stream in (base, *others):
+        stream.warm_up()
+    records: list[TickRecord] = []
+    found = [Samples() for _ in others]
+    last_ms = base.time_ticks(records, block)
+    for _ in range(-(-ticks // block)):
+        for other, samples in zip(others, found, strict=True):
+            samples.before_ms.append(last_ms)
+            samples.without_ms.append(other.time_ticks(records, block))
+            last_ms = base.time_ticks(records, block)
+            samples.after_ms.append(last_ms)
+    return found
+
+
+def report_worth(found: Sequence[Worth], rig: Rig, load: Workload) -> dict[str, Any]:
+    """The matrix as one JSON object."""
+    return {
+        "kind": "matrix",
+        **shape_of(load),
+        "ticks": len(found[0].samples.without_ms),
+        "techniques_off": {worth.technique.name: _entry(worth, rig.deployment.target, load) for worth in found},
+        **provenance(rig.bundle, with_runtime(rig.deployment, **ON), rig.engines),
+    }
+
+
+def _entry(worth: Worth, target: str, load: Workload) -> dict[str, Any]:
+    samples, ratio = worth.samples, worth.samples.ratio
+    return {
+        "instead": worth.technique.instead,
+        "with_ms": percentiles([*samples.before_ms, samples.after_ms[-1]]),
+        "without_ms": percentiles(samples.without_ms),
+        "saved_ms": round(samples.saved_ms, 4),
+        **rounded({"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}),
+        "is_noisy": ratio.is_noisy,
+        "idle_because": worth.technique.is_idle_because(target, load),
+        "largest_difference": worth.difference,
+    }
+
+
+def print_worth(console: Console, card: Mapping[str, Any]) -> None:
+    """The matrix for people."""
+    shape = f"{card['depth']} slots x {card['frames']} frames, {card['variant']}"
+    title = f"{card['bundle']} on {card['target']}: {shape}; ms per tick (p50)"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("technique", "instead"):
+        table.add_column(column, no_wrap=True)
+    for column in ("with", "without", "saves", "without / with"):
+        table.add_column(column, justify="right", no_wrap=True)
+    entries = card["techniques_off"]
+    for name, entry in entries.items():
+        table.add_row(
+            f"[dim]{name}[/]" if entry["idle_because"] else name,
+            entry["instead"],
+            f"{entry['with_ms']['p50']:.2f}",
+            f"{entry['without_ms']['p50']:.2f}",
+            f"{entry['saved_ms']:.2f}",
+            f"{entry['ratio']:.3f} ({entry['ratio_low']:.2f}-{entry['ratio_high']:.2f})",
+        )
+    console.print(table)
+    worst = max(entry["largest_difference"] for entry in entries.values())
+    console.print(
+        f"same latents without them: largest difference {worst:.1e}; from commit {card['commit'] or 'unknown'}"
+    )
+    for reason in sorted({entry["idle_because"] for entry in entries.values()} - {""}):
+        names = ", ".join(name for name, entry in entries.items() if entry["idle_because"] == reason)
+        console.print(f"{names}: no difference here, {reason}. What is shown is the noise of this run.", style="dim")
+    if any(entry["is_noisy"] for entry in entries.values()):
+        console.print("The machine was busy: quartiles lie far apart. Run it again on a quiet one.", style="yellow")

@@ -1,0 +1,153 @@
+"""What a bench lets slots do: how many at once, how long, how many steps, with which features of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import Deployment
+from runtime.engine import EngineSet
+from runtime.errors import ConfigError
+from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.spec import Bundle, load_bundle
+
+TOKENS = 16
+DCW = Dcw("double", low=0.05, high=0.02)
+GUIDANCE = 3.0
+FEATURES = ("guidance", "rcfg", "dcw", "mask", "target", "sde", "ode_noise", "blend", "gain")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`more`: features of the step beside guidance and DCW, of FEATURES. `sessions`: whose generations they are, in
+    turn; one of them changes a step parameter before every tick. 0: nobody does."""
+
+    depth: int
+    frames: int
+    steps: int
+    guidance: float = 1.0
+    dcw: bool = False
+    tokens: int = TOKENS
+    more: frozenset[str] = frozenset()
+    sessions: int = 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features in use, guidance and DCW first."""
+        used = [name for name, on in (("guidance", self.guidance != 1.0), ("dcw", self.dcw)) if on]
+        return (*used, *sorted(self.more))
+
+    @property
+    def variant(self) -> str:
+        """Name of the features in use, as in the budgets."""
+        return "+".join(self.features) or "plain"
+
+    def session_of(self, index: int) -> str:
+        """The session that generation `index` belongs to."""
+        return f"session-{index % self.sessions}" if self.sessions else ""
+
+
+def workload_of(
+    deployment: Deployment,
+    depth: int,
+    frames: int = 0,
+    steps: int = 0,
+    *,
+    guidance: float = 1.0,
+    dcw: bool = False,
+    features: Collection[str] = (),
+    sessions: int = 0,
+) -> Workload:
+    """What the slots do; frames and steps 0 are the bundle's own. Raises ConfigError."""
+    bundle = load_bundle(deployment.bundle)
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown:
+        raise ConfigError(f"no feature {', '.join(unknown)}", fix=f"--features takes {', '.join(FEATURES)}")
+    if guidance == 1.0 and {"guidance", "rcfg"} & set(features):
+        guidance = GUIDANCE
+    load = Workload(
+        depth,
+        frames or bundle.latents.canvas_frames,
+        steps or bundle.sampler.steps,
+        guidance=guidance,
+        dcw=dcw or "dcw" in features,
+        more=frozenset(features) - {"guidance", "dcw"},
+        sessions=sessions,
+    )
+    if deployment.range_for(1, load.frames, load.tokens) is None:
+        raise ConfigError(f"{deployment.path} has no shape range for {load.frames} frames", fix="choose other --frames")
+    if load.frames % bundle.latents.frame_multiple:
+        raise ConfigError(f"{load.frames} frames are no multiple of {bundle.latents.frame_multiple}")
+    return load
+
+
+def at_depth(deployment: Deployment, depth: int) -> Deployment:
+    """A deployment with so many slots, and room for as many to wait."""
+    return with_runtime(deployment, depth=depth, queue=max(deployment.runtime.queue, depth))
+
+
+def with_runtime(deployment: Deployment, **changes: Any) -> Deployment:
+    """The same deployment with other values in its [runtime] table."""
+    return deployment.model_copy(update={"runtime": deployment.runtime.model_copy(update=changes)})
+
+
+def make_request(load: Workload, bundle: Bundle, engines: EngineSet, index: int) -> GenerationRequest:
+    """Generation `index` of the workload; its conditions are random, which costs a tick as much as a prompt."""
+    random = np.random.default_rng(index)
+    width = engines.decoder.inputs[bundle.decoder.inputs.condition].shape[2]
+    assert isinstance(width, int)
+    first, second, negative = (random.standard_normal((load.tokens, width), dtype=np.float32) for _ in range(3))
+    rise = _rise(load.frames)
+    blended = (Condition(first, rise[::-1]), Condition(second, rise))
+    return GenerationRequest(
+        frames=load.frames,
+        steps=load.steps,
+        seed=index,
+        shift=bundle.sampler.shift,
+        conditions=blended if "blend" in load.more else (Condition(first),),
+        negatives=(Condition(negative),) if load.guidance != 1.0 else (),
+        guidance_mode="initialize" if "rcfg" in load.more else "full",
+        solver="sde" if "sde" in load.more else "ode",
+        context=_unknown(bundle, load.frames),
+        session=load.session_of(index),
+        client=load.session_of(index),
+        parameters=_parameters(load),
+        **_latents(load, random, bundle.latents.channels),
+    )
+
+
+def _parameters(load: Workload) -> StepParameters:
+    return StepParameters(
+        guidance=load.guidance,
+        dcw=DCW if load.dcw else None,
+        x0_strength=0.3 if "target" in load.more else None,
+        ode_noise=0.05 if "ode_noise" in load.more else None,
+        channel_gain=1.1 if "gain" in load.more else None,
+    )
+
+
+def _latents(load: Workload, random: np.random.Generator, channels: int) -> dict[str, Any]:
+    """The arrays that features bring with a request."""
+    found: dict[str, Any] = {}
+    if "mask" in load.more:
+        kept = random.standard_normal((load.frames, channels), dtype=np.float32)
+        found["mask"] = LatentMask(_rise(load.frames), kept)
+    if "target" in load.more:
+        found["target"] = Target(random.standard_normal((load.frames, channels), dtype=np.float32))
+    return found
+
+
+def _rise(frames: int) -> NDArray[np.float32]:
+    return np.linspace(0.0, 1.0, frames, dtype=np.float32)
+
+
+def _unknown(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
+    """The context that knows nothing: silence, and a mask that says: generate all of it."""
+    if bundle.context is None:
+        return None
+    silence = bundle.silence(frames)
+    return np.concatenate([silence, np.ones_like(silence)], axis=1)
