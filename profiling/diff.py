@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.classify import kind_of
+from profiling.layers_graph import KERNEL_SUFFIX
 from profiling.report_json import read_records
 
 # Changes below this share of the whole are noise, whatever they are in percent of themselves.
@@ -18,7 +19,9 @@ SAME = ("target", "machine", "shapes")
 
 @dataclass(frozen=True)
 class Saved:
-    """A profile from a file: milliseconds per execute of every layer and kind. wall_ms: None in files of trtexec's."""
+    """A profile from a file: milliseconds per execute of every layer and kind; layers that differ by no more than a
+    number of their kernels are one. wall_ms: None in files of trtexec's.
+    """
 
     layers: Mapping[str, float]
     kinds: Mapping[str, float]
@@ -60,7 +63,9 @@ def read_saved(path: Path) -> Saved:
     layers: dict[str, float] = {}
     kinds: dict[str, float] = {}
     for row, about in zip(rows, details, strict=True):
-        layers[row["name"]] = layers.get(row["name"], 0.0) + row["averageMs"]
+        # Numbers of kernels differ from build to build.
+        name = KERNEL_SUFFIX.sub("", str(row["name"]))
+        layers[name] = layers.get(name, 0.0) + row["averageMs"]
         kinds[about["kind"]] = kinds.get(about["kind"], 0.0) + row["averageMs"]
     return Saved(layers, kinds, ours.get("wall_p50_ms"), ours)
 

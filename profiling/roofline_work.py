@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import onnx
 
+from profiling.classify import node_kind
 from profiling.layers_graph import Graph, GraphNode, Origins
 from profiling.roofline import Value, Work, operator_bytes, operator_flops
 from profiling.roofline_shapes import item_bytes, value_shapes
@@ -71,8 +73,10 @@ def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | No
 
 def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, values: Mapping[str, Value]) -> Work | None:
     """All the parts' operations, and what goes in and comes out: what stays inside of the layer is not moved."""
+    if not parts:
+        return _copied(layer)
     works = [_node_work(part, values) for part in parts]
-    if not parts or any(work is None for work in works):
+    if any(work is None for work in works):
         return None
     if len(parts) == 1 and works[0] is not None and not works[0].bytes:
         return works[0]
@@ -82,6 +86,28 @@ def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, valu
     width = float_bytes(layer.facts)
     moved = sum(_moved_bytes(values[name], width) for name in read | written)
     return Work(sum(work.flops for work in works if work is not None), moved)
+
+
+def _copied(layer: NodeTimes) -> Work | None:
+    """A reformat that TensorRT put in: no operations, and the bytes of the tensors that the inspector lists."""
+    tensors = (*layer.facts.get("Inputs", ()), *layer.facts.get("Outputs", ()))
+    sizes = [_stated_bytes(tensor) for tensor in tensors]
+    if node_kind(layer.op_type) != "reformat" or not sizes or None in sizes:
+        return None
+    return Work(0, sum(size for size in sizes if size is not None))
+
+
+def _stated_bytes(tensor: Any) -> int | None:
+    """Bytes of one of the inspector's tensors; None where it does not say, or a size is free (-1)."""
+    dims = tensor.get("Dimensions", [-1]) if isinstance(tensor, dict) else [-1]
+    width = _width(tensor) if min(dims, default=0) >= 0 else None
+    return round(prod(dims) * DATATYPES[width]) if width is not None else None
+
+
+def _width(tensor: Mapping[str, Any]) -> str | None:
+    """The word for a tensor's element type: in "Datatype" (11), or somewhere in "Format/Datatype" (10)."""
+    found = DATATYPE.search(str(tensor.get("Datatype") or tensor.get("Format/Datatype") or ""))
+    return found.group().upper() if found is not None else None
 
 
 def _used_outside(graph: Graph, makers: set[str]) -> set[str]:
@@ -96,11 +122,7 @@ def _moved_bytes(value: Value, width: float) -> int:
 
 
 def float_bytes(facts: Mapping[str, Any]) -> float:
-    """Bytes per number in a layer, from the inspector's tensors of TensorRT 10 ("Format/Datatype") or 11 ("Datatype");
-    those of the model's graph where it does not say."""
-    for tensor in (*facts.get("Inputs", ()), *facts.get("Outputs", ())):
-        words = str(tensor.get("Datatype") or tensor.get("Format/Datatype") or "") if isinstance(tensor, dict) else ""
-        found = DATATYPE.search(words)
-        if found is not None and found.group().upper() in FLOATS:
-            return DATATYPES[found.group().upper()]
-    return FLOAT_BYTES
+    """Bytes per number in a layer, from the inspector's tensors; those of the model's graph where it does not say."""
+    tensors = (*facts.get("Inputs", ()), *facts.get("Outputs", ()))
+    words = (_width(tensor) for tensor in tensors if isinstance(tensor, dict))
+    return next((DATATYPES[word] for word in words if word in FLOATS), FLOAT_BYTES)

@@ -1,0 +1,79 @@
+"""Rollups by module and across equal blocks, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded_profiles import recorded
+
+from profiling.layers import LayerTiming, Profile, Wall
+from profiling.rollups import UNKNOWN_MODULE, WHOLE_BLOCK, WHOLE_MODEL, block_of, by_block, by_module, module_parts
+
+
+def profile(**modules: tuple[str | None, float]) -> Profile:
+    """Layers by name: (module, ms)."""
+    whole = sum(ms for _, ms in modules.values())
+    layers = [LayerTiming(name, "Add", "pointwise", (ms,), ms / whole, path) for name, (path, ms) in modules.items()]
+    return Profile("e", 1, tuple(layers), Wall((1.0,)))
+
+
+SMALL = profile(
+    a=("net.layers.0.mlp.up", 1.0),
+    b=("net.layers.0", 0.5),
+    c=("net.layers.1.mlp", 3.0),
+    d=("net.out", 0.25),
+    e=("net", 0.125),
+    f=(None, 2.0),
+)
+
+
+def test_modules_at_a_depth_below_what_all_share() -> None:
+    rows = {row.name: row.ms for row in by_module(SMALL, 1)}
+    assert rows == {"layers.1": 3.0, UNKNOWN_MODULE: 2.0, "layers.0": 1.5, "out": 0.25, WHOLE_MODEL: 0.125}
+    deep = {row.name: row.ms for row in by_module(SMALL, 2)}
+    assert (deep["layers.0"], deep["layers.0.mlp"], deep["layers.1.mlp"]) == (0.5, 1.0, 3.0)
+
+
+def test_a_number_belongs_to_the_name_before_it() -> None:
+    assert module_parts("net.layers.3.mlp.0") == ["net", "layers.3", "mlp.0"]
+    assert module_parts("") == []
+
+
+def test_blocks_side_by_side() -> None:
+    (blocks,) = by_block(SMALL)
+    assert (blocks.prefix, blocks.indices) == ("net.layers", (0, 1))
+    assert blocks.parts == {"mlp": (1.0, 3.0), WHOLE_BLOCK: (0.5, 0.0)}
+    assert blocks.totals_ms == (1.5, 3.0)
+
+
+def test_the_outermost_number_makes_the_block() -> None:
+    assert block_of("net.layers.3.mlp.0") == ("net.layers", 3, "mlp")
+    assert block_of("net.layers.3") == ("net.layers", 3, WHOLE_BLOCK)
+    assert block_of("net.out") is None
+    assert block_of(None) is None
+
+
+def test_one_block_has_no_brothers() -> None:
+    assert by_block(profile(a=("net.layers.0", 1.0), b=("net.out", 1.0))) == []
+
+
+def test_a_slow_block_is_named() -> None:
+    equal = {f"l{index}": (f"net.layers.{index}.mlp", 1.0) for index in range(8)}
+    assert "no block is slower" in by_block(profile(**equal))[0].verdict
+    assert (
+        by_block(profile(**equal | {"l7": ("net.layers.7.mlp", 1.5)}))[0].verdict == "block 7 takes 1.50 of the median"
+    )
+
+
+@pytest.mark.parametrize(("version", "slow"), [("10", False), ("11", True)])
+def test_the_recorded_blocks(version: str, slow: bool, tmp_path: Path) -> None:
+    """In the recording of 11.x the second block's product takes twice as long."""
+    (blocks,) = by_block(recorded(version, tmp_path))
+    assert (blocks.prefix, blocks.indices, set(blocks.parts)) == (
+        "decoder.layers",
+        (0, 1),
+        {"norm", "attn", "mlp", WHOLE_BLOCK},
+    )
+    first, second = blocks.parts["mlp"]
+    assert second / first == pytest.approx(2.0 if slow else 1.0)

@@ -1,0 +1,77 @@
+"""Work of layers: ONNX Runtime's by what it saw, TensorRT's by the model's graph and the engine's element types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
+
+from profiling.layers_graph import Origins
+from profiling.roofline import Ceilings, Work
+from profiling.roofline_work import float_bytes, layer_works
+from runtime.nodes import NodeTimes
+
+ROWS, FRAMES, WIDTH = SHAPES["x"]
+NUMBERS = ROWS * FRAMES * WIDTH
+PRODUCT = 2 * NUMBERS * WIDTH
+HALF = 2
+
+
+def works(version: str, folder: Path) -> dict[str, Work | None]:
+    """By the layer's name up to its kernel's number."""
+    nodes = recorded_nodes(version)
+    found = layer_works(nodes, Origins(transformer(folder)), SHAPES)
+    return {node.name.split("_myl")[0].split(" [")[0]: work for node, work in zip(nodes, found, strict=True)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plans_layers_have_the_work_of_what_they_hold(version: str, tmp_path: Path) -> None:
+    found = works(version, tmp_path)
+    # One product in fp16: its input, its weight, its output.
+    assert found["up_0"] == Work(PRODUCT, HALF * (2 * NUMBERS + WIDTH * WIDTH))
+    # A fused attention: both products and the softmax; scores stay inside, q, k and v come in, the result goes out.
+    scores = ROWS * FRAMES * FRAMES
+    inside = found["_gemm_mha_v2"]
+    assert inside == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * scores, HALF * 4 * NUMBERS)
+    blob = found[BLOB]
+    assert blob is not None
+    assert blob.flops > PRODUCT
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_reformat_that_no_node_is_behind_moves_its_tensors(version: str, tmp_path: Path) -> None:
+    nodes = recorded_nodes(version)
+    (copy,) = (node for node in nodes if node.op_type == "Reformat")
+    assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
+    free = NodeTimes(copy.name, copy.op_type, (1.0,), {"Inputs": [{"Dimensions": [-1, 2], "Datatype": "Half"}]})
+    assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
+
+
+def test_without_a_graph_no_work_is_known() -> None:
+    nodes = recorded_nodes("10")
+    assert layer_works(nodes, Origins(), SHAPES) == [None] * len(nodes)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "width"),
+    [
+        ({"Format/Datatype": "Row-major linear FP16 format"}, 2.0),
+        ({"Format/Datatype": "Channel major FP32 format where C % 32 == 0"}, 4.0),
+        ({"Format": "Row-major linear", "Datatype": "BFloat16"}, 2.0),
+        ({"Format": "Row-major linear", "Datatype": "FP8"}, 1.0),
+        ({"Format": "Row-major linear", "Datatype": "Int64"}, 4.0),
+        ({}, 4.0),
+    ],
+)
+def test_widths_in_both_schemas(tensor: dict[str, str], width: float) -> None:
+    assert float_bytes({"Inputs": [tensor]}) == width
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_roof_tells_hot_from_slow(version: str, tmp_path: Path) -> None:
+    profile = recorded(version, tmp_path, Ceilings(1e12, 1e9, "given"))
+    roofs = [layer.roof(profile.ceilings) for layer in profile.layers]
+    reached = [roof.reached for roof in roofs if roof is not None and roof.reached is not None]
+    assert len(reached) > 10
+    assert all(share > 0 for share in reached)
