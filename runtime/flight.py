@@ -62,7 +62,7 @@ class PhaseClock:
     """Splits a tick's time into phases without gaps: where one begins, the one before it ends."""
 
     def __init__(self) -> None:
-        self.started_s = self._begin_s = time.perf_counter()
+        self.started_s = self._begin_s = 0.0
         self.spans: list[PhaseSpan] = []
         self._phase = ""
 
@@ -82,6 +82,8 @@ class PhaseClock:
         if self._phase:
             begin_ms, ms = (self._begin_s - self.started_s) * 1e3, (now_s - self._begin_s) * 1e3
             self.spans.append(PhaseSpan(self._phase, begin_ms, ms))
+        else:
+            self.started_s = now_s
         self._begin_s, self._phase = now_s, ""
 
     def note(self, record: TickRecord) -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from runtime.studio import Studio
-from server import generations, health, models
+from server import generations, health, models, profile
 from server.access import Envelope, Guard
 from server.config import ServerSettings
 from server.problems import REQUEST_ID_HEADER, install_handlers
@@ -34,7 +34,7 @@ def create_app(open_studio: Callable[[], Studio], settings: ServerSettings) -> F
 
     app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     app.state.service = service
-    for room in (generations, models, health):
+    for room in (generations, models, health, *(() if settings.admin_key is None else (profile,))):
         app.include_router(room.router)
     install_handlers(app)
     _add_layers(app, service)

@@ -27,7 +27,8 @@ MIB = 1024 * KIB
 class ServerSettings(BaseSettings):
     """Settings of the HTTP server. Sizes in bytes, times in seconds; 0 means "no limit" only where it says so.
 
-    api_key: when set, everything but /health/live needs it. allowed_origins: web pages of other sites that may call.
+    api_key: when set, everything but /health/live needs it. admin_key: when set, /admin is there, for whoever sends it
+    as X-Admin-Key (and the API key, where there is one). allowed_origins: web pages of other sites that may call.
     client_in_flight: generations that one client may have at once (0: as many as there are places).
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a reader that does not read.
     tick_timeout_s: age of the last tick, with work in flight, from which /health/live says no.
@@ -44,6 +45,7 @@ class ServerSettings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: SecretStr | None = None
+    admin_key: SecretStr | None = None
     insecure: bool = False
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
 
@@ -82,7 +84,7 @@ class ServerSettings(BaseSettings):
                 raise ValueError(f"{origin!r} is not an origin such as https://example.org (no path, no last slash)")
         return origins
 
-    @field_validator("api_key")
+    @field_validator("api_key", "admin_key")
     @classmethod
     def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().strip()):

@@ -19,12 +19,13 @@ from prometheus_client import (
     generate_latest,
 )
 
-from runtime.batch import TickRecord
+from runtime.batch import PHASES, TickRecord
 from runtime.engine import Engine
 from runtime.flight import LoopStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"
+PHASE_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -72,6 +73,9 @@ class Metrics:
 
     def _make_tick_metrics(self) -> None:
         self.ticks = self._histogram("tick_duration_seconds", "One tick of the loop", SHORT_S)
+        self.device = self._histogram("decoder_seconds", "The decoder's executes of one tick", SHORT_S)
+        phases = self._histogram("tick_phase_seconds", "Part of a tick, by phase", PHASE_S, "phase")
+        self.phases = {phase: phases.labels(phase) for phase in PHASES}
         self.occupancy = self._histogram("batch_occupancy_ratio", "Live slots over slots, per tick", RATIOS)
         self.rows = self._counter("decoder_rows", "Rows that the decoder executed")
         self.allocations = self._counter("tick_allocations", "Allocations made inside ticks")
@@ -102,8 +106,11 @@ class Metrics:
             self.engine_info.labels(manifest.name, manifest.engine_sha256, manifest.target).set(1)
 
     def observe_tick(self, record: TickRecord) -> None:
-        """Take note of one tick; called on the tick thread."""
+        """Take note of one tick, once all of it is known; called on the tick thread."""
         self.ticks.observe(record.tick_ms / 1e3)
+        self.device.observe(record.engine_ms / 1e3)
+        for phase, ms in record.phases_ms.items():
+            self.phases[phase].observe(ms / 1e3)
         self.occupancy.observe(record.slots / self._depth)
         self.rows.inc(record.rows)
         if record.allocations:
@@ -119,5 +126,5 @@ class Metrics:
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(name, what, labels, namespace=NAMESPACE, registry=self.registry)
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, what, namespace=NAMESPACE, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, what, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets)

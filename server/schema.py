@@ -17,6 +17,7 @@ from server.problems import MEDIA_TYPE, ProblemDocument
 REF = "#/components/schemas/{model}"
 SOURCE_ONLY = ("initial_noise_curve", "mask", "repaint", "target_curve", "x0_strength", "sde_curve")
 OPEN_PATH = "/health/live"
+ADMIN_HEADER = "X-Admin-Key"
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -27,6 +28,7 @@ STATUS_TEXTS = {
     403: "Pages of this origin may not call",
     404: "There is no such thing",
     405: "This address does not take this method",
+    409: "Another one is under way",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The content type is not understood",
@@ -126,10 +128,18 @@ def openapi_document(
         _fix_gain(schemas["GenerationBody"], latent_channels)
     schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
     if has_key:
-        document["components"]["securitySchemes"] = SECURITY_SCHEMES
-        document["security"] = [{name: []} for name in SECURITY_SCHEMES]
-        document["paths"][OPEN_PATH]["get"]["security"] = []
+        _demand_key(document)
     return document
+
+
+def _demand_key(document: dict[str, Any]) -> None:
+    """The API key, everywhere but at OPEN_PATH; where another key is needed, both."""
+    document["components"].setdefault("securitySchemes", {}).update(SECURITY_SCHEMES)
+    document["security"] = [{name: []} for name in SECURITY_SCHEMES]
+    document["paths"][OPEN_PATH]["get"]["security"] = []
+    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+        if others := operation.get("security"):
+            operation["security"] = [{**other, name: []} for other in others for name in SECURITY_SCHEMES]
 
 
 def _fix_gain(schema: dict[str, Any], channels: int) -> None:

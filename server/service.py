@@ -49,6 +49,7 @@ class Service:
         self.body_model = body_model(settings.max_seconds)
         self.studio: Studio | None = None
         self.failure = ""
+        self.is_profiling = False
         self._open_studio = open_studio
         self._opening: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from http_harness import GENERATIONS, Served, connected, eventually, raw_request
 
-from runtime.batch import TickRecord
+from runtime.batch import PHASES, PhaseSpan, TickRecord
 from server.metrics import Metrics, Outcome
 
 Serve = Callable[..., Served]
@@ -40,6 +41,9 @@ def test_every_counter_equals_what_was_done(serve: Serve) -> None:
     assert counted["tickrt_slots_capacity"] == 1
     assert counted["tickrt_tick_duration_seconds_count"] == stats.ticks - 1
     assert counted["tickrt_decoder_rows_total"] == 2 * (stats.ticks - 1)
+    spent_s = {phase: counted[f"tickrt_tick_phase_seconds_sum{{phase={phase}}}"] for phase in PHASES}
+    assert sum(spent_s.values()) == pytest.approx(counted["tickrt_tick_duration_seconds_sum"], rel=1e-6)
+    assert counted["tickrt_decoder_seconds_sum"] < spent_s["launch"]
 
 
 def fill_and_leave(served: Served) -> None:
@@ -79,7 +83,8 @@ def test_no_text_of_a_user_is_in_any_label(served: Served) -> None:
 def test_a_tick_is_counted_with_its_occupancy() -> None:
     metrics = Metrics()
     record = TickRecord(tick=1, slots=3, rows=6, frames=(32,), executes=1, variants=("plain",), queue_depth=0)
-    record.tick_ms, record.allocations = 20.0, 2
+    record.tick_ms, record.engine_ms, record.allocations = 20.0, 15.0, 2
+    record.spans = (PhaseSpan("inbox", 0.0, 2.0), PhaseSpan("wait", 2.0, 15.0), PhaseSpan("inbox", 17.0, 3.0))
     metrics._depth = 4
     metrics.observe_tick(record)
     text = metrics.render().decode()
@@ -87,6 +92,11 @@ def test_a_tick_is_counted_with_its_occupancy() -> None:
     assert 'tickrt_batch_occupancy_ratio_bucket{le="0.7"} 0.0' in text
     assert 'tickrt_batch_occupancy_ratio_bucket{le="0.8"} 1.0' in text
     assert "tickrt_decoder_rows_total 6.0" in text
+    assert "tickrt_decoder_seconds_sum 0.015\n" in text
+    phases = {phase: f'tickrt_tick_phase_seconds_sum{{phase="{phase}"}} ' for phase in PHASES}
+    assert phases["wait"] + "0.015\n" in text
+    assert phases["inbox"] + "0.005\n" in text
+    assert all(line in text for line in phases.values())
     assert "tickrt_tick_allocations_total 2.0" in text
 
 

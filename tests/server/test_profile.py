@@ -1,0 +1,144 @@
+"""POST /admin/profile: a trace of the next ticks of a server that goes on serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
+
+from runtime.batch import PHASES
+from runtime.errors import ConfigError
+from server.config import load_settings
+
+Serve = Callable[..., Served]
+KEY = "only-for-admins"
+PATH = "/admin/profile"
+
+
+def ask(served: Served, key: str | None = KEY, **params: Any) -> httpx.Response:
+    headers = {} if key is None else {"x-admin-key": key}
+    with served.client() as client:
+        return client.post(PATH, params=params, headers=headers)
+
+
+def profile_during(served: Served, work: Callable[[], object], **params: Any) -> httpx.Response:
+    """Ask first, then let `work` make ticks."""
+    with ThreadPoolExecutor(1) as pool:
+        answer: Future[httpx.Response] = pool.submit(ask, served, **params)
+        eventually(lambda: served.service.is_profiling)
+        work()
+        return answer.result()
+
+
+def test_there_is_none_unless_there_is_an_admin_key(served: Served) -> None:
+    problem(ask(served), 404, "not_found")
+    assert PATH not in served.app.openapi()["paths"]
+
+
+@pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", "schlüssel"])
+def test_without_the_key_it_is_refused(serve: Serve, key: str | None) -> None:
+    served = serve(admin_key=KEY)
+    before = list(served.studio.loop.observers)
+    headers = {} if key is None else {"x-admin-key": key.encode()}
+    with served.client() as client:
+        document = problem(client.post(PATH, headers=headers), 403, "admin_key_needed")
+    assert document["fix"] == "send X-Admin-Key: KEY"
+    assert served.studio.loop.observers == before
+
+
+def test_where_there_is_an_api_key_both_are_needed(serve: Serve) -> None:
+    served = serve(admin_key=KEY, api_key="for-all")
+    problem(ask(served), 401, "unauthorized")
+    with served.client(headers={"x-api-key": "for-all"}) as client:
+        problem(client.post(PATH), 403, "admin_key_needed")
+        found = client.post(PATH, params={"wait_s": 0.01}, headers={"x-admin-key": KEY})
+    assert found.status_code == 200
+    operation = served.app.openapi()["paths"][PATH]["post"]
+    assert operation["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
+
+
+def test_the_next_ticks_are_in_the_trace_and_the_server_goes_on(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+    expected = served.post(steps=6).content
+    heard: list[bytes] = []
+    answer = profile_during(served, lambda: heard.append(served.post(steps=6).content), ticks=4)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert heard == [expected]
+    trace = answer.json()
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    ticks = [event for event in slices if event["name"].startswith("tick ")]
+    numbers = [int(event["name"].split()[1]) for event in ticks]
+    assert numbers == list(range(numbers[0], numbers[0] + 4))
+    assert trace["otherData"] == {"ticks": 4}
+    phases = [event for event in slices if event["tid"] == 1 and event not in ticks]
+    assert {event["name"] for event in phases} == set(PHASES)
+    assert sum(event["dur"] for event in phases) == pytest.approx(sum(event["dur"] for event in ticks), rel=0.01)
+    executes = [event for event in slices if event["tid"] > 1]
+    assert [event["args"]["rows"] for event in executes] == [2] * 4
+    assert served.studio.loop.observers.count(served.observe) == 1
+    assert len(served.studio.loop.observers) == 2
+
+
+def test_where_few_ticks_run_few_are_in_it(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+    answer = profile_during(served, lambda: served.post(steps=3), ticks=1000, wait_s=3.0)
+    assert answer.json()["otherData"] == {"ticks": 3}
+    assert ask(served, wait_s=0.01).json()["otherData"] == {"ticks": 0}
+
+
+@pytest.mark.parametrize(
+    "params", [{"ticks": 0}, {"ticks": 1001}, {"ticks": "many"}, {"wait_s": 0}, {"wait_s": 61}, {"wait_s": "nan"}]
+)
+def test_it_is_bounded(serve: Serve, params: dict[str, Any]) -> None:
+    problem(ask(serve(admin_key=KEY), **params), 422, "invalid_request")
+
+
+def test_one_at_a_time(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+
+    def ask_again() -> None:
+        problem(ask(served), 409, "profile_running")
+        assert served.post(steps=2).status_code == 200
+
+    assert profile_during(served, ask_again, ticks=2).json()["otherData"] == {"ticks": 2}
+    assert not served.service.is_profiling
+
+
+def test_whoever_goes_away_takes_it_along(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+    with connected(served) as connection:
+        connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
+        eventually(lambda: served.service.is_profiling)
+    eventually(lambda: not served.service.is_profiling)
+    assert len(served.studio.loop.observers) == 2
+
+
+def test_it_does_not_hold_up_the_end(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+    with connected(served) as connection:
+        connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
+        eventually(lambda: served.service.is_profiling)
+        served.server.drain()
+        eventually(lambda: served.service.studio is None)
+
+
+def test_other_requests_are_not_profiled(serve: Serve) -> None:
+    served = serve(admin_key=KEY)
+    with served.client() as client:
+        assert client.get(PATH, headers={"x-admin-key": KEY}).status_code == 405
+        assert client.post(GENERATIONS, json={"prompt": "a", "steps": 2}).status_code == 200
+    assert not served.service.is_profiling
+
+
+def test_the_admin_key_is_a_setting_and_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_ADMIN_KEY", KEY)
+    settings = load_settings({})
+    assert settings.admin_key is not None
+    assert KEY not in repr(settings)
+    monkeypatch.setenv("TICKRT_ADMIN_KEY", "  ")
+    with pytest.raises(ConfigError, match="admin_key"):
+        load_settings({})
