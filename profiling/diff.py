@@ -56,17 +56,18 @@ class Change:
         return 100 * self.delta_ms / self.before_ms
 
 
-def read_saved(path: Path) -> Saved:
-    """A profile written by --json, or by trtexec --exportProfile. Raises ConfigError."""
+def read_saved(path: Path, *, median: bool = False) -> Saved:
+    """A profile written by --json, or by trtexec --exportProfile; by averages or medians. Raises ConfigError."""
     _, ours, rows = read_records(path)
     details = ours.get("layers") or [{"kind": kind_of("", name=str(row["name"]))} for row in rows]
+    field = "medianMs" if median else "averageMs"
     layers: dict[str, float] = {}
     kinds: dict[str, float] = {}
     for row, about in zip(rows, details, strict=True):
         # Numbers of kernels differ from build to build.
         name = KERNEL_SUFFIX.sub("", str(row["name"]))
-        layers[name] = layers.get(name, 0.0) + row["averageMs"]
-        kinds[about["kind"]] = kinds.get(about["kind"], 0.0) + row["averageMs"]
+        layers[name] = layers.get(name, 0.0) + row[field]
+        kinds[about["kind"]] = kinds.get(about["kind"], 0.0) + row[field]
     return Saved(layers, kinds, ours.get("wall_p50_ms"), ours)
 
 

@@ -24,6 +24,9 @@ def diff(
     before: Annotated[Path, typer.Argument(help="A profile: tickrt-profile --json, or trtexec --exportProfile.")],
     after: Annotated[Path, typer.Argument(help="Another one.")],
     top: Annotated[int, typer.Option(min=1, help="Layers to show, those that moved most.")] = 15,
+    median: Annotated[
+        bool, typer.Option("--median", help="By the layers' medians, which hiccups of a busy machine do not move.")
+    ] = False,
     fail_over: Annotated[
         float | None, typer.Option(min=0, metavar="PCT", help="Exit 1 where something is slower by more percent.")
     ] = None,
@@ -35,7 +38,7 @@ def diff(
     """
     console = Console()
     try:
-        first, second = read_saved(before), read_saved(after)
+        first, second = (read_saved(path, median=median) for path in (before, after))
     except ConfigError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_CONFIG) from None

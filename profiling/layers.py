@@ -81,7 +81,7 @@ class Wall:
 class Profile:
     """An engine's layers at one shape, and its wall time without the profiler, for profiling itself costs time.
 
-    about: what it was measured on: engine hash, versions, machine, sizes.
+    about: what it was measured on: engine hash, versions, machine, sizes. notes: what its reader should know.
     """
 
     engine: str
@@ -90,6 +90,7 @@ class Profile:
     wall: Wall
     about: Mapping[str, Any] = field(default_factory=dict)
     ceilings: Ceilings | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def layer_sum_ms(self) -> float:

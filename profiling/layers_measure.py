@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.layers import Profile, Wall, layer_timings, make_feeds
+from profiling.classify import OPAQUE
+from profiling.layers import LayerTiming, Profile, Wall, layer_timings, make_feeds
 from profiling.layers_graph import Origins, read_graph
 from profiling.roofline import Ceilings
 from profiling.roofline_work import layer_works
-from runtime.config import Deployment
+from runtime.config import Deployment, Target
 from runtime.device import Device
 from runtime.engine import Engine, open_engine, run_once
 from runtime.errors import ConfigError
@@ -23,6 +25,8 @@ from runtime.manifest import build_command
 from runtime.spec import Bundle, load_bundle
 
 WARM_UP_RUNS = 3
+# CUDA's switch that makes every launch wait for its kernel.
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
@@ -70,7 +74,20 @@ def profile_engine(
     wall = Wall(tuple(sorted(wall_times_ms(engine, device, feeds, runs))))
     nodes = engine.profile(feeds, runs)
     works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
-    return Profile(engine.name, runs, layer_timings(nodes, origins, works), wall, about(engine, feeds), ceilings)
+    layers = layer_timings(nodes, origins, works)
+    notes = tuple(notes_of(engine.manifest.target, layers))
+    return Profile(engine.name, runs, layers, wall, about(engine, feeds), ceilings, notes)
+
+
+def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:
+    """What layer times do not say by themselves."""
+    if target == "cuda" and os.environ.get(BLOCKING) != "1":
+        yield f"layer times are those of launches, kernels run later: with {BLOCKING}=1 they are the kernels'"
+    elif target == "cuda":
+        yield f"{BLOCKING}=1: layer times are the kernels', and wall time has the waits in it"
+    hidden = sum(layer.share for layer in layers if layer.kind == OPAQUE)
+    if hidden > 0:
+        yield f'{hidden:.0%} of the time is in fused blobs, shown as such: verbosity = "detailed" in [build] opens them'
 
 
 def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[Any]], runs: int) -> Iterator[float]:

@@ -10,7 +10,7 @@ from profiling.classify import ORDER
 from profiling.layers import LayerTiming, Profile
 from profiling.report_html_page import PAGE
 from profiling.report_table import ceilings_text, contents_text
-from profiling.rollups import Blocks, Row, by_block, by_kind, by_module, common_root, shown_module
+from profiling.rollups import Blocks, Part, Row, by_block, by_kind, by_module, common_root, shown_module
 
 
 def page(profile: Profile, depth: int) -> str:
@@ -32,6 +32,7 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
         "wall": [profile.wall.p50_ms, profile.wall.p95_ms],
         "sum": profile.layer_sum_ms,
         "gap": [profile.gap_ms, profile.gap_name],
+        "notes": profile.notes,
         "order": ORDER,
         "kinds": [_row(row) for row in by_kind(profile)],
         "modules": [_row(row) for row in by_module(profile, depth)],
@@ -64,10 +65,13 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
     return {
         "prefix": blocks.prefix,
         "indices": blocks.indices,
-        "parts": [{"name": name, "ms": times} for name, times in blocks.parts.items()],
-        "totals": blocks.totals_ms,
+        "parts": [_part(name, part) for name, part in (*blocks.parts.items(), ("sum", blocks.whole))],
         "verdict": blocks.verdict,
     }
+
+
+def _part(name: str, part: Part) -> dict[str, Any]:
+    return {"name": name, "ms": part.average_ms, "median": part.median_ms}
 
 
 def _layer(layer: LayerTiming, profile: Profile, group: str) -> dict[str, Any]:

@@ -77,6 +77,7 @@ function tiles() {
   for (const [name, value] of data.about) {
     const span = add(at('about'), 'span'); add(span, 'b', {}, name + ' '); span.append(value);
   }
+  for (const note of data.notes) add(at('notes'), 'p', {}, note);
 }
 
 function bars(target, rows, parts) {
@@ -114,20 +115,20 @@ function heat() {
   for (const family of data.blocks) {
     const card = add(at('blocks'), 'div', {class: 'wide'});
     add(card, 'p', {class: 'soft'},
-      `${family.prefix}: ${family.verdict}. Milliseconds; framed: slower than its brothers.`);
+      `${family.prefix}: ${family.verdict}. Milliseconds on average; framed: slower than its brothers by medians.`);
     const table = add(card, 'table', {class: 'heat'}), head = add(table, 'tr');
     add(head, 'th', {class: 'word'}, 'part');
     for (const index of family.indices) add(head, 'th', {style: 'text-align:center'}, index);
-    const whole = family.totals.reduce((sum, value) => sum + value, 0);
-    const most = Math.max(...family.parts.flatMap(part => part.ms), 1e-9);
-    for (const part of [...family.parts, {name: 'sum', ms: family.totals}]) {
-      const row = add(table, 'tr'), middle = median(part.ms), isSum = part.name === 'sum';
+    const whole = family.parts.at(-1).ms.reduce((sum, value) => sum + value, 0);
+    const most = Math.max(...family.parts.slice(0, -1).flatMap(part => part.ms), 1e-9);
+    for (const part of family.parts) {
+      const row = add(table, 'tr'), middle = median(part.median), isSum = part === family.parts.at(-1);
       add(row, isSum ? 'th' : 'td', {class: 'word'}, part.name);
-      for (const value of part.ms) {
-        const isSlow = value > 1.1 * middle && value - middle > 0.01 * whole;
+      for (const [index, value] of part.ms.entries()) {
+        const typical = part.median[index], isSlow = typical > 1.1 * middle && typical - middle > 0.01 * whole;
         const heat = isSum ? 0 : 0.6 * Math.sqrt(value / most);
         add(row, 'td', {class: isSlow ? 'cell slow' : 'cell', style: `background:rgba(var(--heat),${heat.toFixed(3)})`,
-          title: `${(value / middle).toFixed(2)} of the median`}, ms(value));
+          title: `median ${ms(typical)} ms, ${(typical / middle).toFixed(2)} of its brothers'`}, ms(value));
       }
     }
   }
@@ -223,7 +224,8 @@ tiles(); rollups(); heat(); roofline(); table();
 
 BODY = """
 <main id="main">
-<header><h1>@TITLE@</h1><div id="about" class="about"></div></header>
+<header><h1>@TITLE@</h1><div id="about" class="about"></div>
+<div id="notes"></div></header>
 <section class="six" id="kinds-card"><h2>By kind of work</h2><div id="kinds" class="bars"></div></section>
 <section class="six"><h2>By module</h2><div class="short"><div id="modules" class="bars"></div></div>
 <div id="legend" class="legend"></div></section>

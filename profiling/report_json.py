@@ -44,6 +44,7 @@ def beyond(profile: Profile) -> dict[str, Any]:
         "wall_p95_ms": profile.wall.p95_ms,
         "gap_ms": profile.gap_ms,
         "gap": profile.gap_name,
+        "notes": list(profile.notes),
         "ceilings": None if ceilings is None else [ceilings.flops_per_s, ceilings.bytes_per_s, ceilings.source],
         "layers": [layer_details(layer, profile) for layer in profile.layers],
     }
@@ -102,13 +103,19 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its times as numbers; releases before 8.5 have no median."""
+    average_ms = float(row["averageMs"])
+    return {**row, "averageMs": average_ms, "medianMs": float(row.get("medianMs", average_ms))}
+
+
 def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Count, what is ours (empty in a file of trtexec's), and the rows. Raises ConfigError."""
     try:
         head, *rows = json.loads(path.read_text(encoding="utf-8"))
         ours = head.get(OURS, {})
         # Files of trtexec's end with a row for the sum in some releases.
-        rows = [{**row, "averageMs": float(row["averageMs"])} for row in rows if "averageMs" in row]
+        rows = [_checked(row) for row in rows if "averageMs" in row]
         return int(head["count"]), ours, rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"

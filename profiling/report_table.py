@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from profiling.classify import KINDS
 from profiling.layers import LayerTiming, Profile
 from profiling.rollups import Blocks, Row, by_block, by_kind, by_module
 
 MODULE_ROWS = 20
+# An operator's name says what it does; TensorRT's kernels are told by what they hold.
+ONNX_OPERATORS = frozenset(name for names in KINDS.values() for name in names if name[0].isupper())
 LONG_CONTENTS = 8
 
 
@@ -47,8 +50,8 @@ def wall_grid(profile: Profile) -> Grid:
         (f"sum of {len(profile.layers)} layers", _ms(profile.layer_sum_ms)),
         (profile.gap_name, _ms(profile.gap_ms)),
     )
-    note = "wall time is without the profiler: the sum of layers is not the latency"
-    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note=note)
+    words = ("wall time is without the profiler: the sum of layers is not the latency", *profile.notes)
+    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(words))
 
 
 def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
@@ -61,8 +64,8 @@ def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
 
 def block_grid(blocks: Blocks) -> Grid:
     """Equal blocks side by side."""
-    rows = [(name, *map(_ms, times)) for name, times in blocks.parts.items()]
-    rows.append(("sum", *map(_ms, blocks.totals_ms)))
+    rows = [(name, *map(_ms, part.average_ms)) for name, part in blocks.parts.items()]
+    rows.append(("sum", *map(_ms, blocks.whole.average_ms)))
     columns = ("part", *(str(index) for index in blocks.indices))
     return Grid(f"blocks of {blocks.prefix}, ms", columns, tuple(rows), note=blocks.verdict)
 
@@ -119,7 +122,7 @@ def markdown(profile: Profile, top: int, depth: int) -> str:
 def _markdown(grid: Grid) -> str:
     rule = ["---" if index < grid.words else "---:" for index in range(len(grid.columns))]
     lines = [f"### {grid.title}", "", _line(grid.columns), _line(rule), *map(_line, grid.rows)]
-    return "\n".join(lines + (["", f"*{grid.note}*"] if grid.note else []) + [""])
+    return "\n".join([*lines, *(f"\n*{line}*" for line in grid.note.splitlines()), ""])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -128,7 +131,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
     roof = layer.roof(profile.ceilings)
-    held = contents_text(layer)
+    held = "" if layer.op_type in ONNX_OPERATORS else contents_text(layer)
     times = (_ms(layer.average_ms), _ms(layer.median_ms), f"{layer.share:.1%}")
     name = f"{layer.name}: {layer.op_type}" + (f" of {held}" if held else "")
     speeds = ("", "") if roof is None else (f"{roof.flops_per_s / 1e9:.1f}", f"{roof.bytes_per_s / 1e9:.1f}")

@@ -27,24 +27,29 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One part of equal blocks: milliseconds per execute in each block, on average, and in the middle of all executes,
+    which a hiccup of the machine does not move."""
+
+    average_ms: tuple[float, ...]
+    median_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Blocks:
-    """Equal blocks side by side: parts[name][i] is a part's milliseconds in block indices[i]."""
+    """Equal blocks side by side: parts[name].average_ms[i] is a part's time in block indices[i]; `whole` is theirs."""
 
     prefix: str
     indices: tuple[int, ...]
-    parts: Mapping[str, tuple[float, ...]]
-
-    @property
-    def totals_ms(self) -> tuple[float, ...]:
-        """Per block."""
-        return tuple(map(sum, zip(*self.parts.values(), strict=True)))
+    parts: Mapping[str, Part]
+    whole: Part
 
     @property
     def slowest(self) -> tuple[int, float]:
-        """The slowest block's index, and its time over the median of all."""
-        totals = self.totals_ms
-        worst = max(range(len(totals)), key=totals.__getitem__)
-        return self.indices[worst], totals[worst] / (median(totals) or 1.0)
+        """The slowest block's index, and its time over the middle of all, by medians."""
+        times = self.whole.median_ms
+        worst = max(range(len(times)), key=times.__getitem__)
+        return self.indices[worst], times[worst] / (median(times) or 1.0)
 
     @property
     def verdict(self) -> str:
@@ -68,15 +73,14 @@ def by_module(profile: Profile, depth: int = 2) -> list[Row]:
 
 def by_block(profile: Profile) -> list[Blocks]:
     """Every family of numbered blocks with two or more members, most time first."""
-    families: dict[str, dict[int, dict[str, float]]] = {}
+    families: dict[str, dict[tuple[int, str], list[LayerTiming]]] = {}
     for layer in profile.layers:
         place = block_of(layer.module)
         if place is not None:
             prefix, index, part = place
-            parts = families.setdefault(prefix, {}).setdefault(index, {})
-            parts[part] = parts.get(part, 0.0) + layer.average_ms
-    found = [_side_by_side(prefix, blocks) for prefix, blocks in families.items() if len(blocks) > 1]
-    return sorted(found, key=lambda blocks: -sum(blocks.totals_ms))
+            families.setdefault(prefix, {}).setdefault((index, part), []).append(layer)
+    found = [_side_by_side(prefix, seats) for prefix, seats in families.items() if len({i for i, _ in seats}) > 1]
+    return sorted(found, key=lambda blocks: -sum(blocks.whole.average_ms))
 
 
 def block_of(module: str | None) -> tuple[str, int, str] | None:
@@ -128,9 +132,17 @@ def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _side_by_side(prefix: str, blocks: Mapping[int, Mapping[str, float]]) -> Blocks:
-    indices: Sequence[int] = sorted(blocks)
-    names = dict.fromkeys(name for index in indices for name in blocks[index])
-    parts = {name: tuple(blocks[index].get(name, 0.0) for index in indices) for name in names}
-    hottest = sorted(parts, key=lambda name: -sum(parts[name]))
-    return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest})
+def _side_by_side(prefix: str, seats: Mapping[tuple[int, str], Sequence[LayerTiming]]) -> Blocks:
+    indices = sorted({index for index, _ in seats})
+    names = dict.fromkeys(name for _, name in seats)
+    parts = {name: _part([seats.get((index, name), ()) for index in indices]) for name in names}
+    hottest = sorted(parts, key=lambda name: -sum(parts[name].average_ms))
+    whole = _part([[layer for name in names for layer in seats.get((index, name), ())] for index in indices])
+    return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
+
+
+def _part(blocks: Sequence[Sequence[LayerTiming]]) -> Part:
+    """Layers per block, summed within each execute."""
+    runs = [[sum(times) for times in zip(*(layer.runs_ms for layer in layers), strict=True)] for layers in blocks]
+    averages = (sum(layer.average_ms for layer in layers) for layers in blocks)
+    return Part(tuple(averages), tuple(median(times) if times else 0.0 for times in runs))

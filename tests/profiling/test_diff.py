@@ -54,6 +54,14 @@ def test_names_that_repeat_are_summed(tmp_path: Path) -> None:
     assert saved.wall_ms is None
 
 
+def test_by_medians(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    row = {"name": "a", "timeMs": 9.0, "averageMs": 3.0, "medianMs": 1.0, "percentage": 100.0}
+    write_json(path, [{"count": 3}, row, {"name": "old", "averageMs": 2.0}])
+    assert read_saved(path, median=True).layers == {"a": 1.0, "old": 2.0}
+    assert read_saved(path).layers == {"a": 3.0, "old": 2.0}
+
+
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
     return result.exit_code, result.output

@@ -12,7 +12,7 @@ from recorded_profiles import BLOB, VERSIONS, recorded
 
 from profiling.classify import OPAQUE, OTHER
 from profiling.layers import Profile, Wall, layer_timings, make_feeds
-from profiling.layers_measure import measure, sizes_of
+from profiling.layers_measure import measure, notes_of, sizes_of
 from profiling.report_json import profile_records
 from profiling.rollups import UNKNOWN_MODULE, by_block, by_kind, by_module
 from runtime.device import HostDevice
@@ -38,7 +38,7 @@ def adds_up(profile: Profile) -> None:
         assert sum(row.layers for row in rows) == len(profile.layers)
     for blocks in by_block(profile):
         inside = [layer for layer in profile.layers if (layer.module or "").startswith(f"{blocks.prefix}.")]
-        assert sum(blocks.totals_ms) == pytest.approx(sum(layer.average_ms for layer in inside))
+        assert sum(blocks.whole.average_ms) == pytest.approx(sum(layer.average_ms for layer in inside))
     assert sum(layer.share for layer in profile.layers) == pytest.approx(1.0)
     _, *rows = profile_records(profile)
     assert sum(row["percentage"] for row in rows) == pytest.approx(100.0, abs=1e-3)
@@ -116,6 +116,17 @@ def test_a_simulated_tensorrt_profile_adds_up(verbosity: str, built: Built, back
         assert all(layer.work is not None for layer in profile.layers if layer.contents)
     else:
         assert [layer.kind for layer in profile.layers] == [OPAQUE]
+
+
+def test_notes_say_what_times_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = layer_timings((*NODES, NodeTimes(BLOB, "ForeignNode", (2.0, 2.0))))
+    assert list(notes_of("cpu", layers[:-1])) == []
+    (note,) = notes_of("tensorrt", layers)
+    assert note.startswith("33% of the time is in fused blobs")
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    assert next(notes_of("cuda", layers)).startswith("layer times are those of launches")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert "wall time has the waits in it" in next(notes_of("cuda", layers))
 
 
 def test_an_engine_that_is_not_built_is_named(built: Built) -> None:

@@ -8,7 +8,16 @@ import pytest
 from recorded_profiles import recorded
 
 from profiling.layers import LayerTiming, Profile, Wall
-from profiling.rollups import UNKNOWN_MODULE, WHOLE_BLOCK, WHOLE_MODEL, block_of, by_block, by_module, module_parts
+from profiling.rollups import (
+    UNKNOWN_MODULE,
+    WHOLE_BLOCK,
+    WHOLE_MODEL,
+    Part,
+    block_of,
+    by_block,
+    by_module,
+    module_parts,
+)
 
 
 def profile(**modules: tuple[str | None, float]) -> Profile:
@@ -43,8 +52,8 @@ def test_a_number_belongs_to_the_name_before_it() -> None:
 def test_blocks_side_by_side() -> None:
     (blocks,) = by_block(SMALL)
     assert (blocks.prefix, blocks.indices) == ("net.layers", (0, 1))
-    assert blocks.parts == {"mlp": (1.0, 3.0), WHOLE_BLOCK: (0.5, 0.0)}
-    assert blocks.totals_ms == (1.5, 3.0)
+    assert blocks.parts == {"mlp": Part((1.0, 3.0), (1.0, 3.0)), WHOLE_BLOCK: Part((0.5, 0.0), (0.5, 0.0))}
+    assert blocks.whole == Part((1.5, 3.0), (1.5, 3.0))
 
 
 def test_the_outermost_number_makes_the_block() -> None:
@@ -61,9 +70,17 @@ def test_one_block_has_no_brothers() -> None:
 def test_a_slow_block_is_named() -> None:
     equal = {f"l{index}": (f"net.layers.{index}.mlp", 1.0) for index in range(8)}
     assert "no block is slower" in by_block(profile(**equal))[0].verdict
-    assert (
-        by_block(profile(**equal | {"l7": ("net.layers.7.mlp", 1.5)}))[0].verdict == "block 7 takes 1.50 of the median"
-    )
+    (blocks,) = by_block(profile(**equal | {"l7": ("net.layers.7.mlp", 1.5)}))
+    assert blocks.verdict == "block 7 takes 1.50 of the median"
+
+
+def test_one_hiccup_makes_no_slow_block() -> None:
+    """Averages add up to the layer sum; the verdict is by the middle of all executes."""
+    times = {"0": (1.0, 1.0, 1.0), "1": (1.0, 40.0, 1.0)}
+    layers = [LayerTiming(index, "Add", "pointwise", ms, 0.5, f"net.layers.{index}.mlp") for index, ms in times.items()]
+    (blocks,) = by_block(Profile("e", 3, tuple(layers), Wall((1.0,))))
+    assert blocks.whole == Part((1.0, 14.0), (1.0, 1.0))
+    assert "no block is slower" in blocks.verdict
 
 
 @pytest.mark.parametrize(("version", "slow"), [("10", False), ("11", True)])
@@ -75,5 +92,5 @@ def test_the_recorded_blocks(version: str, slow: bool, tmp_path: Path) -> None:
         (0, 1),
         {"norm", "attn", "mlp", WHOLE_BLOCK},
     )
-    first, second = blocks.parts["mlp"]
+    first, second = blocks.parts["mlp"].average_ms
     assert second / first == pytest.approx(2.0 if slow else 1.0)
