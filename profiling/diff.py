@@ -1,32 +1,36 @@
-"""What moved between two profiles: the whole, kinds of work, and layers."""
+"""What moved between two profiles: the whole, kinds of work, modules, and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from profiling.classify import kind_of
 from profiling.layers_graph import KERNEL_SUFFIX
 from profiling.report_json import read_records
+from profiling.rollups import common_root, shown_module
 
 # Changes below this share of the whole are noise, whatever they are in percent of themselves.
 LEAST_SHARE = 0.01
+# Parts of a module's path below what all have in common: a block and a part of it.
+MODULE_DEPTH = 2
 # What must be equal for two profiles to differ by nothing but the engine.
 SAME = ("target", "machine", "shapes")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A profile from a file: milliseconds per execute of every layer and kind; layers that differ by no more than a
-    number of their kernels are one. wall_ms: None in files of trtexec's.
+    """A profile from a file: milliseconds per execute of every kind, module and layer; layers that differ by no more
+    than a number of their kernels are one. wall_ms: None, and no modules, in files of trtexec's.
     """
 
-    layers: Mapping[str, float]
     kinds: Mapping[str, float]
-    wall_ms: float | None
-    about: Mapping[str, Any]
+    modules: Mapping[str, float]
+    layers: Mapping[str, float]
+    wall_ms: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sum_ms(self) -> float:
@@ -59,24 +63,34 @@ class Change:
 def read_saved(path: Path, *, median: bool = False) -> Saved:
     """A profile written by --json, or by trtexec --exportProfile; by averages or medians. Raises ConfigError."""
     _, ours, rows = read_records(path)
-    details = ours.get("layers") or [{"kind": kind_of("", name=str(row["name"]))} for row in rows]
-    field = "medianMs" if median else "averageMs"
-    layers: dict[str, float] = {}
-    kinds: dict[str, float] = {}
-    for row, about in zip(rows, details, strict=True):
-        # Numbers of kernels differ from build to build.
-        name = KERNEL_SUFFIX.sub("", str(row["name"]))
-        layers[name] = layers.get(name, 0.0) + row[field]
-        kinds[about["kind"]] = kinds.get(about["kind"], 0.0) + row[field]
-    return Saved(layers, kinds, ours.get("wall_p50_ms"), ours)
+    times = [row["medianMs" if median else "averageMs"] for row in rows]
+    # Numbers of kernels differ from build to build.
+    names = [KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows]
+    details = ours.get("layers")
+    if details is None:
+        return Saved(_sums([kind_of("", name=str(row["name"])) for row in rows], times), {}, _sums(names, times))
+    root = common_root(about["module"] for about in details)
+    modules = [shown_module(about["module"], root, MODULE_DEPTH) for about in details]
+    kinds = [about["kind"] for about in details]
+    return Saved(_sums(kinds, times), _sums(modules, times), _sums(names, times), ours["wall_p50_ms"], ours)
+
+
+def _sums(names: Sequence[str], times: Sequence[float]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, ms in zip(names, times, strict=True):
+        sums[name] = sums.get(name, 0.0) + ms
+    return sums
 
 
 def compare(before: Saved, after: Saved) -> list[Change]:
-    """The whole, then kinds, then layers; within each the largest change first."""
+    """The whole, then kinds, modules and layers; within each the largest change first."""
     whole = [Change("whole", "sum of layers", before.sum_ms, after.sum_ms)]
     if before.wall_ms is not None and after.wall_ms is not None:
         whole.append(Change("whole", "wall time, p50", before.wall_ms, after.wall_ms))
-    return [*whole, *_changes("kind", before.kinds, after.kinds), *_changes("layer", before.layers, after.layers)]
+    kinds, layers = _changes("kind", before.kinds, after.kinds), _changes("layer", before.layers, after.layers)
+    if not before.modules or not after.modules:
+        return [*whole, *kinds, *layers]
+    return [*whole, *kinds, *_changes("module", before.modules, after.modules), *layers]
 
 
 def slower_than(changes: list[Change], percent: float) -> list[Change]:

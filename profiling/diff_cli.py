@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def diff(
     before: Annotated[Path, typer.Argument(help="A profile: tickrt-profile --json, or trtexec --exportProfile.")],
     after: Annotated[Path, typer.Argument(help="Another one.")],
-    top: Annotated[int, typer.Option(min=1, help="Layers to show, those that moved most.")] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Modules and layers to show, those that moved most.")] = 15,
     median: Annotated[
         bool, typer.Option("--median", help="By the layers' medians, which hiccups of a busy machine do not move.")
     ] = False,
@@ -31,7 +32,7 @@ def diff(
         float | None, typer.Option(min=0, metavar="PCT", help="Exit 1 where something is slower by more percent.")
     ] = None,
 ) -> None:
-    """What moved from one profile to another: as a whole, by kind, by layer.
+    """What moved from one profile to another: as a whole, by kind, by module, by layer.
 
     --fail-over counts what is slower by more than PCT percent of itself and by 1 % or more of the whole. Exit status:
     0 within the limit, 1 past it, 2 a file is not a profile.
@@ -54,23 +55,24 @@ def diff(
 
 
 def _show(changes: list[Change], top: int, console: Console) -> None:
-    for scope in ("whole", "kind", "layer"):
+    for scope in dict.fromkeys(change.scope for change in changes):
         rows = [change for change in changes if change.scope == scope]
-        table = Table(title=_title(scope, rows, top), title_justify="left")
+        table = Table(title=_title(scope, rows, top), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column(scope, overflow="fold")
         for column in ("before ms", "after ms", "change ms", "change"):
-            table.add_column(column, justify="right")
-        for change in rows[:top] if scope == "layer" else rows:
+            table.add_column(column, justify="right", no_wrap=True)
+        for change in rows if scope == "kind" else rows[:top]:
             table.add_row(*map(Text, _cells(change)))
         console.print(table)
 
 
 def _title(scope: str, rows: list[Change], top: int) -> str:
-    if scope != "layer":
+    """What the table has, and what it hides."""
+    if scope in ("whole", "kind"):
         return "the whole" if scope == "whole" else "by kind"
     new = sum(change.before_ms == 0 < change.after_ms for change in rows)
     gone = sum(change.after_ms == 0 < change.before_ms for change in rows)
-    return f"by layer: {min(top, len(rows))} of {len(rows)}, {new} new, {gone} gone"
+    return f"by {scope}: {min(top, len(rows))} of {len(rows)}, {new} new, {gone} gone"
 
 
 def _cells(change: Change) -> tuple[str, ...]:

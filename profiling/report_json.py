@@ -116,6 +116,8 @@ def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]
         ours = head.get(OURS, {})
         # Files of trtexec's end with a row for the sum in some releases.
         rows = [_checked(row) for row in rows if "averageMs" in row]
+        if ours and (ours["schema"], len(ours["layers"])) != (SCHEMA, len(rows)):
+            raise ValueError(f"schema {ours['schema']} of {len(ours['layers'])} layers, {len(rows)} rows")
         return int(head["count"]), ours, rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"

@@ -12,8 +12,20 @@ from profiling.diff import Change, Saved, compare, read_saved, slower_than, unli
 from profiling.diff_cli import app
 from profiling.report_json import profile_records, write_json
 
-OLD = Saved({"a": 10.0, "b": 5.0, "gone": 1.0, "tiny": 0.01}, {"gemm": 15.0, "norm": 1.01}, 16.0, {"target": "cpu"})
-NEW = Saved({"a": 12.0, "b": 5.0, "new": 2.0, "tiny": 0.03}, {"gemm": 17.0, "norm": 2.03}, 18.0, {"target": "cuda"})
+OLD = Saved(
+    {"gemm": 15.0, "norm": 1.01},
+    {"layers.0.mlp": 16.01},
+    {"a": 10.0, "b": 5.0, "gone": 1.0, "tiny": 0.01},
+    16.0,
+    {"target": "cpu"},
+)
+NEW = Saved(
+    {"gemm": 17.0, "norm": 2.03},
+    {"layers.0.mlp": 14.0, "layers.1.mlp": 5.03},
+    {"a": 12.0, "b": 5.0, "new": 2.0, "tiny": 0.03},
+    18.0,
+    {"target": "cuda"},
+)
 
 
 def changes() -> dict[str, Change]:
@@ -22,7 +34,7 @@ def changes() -> dict[str, Change]:
 
 def test_by_the_whole_by_kind_by_layer() -> None:
     scopes = [change.scope for change in compare(OLD, NEW)]
-    assert scopes == sorted(scopes, key=["whole", "kind", "layer"].index)
+    assert scopes == sorted(scopes, key=["whole", "kind", "module", "layer"].index)
     found = changes()
     assert found["sum of layers"].delta_ms == pytest.approx(3.02)
     assert found["wall time, p50"].percent == pytest.approx(12.5)
@@ -34,8 +46,8 @@ def test_by_the_whole_by_kind_by_layer() -> None:
 
 def test_too_slow_is_more_than_a_percentage_and_more_than_noise() -> None:
     slower = {change.name for change in slower_than(compare(OLD, NEW), 10)}
-    assert slower == {"sum of layers", "wall time, p50", "gemm", "norm", "a", "new"}
-    assert {change.name for change in slower_than(compare(OLD, NEW), 30)} == {"norm", "new"}
+    assert slower == {"sum of layers", "wall time, p50", "gemm", "norm", "layers.1.mlp", "a", "new"}
+    assert {change.name for change in slower_than(compare(OLD, NEW), 30)} == {"norm", "layers.1.mlp", "new"}
     assert slower_than(compare(OLD, OLD), 0) == []
     assert "gone" in {change.name for change in slower_than(compare(NEW, OLD), 10)}
 
@@ -79,6 +91,7 @@ def test_the_command_fails_past_its_limit(tmp_path: Path) -> None:
     assert code == 1
     # Kernels have other numbers in the other build, and are the same layers.
     assert "slower by 100.0 %: layer up_1" in text
+    assert "module layers.1.mlp" in text
     assert "0 new, 0 gone" in text
     assert run(paths[0], paths[0], "--fail-over", "0")[0] == 0
 
@@ -88,6 +101,7 @@ def test_files_of_trtexecs_are_compared_by_layer() -> None:
     code, text = run(path, path)
     assert code == 0
     assert "sum of layers" in text
+    assert "by module" not in text
 
 
 def test_what_is_no_profile_is_said(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_what_is_no_profile_is_refused(text: str, tmp_path: Path) -> None:
         read_records(path)
 
 
+@pytest.mark.parametrize("change", [{"schema": 2}, {"layers": []}])
+def test_a_profile_of_another_schema_or_cut_short_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    records = profile_records(recorded("10", tmp_path))
+    records[0][OURS] |= change
+    write_json(tmp_path / "p.json", records)
+    with pytest.raises(ConfigError, match=r"is not a profile[\s\S]*schema"):
+        read_records(tmp_path / "p.json")
+
+
 def test_the_first_record_holds_all_that_is_not_trtexecs(tmp_path: Path) -> None:
     head = profile_records(recorded("10", tmp_path))[0]
     assert set(head) == {"count", OURS}
