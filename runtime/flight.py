@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from dataclasses import dataclass
 
@@ -9,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.batch import LaneBatch, LaneSpan, PhaseSpan, TickBatch, TickRecord
+from runtime.device import Device, Stream
 from runtime.device import Event as DeviceEvent
-from runtime.device import Stream
 from runtime.scheduler import Slot
 
 
@@ -67,17 +68,29 @@ class PhaseClock:
         self._phase = ""
 
     @property
+    def is_running(self) -> bool:
+        """Whether a phase has begun and not ended."""
+        return self._phase != ""
+
+    @property
     def elapsed_ms(self) -> float:
         """Time in the phases that have ended."""
         return sum(span.ms for span in self.spans)
 
     def begin(self, phase: str) -> None:
         """What happens from now on is this phase."""
-        self.end()
+        self._close()
         self._phase = phase
 
     def end(self) -> None:
-        """The phase that was last begun is over."""
+        """The tick is over, and with it the phase that was last begun."""
+        self._close()
+
+    def note(self, record: TickRecord) -> None:
+        """Write what was measured into a tick's record."""
+        record.started_s, record.spans, record.tick_ms = self.started_s, tuple(self.spans), self.elapsed_ms
+
+    def _close(self) -> None:
         now_s = time.perf_counter()
         if self._phase:
             begin_ms, ms = (self._begin_s - self.started_s) * 1e3, (now_s - self._begin_s) * 1e3
@@ -86,6 +99,11 @@ class PhaseClock:
             self.started_s = now_s
         self._begin_s, self._phase = now_s, ""
 
-    def note(self, record: TickRecord) -> None:
-        """Write what was measured into a tick's record."""
-        record.started_s, record.spans, record.tick_ms = self.started_s, tuple(self.spans), self.elapsed_ms
+
+def clock_of(device: Device) -> type[PhaseClock]:
+    """The clock for ticks on a device: on a GPU, where package nvtx is installed, one that shows ranges."""
+    if device.kind == "cpu" or importlib.util.find_spec("nvtx") is None:
+        return PhaseClock
+    from runtime.ranges import RangedClock
+
+    return RangedClock

@@ -27,7 +27,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
-from runtime.flight import InFlight, Launched, LoopStats, PhaseClock
+from runtime.flight import InFlight, Launched, LoopStats, PhaseClock, clock_of
 from runtime.inbox import Cancel, Freeze, Message, Stop, Submit, Swap, Update
 from runtime.lanes import Lanes
 from runtime.replacement import check_replaceable
@@ -56,6 +56,7 @@ class TickLoop(Door):
         self._in_flight: deque[InFlight] = deque()
         self._ticks = 0
         self._last_tick_s = time.monotonic()
+        self._clock = clock_of(device)
         self._last_begin: DeviceEvent | None = None
         self._is_idle = True
         self._thread: threading.Thread | None = None
@@ -114,7 +115,7 @@ class TickLoop(Door):
 
     def tick(self) -> TickRecord | None:
         """One pass: every live slot takes one step. None where nothing is live."""
-        clock = PhaseClock()
+        clock = self._clock()
         clock.begin("inbox")
         allocations, counts = self._lanes.allocations, self._lanes.launch_counts.copy()
         self._drain_inbox()

@@ -26,6 +26,7 @@ HEAVY = {
     },
     "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/tensorrt_builder.py"},
     "cuda": {"runtime/cudart.py"},
+    "nvtx": {"runtime/ranges.py"},
     "torch": {
         "engine_build/onnx_export.py",
         "engine_build/masked_decoder.py",
@@ -188,7 +189,7 @@ def test_nothing_at_serve_time_imports_torch() -> None:
 
 
 def test_the_runtime_opens_without_any_engine_library() -> None:
-    blocked = ", ".join(f"{name}=None" for name in ("onnxruntime", "tensorrt", "cuda", "torch"))
+    blocked = ", ".join(f"{name}=None" for name in ("onnxruntime", "tensorrt", "cuda", "torch", "nvtx"))
     program = f"import sys; sys.modules.update({blocked})\nimport runtime.loop, runtime.engine, runtime.device"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""The simulated GPU for tests: `with simulated() as machine:` makes packages `cuda` and `tensorrt` the simulator's."""
+"""The simulated GPU for tests: `with simulated() as machine:` makes `cuda`, `tensorrt` and `nvtx` the simulator's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.pinned import Block
 SITE = Path(__file__).resolve().parent / "site"
 # The simulated packages that hold no state of their own are loaded once.
 _loaded: dict[str, Any] = {}
-REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt")
+REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt", "nvtx", "runtime.ranges")
 
 sys.path.insert(0, str(SITE))
 # Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.

@@ -1,0 +1,31 @@
+"""Ticks and their phases as NVTX ranges, for Nsight Systems. Where no tool listens, a range costs next to nothing."""
+
+from __future__ import annotations
+
+import nvtx
+
+from runtime.batch import PHASES
+from runtime.flight import PhaseClock
+
+_domain = nvtx.get_domain("tickrt")
+_tick = _domain.get_event_attributes(message="tick")
+_phases = {phase: _domain.get_event_attributes(message=phase) for phase in PHASES}
+
+
+class RangedClock(PhaseClock):
+    """A clock that shows a range for the tick, and in it one for each phase."""
+
+    def begin(self, phase: str) -> None:
+        """What happens from now on is this phase."""
+        if self.is_running:
+            _domain.pop_range()
+        else:
+            _domain.push_range(_tick)
+        super().begin(phase)
+        _domain.push_range(_phases[phase])
+
+    def end(self) -> None:
+        """The tick is over."""
+        super().end()
+        _domain.pop_range()
+        _domain.pop_range()
