@@ -34,10 +34,12 @@ class Technique:
     instead: str
     off: Mapping[str, Any]
 
-    def is_idle_because(self, target: str, load: Workload) -> str:
-        """Why it makes no difference here; "" where it does."""
+    def is_idle_because(self, target: str, load: Workload, *, captures: bool) -> str:
+        """Why it makes no difference here; "" where it does. captures: whether ticks of this run became graphs."""
         if target == "cpu" and self.off.keys() <= {"event_wait", "capture", "ticks_in_flight"}:
             return "the CPU runs every launch to its end"
+        if self.off.keys() == {"capture"} and not captures:
+            return "no tick could be captured"
         if self.off.keys() == {"fused_guidance"} and load.guidance == 1.0:
             return "nothing is guided: give --guidance"
         return "one slot" if self.off.keys() == {"batched_step"} and load.depth == 1 else ""
@@ -78,11 +80,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Worth:
-    """A technique, ticks with and without it, and how far the latents differ."""
+    """A technique, ticks with and without it, how far the latents differ, and why it is idle, if it is."""
 
     technique: Technique
     samples: Samples
     difference: float
+    idle_because: str
 
 
 def measure_worth(rig: Rig, load: Workload, ticks: int) -> list[Worth]:
@@ -105,7 +108,9 @@ def measure_worth(rig: Rig, load: Workload, ticks: int) -> list[Worth]:
             for technique, stream in others.items()
         ]
         samples = time_in_turns(base, list(others.values()), ticks, block_of(rig.device, load))
-    return [Worth(*found) for found in zip(others, samples, differences, strict=True)]
+        captures = base.tick().replayed > 0
+    idle = [technique.is_idle_because(rig.deployment.target, load, captures=captures) for technique in others]
+    return [Worth(*found) for found in zip(others, samples, differences, idle, strict=True)]
 
 
 def time_in_turns(base: SteadyStream, others: Sequence[SteadyStream], ticks: int, block: int) -> list[Samples]:
@@ -130,12 +135,12 @@ def report_worth(found: Sequence[Worth], rig: Rig, load: Workload) -> dict[str, 
         "kind": "matrix",
         **shape_of(load),
         "ticks": len(found[0].samples.without_ms),
-        "techniques_off": {worth.technique.name: _entry(worth, rig.deployment.target, load) for worth in found},
+        "techniques_off": {worth.technique.name: _entry(worth) for worth in found},
         **provenance(rig.bundle, with_runtime(rig.deployment, **ON), rig.engines),
     }
 
 
-def _entry(worth: Worth, target: str, load: Workload) -> dict[str, Any]:
+def _entry(worth: Worth) -> dict[str, Any]:
     samples, ratio = worth.samples, worth.samples.ratio
     return {
         "instead": worth.technique.instead,
@@ -144,7 +149,7 @@ def _entry(worth: Worth, target: str, load: Workload) -> dict[str, Any]:
         "saved_ms": round(samples.saved_ms, 4),
         **rounded({"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}),
         "is_noisy": ratio.is_noisy,
-        "idle_because": worth.technique.is_idle_because(target, load),
+        "idle_because": worth.idle_because,
         "largest_difference": worth.difference,
     }
 

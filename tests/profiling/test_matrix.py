@@ -76,8 +76,10 @@ def shown(card: dict[str, Any], width: int) -> str:
 
 
 def test_nothing_to_fuse_and_nothing_to_batch_are_said() -> None:
-    reasons = [each.is_idle_because("tensorrt", Workload(1, 32, 4)) for each in TECHNIQUES]
-    assert [reason.split()[0] if reason else "" for reason in reasons] == ["nothing", "", "", "one", "", ""]
+    reasons = [each.is_idle_because("tensorrt", Workload(1, 32, 4), captures=False) for each in TECHNIQUES]
+    assert [reason.split()[0] if reason else "" for reason in reasons] == ["nothing", "", "no", "one", "", ""]
+    guided = [each.is_idle_because("tensorrt", LOAD, captures=True) for each in (*TECHNIQUES, EVERYTHING)]
+    assert set(guided) == {""}
 
 
 class Scripted:
@@ -126,5 +128,5 @@ def test_other_latents_are_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_worth_is_a_value() -> None:
-    worth = Worth(TECHNIQUES[0], Samples([2.0], [1.0], [1.0]), 0.0)
-    assert matrix._entry(worth, "cpu", LOAD)["saved_ms"] == 1.0
+    entry = matrix._entry(Worth(TECHNIQUES[0], Samples([2.0], [1.0], [1.5]), 0.0, "one slot"))
+    assert (entry["saved_ms"], entry["idle_because"]) == (0.75, "one slot")
