@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from backends import BACKENDS, Backend
+from backends import CPU, REAL, SIMULATED, Backend
 from conftest import Loops, captured
 from generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
 
@@ -36,7 +36,7 @@ from runtime.noise import Purpose, noise
 from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
 
 
-@pytest.fixture(params=BACKENDS, ids=str)
+@pytest.fixture(params=[CPU, *SIMULATED[:2], *REAL], ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     wanted: Backend = request.param
     return wanted.skip_where_it_is_missing()
