@@ -60,17 +60,15 @@ class LoopStats:
 
 
 class PhaseClock:
-    """Splits a tick's time into phases without gaps: where one begins, the one before it ends."""
+    """Splits a tick's time into phases without gaps: where one begins, the one before it ends.
+
+    `phase` is the one that goes on, "" before the first and after the last.
+    """
 
     def __init__(self) -> None:
         self.started_s = self._begin_s = 0.0
         self.spans: list[PhaseSpan] = []
-        self._phase = ""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a phase has begun and not ended."""
-        return self._phase != ""
+        self.phase = ""
 
     @property
     def elapsed_ms(self) -> float:
@@ -78,9 +76,10 @@ class PhaseClock:
         return sum(span.ms for span in self.spans)
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase."""
-        self._close()
-        self._phase = phase
+        """What happens from now on is this phase, as it may have been before."""
+        if phase != self.phase:
+            self._close()
+            self.phase = phase
 
     def end(self) -> None:
         """The tick is over, and with it the phase that was last begun."""
@@ -92,12 +91,12 @@ class PhaseClock:
 
     def _close(self) -> None:
         now_s = time.perf_counter()
-        if self._phase:
+        if self.phase:
             begin_ms, ms = (self._begin_s - self.started_s) * 1e3, (now_s - self._begin_s) * 1e3
-            self.spans.append(PhaseSpan(self._phase, begin_ms, ms))
+            self.spans.append(PhaseSpan(self.phase, begin_ms, ms))
         else:
             self.started_s = now_s
-        self._begin_s, self._phase = now_s, ""
+        self._begin_s, self.phase = now_s, ""
 
 
 def clock_of(device: Device) -> type[PhaseClock]:

@@ -16,8 +16,10 @@ class RangedClock(PhaseClock):
     """A clock that shows a range for the tick, and in it one for each phase."""
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase."""
-        if self.is_running:
+        """What happens from now on is this phase, as it may have been before."""
+        if phase == self.phase:
+            return
+        if self.phase:
             _domain.pop_range()
         else:
             _domain.push_range(_tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def test_phases_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 1.25, 1.5, 2.0])
     monkeypatch.setattr(flight.time, "perf_counter", lambda: next(times))
     clock, record = PhaseClock(), blank()
-    for phase in ("inbox", "launch", "inbox"):
+    for phase in ("inbox", "launch", "launch", "inbox"):
         clock.begin(phase)
     clock.end()
     clock.note(record)
@@ -59,6 +60,7 @@ def test_phases_follow_each_other_and_their_sum_is_the_tick(loops: Loops) -> Non
         assert sum(record.phases_ms.values()) == pytest.approx(record.tick_ms, rel=1e-9)
         assert {"inbox", "schedule", "upload", "launch", "commit", "deliver"} <= {span.phase for span in record.spans}
         assert tuple(record.phases_ms) == PHASES
+        assert all(before.phase != after.phase for before, after in pairwise(record.spans))
 
 
 def test_lanes_say_what_they_executed_and_when(loops: Loops) -> None:
