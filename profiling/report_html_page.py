@@ -29,7 +29,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:8p
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:13px }
 th,td { padding:4px 8px; text-align:right; border-bottom:1px solid var(--line); white-space:nowrap }
 th.word,td.word { text-align:left; white-space:normal; overflow-wrap:anywhere }
-td.op { min-width:96px } td.name { min-width:180px }
+td.op { min-width:110px } td.name { min-width:200px } td.module { min-width:230px }
 #layers th { position:sticky; top:0; background:var(--card); padding:0; box-shadow:0 1px var(--line) }
 #layers th button { font:inherit; font-weight:600; color:inherit; background:none; border:0; padding:6px 8px;
   width:100%; text-align:inherit; cursor:pointer; white-space:nowrap }
@@ -140,12 +140,13 @@ const power = exponent => String(Number((10 ** exponent).toPrecision(1)));
 function roofline() {
   const dots = data.layers.filter(layer => layer.gflops > 0 && layer.bytes > 0);
   if (!dots.length) return at('roofline-card').remove();
-  const W = 1180, H = 400, left = 64, bottom = 42, x = layer => layer.flops / layer.bytes, y = layer => layer.gflops;
+  const W = 1180, H = 400, left = 64, right = 34, bottom = 42;
+  const x = layer => layer.flops / layer.bytes, y = layer => layer.gflops;
   const [peak, width] = data.ceilings ? data.ceilings.map(value => value / 1e9) : [0, 0];
   const range = values => [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
   const [x0, x1] = range(dots.map(x).concat(peak ? [peak / width * 4] : []));
   const [y0, y1] = range(dots.map(y).concat(peak ? [peak * 1.5] : []));
-  const px = value => left + (W - left - 12) * (Math.log10(value) - x0) / Math.max(x1 - x0, 1);
+  const px = value => left + (W - left - right) * (Math.log10(value) - x0) / Math.max(x1 - x0, 1);
   const py = value => H - bottom - (H - bottom - 12) * (Math.log10(value) - y0) / Math.max(y1 - y0, 1);
   const svg = add(at('roofline'), 'svg', {viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': 'roofline'});
   for (let e = x0; e <= x1; e++) {
@@ -153,7 +154,7 @@ function roofline() {
     add(svg, 'text', {x: px(10 ** e), y: H - bottom + 16, 'text-anchor': 'middle'}, power(e));
   }
   for (let e = y0; e <= y1; e++) {
-    add(svg, 'line', {class: 'grid', x1: left, x2: W - 12, y1: py(10 ** e), y2: py(10 ** e)});
+    add(svg, 'line', {class: 'grid', x1: left, x2: W - right, y1: py(10 ** e), y2: py(10 ** e)});
     add(svg, 'text', {x: left - 8, y: py(10 ** e) + 4, 'text-anchor': 'end'}, power(e));
   }
   add(svg, 'text', {x: (W + left) / 2, y: H - 6, 'text-anchor': 'middle'}, 'operations per byte');
@@ -175,12 +176,13 @@ function roofline() {
 }
 
 const columns = [['layer', 'name', 'word name'], ['op', 'op', 'word op'], ['kind', 'kind', 'word'],
-  ['module', 'module', 'word'], ['ms', 'ms', ''], ['median', 'median', ''], ['share', 'share', ''],
+  ['module', 'module', 'word module'], ['ms', 'ms', ''], ['median', 'median', ''], ['share', 'share', ''],
   ['GFLOP/s', 'gflops', ''], ['GB/s', 'gbs', ''], ['bound', 'bound', ''], ['of roof', 'roof', '']];
 let sorting = {key: 'ms', down: true};
 
 function rowOf(layer) {
-  const row = document.createElement('tr'), number = value => value == null ? '' : value.toFixed(1);
+  const row = document.createElement('tr');
+  const number = value => value == null ? '' : value < 1 ? value.toPrecision(2) : value.toFixed(1);
   const cells = {...layer, ms: ms(layer.ms), median: ms(layer.median), share: percent(layer.share),
     gflops: number(layer.gflops), gbs: number(layer.gbs), roof: percent(layer.roof)};
   for (const [, key, kind] of columns) {

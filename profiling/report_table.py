@@ -134,7 +134,7 @@ def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
     held = "" if layer.op_type in ONNX_OPERATORS else contents_text(layer)
     times = (_ms(layer.average_ms), _ms(layer.median_ms), f"{layer.share:.1%}")
     name = f"{layer.name}: {layer.op_type}" + (f" of {held}" if held else "")
-    speeds = ("", "") if roof is None else (f"{roof.flops_per_s / 1e9:.1f}", f"{roof.bytes_per_s / 1e9:.1f}")
+    speeds = ("", "") if roof is None else (_speed(roof.flops_per_s), _speed(roof.bytes_per_s))
     reached = "" if roof is None or roof.reached is None else f"{roof.reached:.0%}"
     return name, layer.kind, *times, *speeds, (roof.bound or "") if roof else "", reached
 
@@ -146,6 +146,12 @@ def _shortened(rows: Sequence[Row], limit: int) -> list[Row]:
         name = f"({len(rest)} more)"
         head.append(Row(name, sum(r.ms for r in rest), sum(r.share for r in rest), sum(r.layers for r in rest)))
     return head
+
+
+def _speed(per_s: float) -> str:
+    """In billions per second."""
+    value = per_s / 1e9
+    return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2g}"
 
 
 def _ms(value: float) -> str:

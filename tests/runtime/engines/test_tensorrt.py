@@ -165,6 +165,10 @@ def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, fol
         if verbosity == "DETAILED":
             assert len(nodes) == len(small_graph().graph.node)
             assert {node.op_type for node in nodes} == {"kgen"}
+            assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
+            # The inspector knows free dimensions from the context that was profiled.
+            sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
+            assert sizes["x"] == [2, 4, 64]
         else:
             assert [node.op_type for node in nodes] == ["ForeignNode" if verbosity == "LAYER_NAMES_ONLY" else "unknown"]
         np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), rtol=1e-6)

@@ -238,20 +238,21 @@ def machine_is_gone(mine: Any) -> bool:
     return machine() is not mine
 
 
-def layers(plan: Plan) -> list[dict[str, Any] | str]:
-    """The layers as the inspector tells them at the plan's verbosity."""
+def layers(plan: Plan, shapes: dict[str, Shape] | None = None) -> list[dict[str, Any] | str]:
+    """The layers as the inspector tells them at the plan's verbosity; free dimensions are -1 without inputs' shapes."""
     nodes = onnx.load_from_string(plan.graph).graph.node
     names = [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
     if plan.verbosity == "NONE":
         return ["0"]
     if plan.verbosity == "LAYER_NAMES_ONLY":
         return [f"{{ForeignNode[{names[0]}...{names[-1]}]}}"]
+    sizes = _dimensions(plan, shapes or {})
     return [
         {
             "Name": f"{name}_myl0_{index}",
             "LayerType": "gemm" if node.op_type in ("MatMul", "Gemm") else "kgen",
-            "Inputs": [_described(tensor) for tensor in node.input],
-            "Outputs": [_described(tensor) for tensor in node.output],
+            "Inputs": [_described(tensor, sizes) for tensor in node.input if tensor],
+            "Outputs": [_described(tensor, sizes) for tensor in node.output if tensor],
             "TacticName": "simulated",
             "StreamId": 0,
             "Metadata": f"[ONNX Layer: {name}]",
@@ -275,7 +276,9 @@ class EngineInspector:
     def get_engine_information(self, format: Any) -> str:
         """JSON in the schema of the version."""
         assert format in LayerInformationFormat
-        about: dict[str, Any] = {"Layers": layers(self._engine._plan)}
+        context = self.execution_context
+        shapes = context._known_shapes() if context is not None else None
+        about: dict[str, Any] = {"Layers": layers(self._engine._plan, shapes)}
         if STRONGLY_TYPED_ONLY:
             about["I/O Tensors"] = [
                 {
@@ -294,10 +297,26 @@ class EngineInspector:
         return json.dumps(layers(self._engine._plan)[layer_index])
 
 
-def _described(name: str) -> dict[str, Any]:
+def _described(name: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
+    dims = sizes.get(name, [-1])
     if STRONGLY_TYPED_ONLY:
-        return {"Name": name, "Dimensions": [], "Format": "Row-major linear", "Datatype": "FP32"}
-    return {"Name": name, "Dimensions": [], "Format/Datatype": "Row-major linear FP32"}
+        return {"Name": name, "Dimensions": dims, "Format": "Row-major linear", "Datatype": "FP32"}
+    return {"Name": name, "Dimensions": dims, "Format/Datatype": "Row-major linear FP32"}
+
+
+def _dimensions(plan: Plan, shapes: dict[str, Shape]) -> dict[str, list[int]]:
+    """Every tensor's dimensions, as far as they follow from the inputs'."""
+    model = onnx.load_from_string(plan.graph)
+    for item in model.graph.input:
+        for dim, size in zip(item.type.tensor_type.shape.dim, shapes.get(item.name, ()), strict=False):
+            dim.dim_value = size
+    del model.graph.value_info[:]
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    sizes = {item.name: list(item.dims) for item in graph.initializer}
+    for item in (*graph.input, *graph.value_info, *graph.output):
+        dims = item.type.tensor_type.shape.dim
+        sizes[item.name] = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims]
+    return sizes
 
 
 def _cuda_words(code: int) -> str:
