@@ -26,6 +26,7 @@ from runtime.manifest import build_command, manifest_path, read_manifest
 from runtime.spec import load_bundle
 
 DIFF = "diff"
+SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 HALF_PRECISIONS = ("fp16", "bf16")
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, epilog="tickrt-profile diff A.json B.json compares two profiles."
@@ -37,7 +38,7 @@ def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
     engine: Annotated[
-        str, typer.Option(help="decoder, codec_decode, codec_encode, conditioner, step.VARIANT ...")
+        str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), conditioner.")
     ] = "decoder",
     rows: Annotated[int, typer.Option(min=1, help="Rows (for step engines: slots).")] = 1,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the bundle's canvas.")] = None,
@@ -63,7 +64,7 @@ def command(
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
         sizes = sizes_of(load_bundle(deployment.bundle), rows, frames or _canvas(deployment), tokens)
-        profile = _profile(deployment, engine, sizes, runs, peaks=peaks, ceilings=ceilings)
+        profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
     except TickError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None

@@ -30,13 +30,13 @@ RUNTIME_NAMES = {"bool": "BOOL", "string": "STRING"}
 
 def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[str, Shape]) -> list[Work | None]:
     """Work of each layer, None where it is not known. `inputs`: the shapes that the graph's inputs had."""
-    if origins.engine is not None:
-        values = _runtime_values(nodes, origins.engine, inputs)
-        return [_node_work(origins.engine_node(node), values) for node in nodes]
     if origins.source is None:
         return [None] * len(nodes)
     values = value_shapes(origins.source, inputs)
-    return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
+    if origins.engine is None:
+        return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
+    seen = _runtime_values(nodes, origins.engine, inputs)
+    return [_kernel_work(origins.engine_node(node), seen, origins.of(node), values) for node in nodes]
 
 
 def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
@@ -61,6 +61,17 @@ def _seen(shape: Mapping[str, Sequence[int]]) -> Value:
     """A tensor in a trace event: {"float": [2, 16, 64]}."""
     ((name, sizes),) = shape.items()
     return Value(tuple(sizes), item_bytes(onnx.TensorProto.DataType.Value(RUNTIME_NAMES.get(name, name.upper()))))
+
+
+def _kernel_work(
+    node: GraphNode | None, seen: Mapping[str, Value], parts: Sequence[GraphNode], values: Mapping[str, Value]
+) -> Work | None:
+    """What ONNX Runtime's node reads and writes; where it is fused, the operations of the model's nodes in it."""
+    work = _node_work(node, seen)
+    held = [_node_work(part, values) for part in parts]
+    if work is None or len(parts) < 2 or None in held:
+        return work
+    return Work(sum(each.flops for each in held if each is not None), work.bytes)
 
 
 def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | None:

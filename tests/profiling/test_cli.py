@@ -32,6 +32,12 @@ def test_a_profile_prints_tables_and_writes_every_report(built: Built, tmp_path:
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+def test_engines_have_short_names(built: Built) -> None:
+    result = run(str(built().path), "--engine", "step", "--rows", "2", "--runs", "2")
+    assert result.returncode == 0, result.stderr
+    assert "step.plain: 2 executes" in result.stdout
+
+
 def test_an_engine_that_is_not_built_names_the_command(built: Built) -> None:
     result = run(str(built().path), "--engine", "nope", "--ceilings")
     assert result.returncode == 2

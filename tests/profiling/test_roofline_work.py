@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
 
-from profiling.layers_graph import Origins
+from profiling.layers_graph import Origins, read_graph
 from profiling.roofline import Ceilings, Work
 from profiling.roofline_work import float_bytes, layer_works
 from runtime.nodes import NodeTimes
@@ -46,6 +47,28 @@ def test_a_reformat_that_no_node_is_behind_moves_its_tensors(version: str, tmp_p
     assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
     free = NodeTimes(copy.name, copy.op_type, (1.0,), {"Inputs": [{"Dimensions": [-1, 2], "Datatype": "Half"}]})
     assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
+
+
+def test_a_fused_kernel_of_onnx_runtimes_does_the_operations_of_what_it_holds(tmp_path: Path) -> None:
+    """An attention in one node: its operator's name says nothing of its two products."""
+    source = transformer(tmp_path)
+    parts = [source.by_name[f"{name}_0"] for name in ("scores", "weights", "mixed")]
+    inputs = ["to_q_0", "turned_0", "normed_0"]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MultiHeadAttention", inputs, ["mixed_0"], "fused", domain="com.microsoft")],
+        "engine",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in inputs],
+        [onnx.helper.make_tensor_value_info("mixed_0", onnx.TensorProto.FLOAT, None)],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "engine.onnx")
+    origins = Origins(source, read_graph(tmp_path / "engine.onnx"))
+    facts = {"provider": "CUDAExecutionProvider", "output_type_shape": [{"float": list(SHAPES["x"])}]}
+    shapes = {"x": SHAPES["x"], "to_q_0": SHAPES["x"], "turned_0": (2, 16, 8), "normed_0": SHAPES["x"]}
+    (work,) = layer_works([NodeTimes("fused", "MultiHeadAttention", (1.0,), facts)], origins, shapes)
+    assert {node.name for node in origins.of(NodeTimes("fused", "MultiHeadAttention", (1.0,), facts))} == {
+        node.name for node in parts
+    }
+    assert work == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * ROWS * FRAMES * FRAMES, 4 * 4 * NUMBERS)
 
 
 def test_without_a_graph_no_work_is_known() -> None:
