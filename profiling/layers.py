@@ -94,13 +94,19 @@ class Profile:
 
     @property
     def layer_sum_ms(self) -> float:
-        """Sum of all layers, per execute."""
+        """Sum of all layers, per execute: what every rollup adds up to."""
         return sum(layer.average_ms for layer in self.layers)
 
     @property
+    def layer_sum_p50_ms(self) -> float:
+        """Sum of all layers in the middle one of the executes, which a hiccup of the machine does not move."""
+        sums = [sum(times) for times in zip(*(layer.runs_ms for layer in self.layers), strict=True)]
+        return median(sums) if sums else 0.0
+
+    @property
     def gap_ms(self) -> float:
-        """Wall time that no layer accounts for; below 0 where the profiler's own cost outweighs it."""
-        return self.wall.p50_ms - self.layer_sum_ms
+        """Wall time that no layer accounts for, by medians; below 0 where the profiler's own cost outweighs it."""
+        return self.wall.p50_ms - self.layer_sum_p50_ms
 
     @property
     def gap_name(self) -> str:

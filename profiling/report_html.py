@@ -30,7 +30,7 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
         "about": _about(profile),
         "runs": profile.runs,
         "wall": [profile.wall.p50_ms, profile.wall.p95_ms],
-        "sum": profile.layer_sum_ms,
+        "sum": [profile.layer_sum_ms, profile.layer_sum_p50_ms],
         "gap": [profile.gap_ms, profile.gap_name],
         "notes": profile.notes,
         "order": ORDER,

@@ -64,8 +64,9 @@ const at = id => document.getElementById(id);
 
 function tiles() {
   const rows = [['wall time p50', data.wall[0], 'one execute, no profiler'], ['wall time p95', data.wall[1], ''],
-    [`sum of ${data.layers.length} layers`, data.sum, `mean of ${data.runs} executes, profiled`],
-    ['wall p50 less layer sum', data.gap[0], data.gap[1]]];
+    [`sum of ${data.layers.length} layers`, data.sum[0],
+      `mean of ${data.runs} executes, profiled; p50 ${ms(data.sum[1])} ms`],
+    ['wall p50 less layer sum p50', data.gap[0], data.gap[1]]];
   for (const [name, value, note] of rows) {
     const tile = document.createElement('section');
     tile.className = 'tile three';

@@ -40,6 +40,7 @@ def beyond(profile: Profile) -> dict[str, Any]:
         "schema": SCHEMA,
         **profile.about,
         "layer_sum_ms": profile.layer_sum_ms,
+        "layer_sum_p50_ms": profile.layer_sum_p50_ms,
         "wall_p50_ms": profile.wall.p50_ms,
         "wall_p95_ms": profile.wall.p95_ms,
         "gap_ms": profile.gap_ms,

@@ -47,7 +47,8 @@ def wall_grid(profile: Profile) -> Grid:
     rows = (
         ("wall time of an execute, p50", _ms(profile.wall.p50_ms)),
         ("wall time of an execute, p95", _ms(profile.wall.p95_ms)),
-        (f"sum of {len(profile.layers)} layers", _ms(profile.layer_sum_ms)),
+        (f"sum of {len(profile.layers)} layers, mean", _ms(profile.layer_sum_ms)),
+        (f"sum of {len(profile.layers)} layers, p50", _ms(profile.layer_sum_p50_ms)),
         (profile.gap_name, _ms(profile.gap_ms)),
     )
     words = ("wall time is without the profiler: the sum of layers is not the latency", *profile.notes)
@@ -73,8 +74,9 @@ def block_grid(blocks: Blocks) -> Grid:
 def layer_grid(profile: Profile, top: int) -> Grid:
     """The slowest layers, with their rooflines where the work is known."""
     slowest = sorted(profile.layers, key=lambda layer: -layer.total_ms)[:top]
-    columns = ("layer", "kind", "ms", "median", "share", "GFLOP/s", "GB/s", "bound", "of roof")
-    rows = tuple(_layer_row(layer, profile) for layer in slowest)
+    columns: tuple[str, ...] = ("layer", "kind", "ms", "median", "share", "GFLOP/s", "GB/s")
+    columns += ("bound", "of roof") if profile.ceilings else ()
+    rows = tuple(_layer_row(layer, profile)[: len(columns)] for layer in slowest)
     title = f"slowest {len(slowest)} of {len(profile.layers)} layers"
     note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
     return Grid(title, columns, rows, words=2, note=note)

@@ -55,6 +55,9 @@ def test_shares_and_averages_by_hand() -> None:
 def test_the_difference_to_wall_time_has_a_name() -> None:
     layers = layer_timings(NODES)
     assert Profile("e", 2, layers, Wall((5.0, 6.0, 7.0))).gap_ms == pytest.approx(2.0)
+    # Medians beside medians: one long execute is no cost of profiling.
+    once = Profile("e", 3, layer_timings([NodeTimes("a", "Add", (1.0, 90.0, 1.0))]), Wall((1.5,)))
+    assert (once.layer_sum_ms, once.layer_sum_p50_ms, once.gap_ms) == (pytest.approx(92 / 3), 1.0, 0.5)
     assert "outside of layers" in Profile("e", 2, layers, Wall((5.0,))).gap_name
     assert "cost of profiling" in Profile("e", 2, layers, Wall((3.0,))).gap_name
 
