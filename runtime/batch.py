@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -107,7 +108,7 @@ class LaneSpan(NamedTuple):
 class TickRecord:
     """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state.
 
-    spans: the tick from its begin (`started_s`, of perf_counter) to its end, without gaps; tick_ms is their sum.
+    marks: when (perf_counter, in seconds) each phase began, and, named "", when the tick ended.
     lanes, engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph.
     device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first.
     bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
@@ -120,9 +121,8 @@ class TickRecord:
     executes: int
     variants: tuple[str, ...]
     queue_depth: int
-    started_s: float = 0.0
     tick_ms: float = 0.0
-    spans: tuple[PhaseSpan, ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
     engine_ms: float = 0.0
     lanes: tuple[LaneSpan, ...] = ()
     device_gap_ms: float = 0.0
@@ -135,11 +135,24 @@ class TickRecord:
     finished: tuple[str, ...] = ()
 
     @property
+    def started_s(self) -> float:
+        """When the tick began, of perf_counter."""
+        return self.marks[0][1] if self.marks else 0.0
+
+    @property
+    def spans(self) -> tuple[PhaseSpan, ...]:
+        """The tick from its begin to its end, without gaps; the sum of the spans is tick_ms."""
+        return tuple(
+            PhaseSpan(phase, (begin_s - self.started_s) * 1e3, (end_s - begin_s) * 1e3)
+            for (phase, begin_s), (_, end_s) in pairwise(self.marks)
+        )
+
+    @property
     def phases_ms(self) -> dict[str, float]:
         """Time in each of PHASES; the sum is tick_ms."""
         times = dict.fromkeys(PHASES, 0.0)
-        for span in self.spans:
-            times[span.phase] += span.ms
+        for (phase, begin_s), (_, end_s) in pairwise(self.marks):
+            times[phase] += (end_s - begin_s) * 1e3
         return times
 
     def count(self, counts: LaunchCounts) -> None:

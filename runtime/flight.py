@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import LaneBatch, LaneSpan, PhaseSpan, TickBatch, TickRecord
+from runtime.batch import LaneBatch, LaneSpan, TickBatch, TickRecord
 from runtime.device import Device, Stream
 from runtime.device import Event as DeviceEvent
 from runtime.scheduler import Slot
@@ -66,37 +66,28 @@ class PhaseClock:
     """
 
     def __init__(self) -> None:
-        self.started_s = self._begin_s = 0.0
-        self.spans: list[PhaseSpan] = []
         self.phase = ""
+        self.marks: list[tuple[str, float]] = []
 
     @property
     def elapsed_ms(self) -> float:
-        """Time in the phases that have ended."""
-        return sum(span.ms for span in self.spans)
+        """Since the first phase began."""
+        return (time.perf_counter() - self.marks[0][1]) * 1e3
 
     def begin(self, phase: str) -> None:
         """What happens from now on is this phase, as it may have been before."""
         if phase != self.phase:
-            self._close()
             self.phase = phase
+            self.marks.append((phase, time.perf_counter()))
 
     def end(self) -> None:
         """The tick is over, and with it the phase that was last begun."""
-        self._close()
+        self.begin("")
 
     def note(self, record: TickRecord) -> None:
         """Write what was measured into a tick's record."""
-        record.started_s, record.spans, record.tick_ms = self.started_s, tuple(self.spans), self.elapsed_ms
-
-    def _close(self) -> None:
-        now_s = time.perf_counter()
-        if self.phase:
-            begin_ms, ms = (self._begin_s - self.started_s) * 1e3, (now_s - self._begin_s) * 1e3
-            self.spans.append(PhaseSpan(self.phase, begin_ms, ms))
-        else:
-            self.started_s = now_s
-        self._begin_s, self.phase = now_s, ""
+        record.marks = tuple(self.marks)
+        record.tick_ms = (self.marks[-1][1] - self.marks[0][1]) * 1e3
 
 
 def clock_of(device: Device) -> type[PhaseClock]:

@@ -16,7 +16,7 @@ class RangedClock(PhaseClock):
     """A clock that shows a range for the tick, and in it one for each phase."""
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase, as it may have been before."""
+        """What happens from now on is this phase, as it may have been before; "" ends the tick."""
         if phase == self.phase:
             return
         if self.phase:
@@ -24,10 +24,7 @@ class RangedClock(PhaseClock):
         else:
             _domain.push_range(_tick)
         super().begin(phase)
-        _domain.push_range(_phases[phase])
-
-    def end(self) -> None:
-        """The tick is over."""
-        super().end()
-        _domain.pop_range()
-        _domain.pop_range()
+        if phase:
+            _domain.push_range(_phases[phase])
+        else:
+            _domain.pop_range()

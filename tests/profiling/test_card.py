@@ -11,7 +11,7 @@ from conftest import Built
 from profiling.card import BUDGETS, budget_of, phases
 from profiling.provenance import commit, machine_of, provenance
 from profiling.workload import Workload, with_runtime
-from runtime.batch import PHASES, PhaseSpan, TickRecord
+from runtime.batch import PHASES, TickRecord
 from runtime.device import HostDevice
 from runtime.engine import open_engines
 from runtime.here import machine
@@ -28,8 +28,8 @@ def test_budgets_by_variant(built: Built) -> None:
 
 
 def test_phases_are_medians() -> None:
-    records = [TickRecord(0, 1, 1, (16,), 1, ("plain",), 0, spans=(PhaseSpan("wait", 0.0, ms),)) for ms in (1, 9, 2)]
-    assert phases(records) == {**dict.fromkeys(PHASES, 0.0), "wait": 2.0}
+    records = [TickRecord(0, 1, 1, (16,), 1, ("plain",), 0, marks=(("wait", 0.0), ("", s))) for s in (1, 9, 2)]
+    assert phases(records) == {**dict.fromkeys(PHASES, 0.0), "wait": 2000.0}
 
 
 def git(folder: Path, *arguments: str) -> str:

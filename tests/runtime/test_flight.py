@@ -32,8 +32,10 @@ def test_phases_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, record = PhaseClock(), blank()
     for phase in ("inbox", "launch", "launch", "inbox"):
         clock.begin(phase)
+        assert clock.phase == phase
     clock.end()
     clock.note(record)
+    assert clock.phase == ""
     assert record.spans == (("inbox", 0.0, 250.0), ("launch", 250.0, 250.0), ("inbox", 500.0, 500.0))
     assert record.phases_ms == {**dict.fromkeys(PHASES, 0.0), "inbox": 750.0, "launch": 250.0}
     assert (record.started_s, record.tick_ms) == (1.0, 1000.0)
