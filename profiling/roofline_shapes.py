@@ -19,6 +19,8 @@ from runtime.flops import Shape
 
 # Constants of so many elements are sizes, axes and ranges; larger ones are weights.
 SMALL = 4096
+# What the reference evaluator raises of an operator, or a form of one, that it does not know.
+NOT_EVALUATED = (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError)
 PACKED_BYTES = {TensorProto.INT4: 0.5, TensorProto.UINT4: 0.5, TensorProto.FLOAT4E2M1: 0.5}
 
 
@@ -65,7 +67,11 @@ class _Walk:
 
     def _evaluate(self, node: onnx.NodeProto, feeds: Mapping[str, NDArray[np.generic]]) -> None:
         version = {"": self._versions.get("", self._versions.get("ai.onnx", 1))}
-        results = ReferenceEvaluator(node, opsets=version).run(None, dict(feeds))
+        try:
+            results = ReferenceEvaluator(node, opsets=version).run(None, dict(feeds))
+        except NOT_EVALUATED:
+            self._infer(node, list(feeds))
+            return
         for name, result in zip(node.output, results, strict=True):
             array = np.asarray(result)
             self.types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

@@ -55,5 +55,19 @@ def test_what_depends_on_data_is_left_out(tmp_path: Path) -> None:
     assert "where" not in found
 
 
+def test_arithmetic_on_sizes_that_cannot_be_done_is_left_out(tmp_path: Path) -> None:
+    """Sizes of 5 and 7 cannot be added."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    constants = [helper.make_tensor(name, TensorProto.INT64, [size], [1] * size) for name, size in (("a", 5), ("b", 7))]
+    nodes = [helper.make_node("Add", ["a", "b"], ["c"], "bad"), helper.make_node("Neg", ["x"], ["y"])]
+    opsets = [helper.make_opsetid("", 20)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=opsets)
+    onnx.save(model, tmp_path / "g.onnx")
+    found = value_shapes(read_graph(tmp_path / "g.onnx"), {"x": (7,)})
+    assert found["y"].shape == (7,)
+    assert "c" not in found
+
+
 def test_element_sizes() -> None:
     assert [item_bytes(kind) for kind in (TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT4)] == [4, 2, 0.5]
