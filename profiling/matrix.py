@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +21,7 @@ from profiling.tick_statistics import Ratio, ratio_between
 from profiling.workload import Workload, with_runtime
 from runtime.batch import TickRecord
 
+Latents = NDArray[np.float32]
 ON: Mapping[str, Any] = {
     "fused_guidance": True, "event_wait": True, "capture": True, "batched_step": True, "frozen_conditions": True,
     "ticks_in_flight": 2,
@@ -89,44 +91,51 @@ class Worth:
 
 
 def measure_worth(rig: Rig, load: Workload, ticks: int) -> list[Worth]:
-    """Ticks with everything on, and with one technique off, in turn; last, with all off.
+    """Ticks with everything on, and in turn with them those of a loop without one technique; last, without any.
 
-    Raises EngineError where a generation has other latents without a technique.
+    Two loops are open at a time: more would want more of a GPU's memory than a server has to have. Raises EngineError
+    where a generation has other latents without a technique.
     """
-    with ExitStack() as opened:
-
-        def open_stream(off: Mapping[str, Any]) -> SteadyStream:
-            stream = rig.stream(load, with_runtime(rig.deployment, **{**ON, **off}))
-            opened.callback(stream.loop.close)
-            return stream
-
-        base = open_stream({})
-        others = {technique: open_stream(technique.off) for technique in (*TECHNIQUES, EVERYTHING)}
+    with closing_stream(rig, load, ON) as base:
         expected = base.play()
-        differences = [
-            check_equal("a generation", f"with {technique.name}", stream.play(), expected, rig.engines)
-            for technique, stream in others.items()
-        ]
-        samples = time_in_turns(base, list(others.values()), ticks, block_of(rig.device, load))
-        captures = base.tick().replayed > 0
-    idle = [technique.is_idle_because(rig.deployment.target, load, captures=captures) for technique in others]
-    return [Worth(*found) for found in zip(others, samples, differences, idle, strict=True)]
+        base.warm_up()
+        return [_worth(rig, load, technique, base, expected, ticks) for technique in (*TECHNIQUES, EVERYTHING)]
 
 
-def time_in_turns(base: SteadyStream, others: Sequence[SteadyStream], ticks: int, block: int) -> list[Samples]:
-    """What the others take, each between two samples of the base."""
-    for stream in (base, *others):
-        stream.warm_up()
+@contextmanager
+def closing_stream(rig: Rig, load: Workload, runtime: Mapping[str, Any]) -> Iterator[SteadyStream]:
+    """A stream with these values in its [runtime] table."""
+    stream = rig.stream(load, with_runtime(rig.deployment, **runtime))
+    try:
+        yield stream
+    finally:
+        stream.loop.close()
+
+
+def _worth(
+    rig: Rig, load: Workload, technique: Technique, base: SteadyStream, expected: list[Latents], ticks: int
+) -> Worth:
+    with closing_stream(rig, load, {**ON, **technique.off}) as other:
+        what = f"with {technique.name}"
+        difference = check_equal("a generation", what, other.play(), expected, rig.engines)
+        other.warm_up()
+        samples = time_in_turns(base, other, ticks, block_of(rig.device, load))
+    captures = base.tick().replayed > 0
+    idle_because = technique.is_idle_because(rig.deployment.target, load, captures=captures)
+    return Worth(technique, samples, difference, idle_because)
+
+
+def time_in_turns(base: SteadyStream, other: SteadyStream, ticks: int, block: int) -> Samples:
+    """What the other takes, each between two samples of the base; both are warm."""
     records: list[TickRecord] = []
-    found = [Samples() for _ in others]
+    samples = Samples()
     last_ms = base.time_ticks(records, block)
     for _ in range(-(-ticks // block)):
-        for other, samples in zip(others, found, strict=True):
-            samples.before_ms.append(last_ms)
-            samples.without_ms.append(other.time_ticks(records, block))
-            last_ms = base.time_ticks(records, block)
-            samples.after_ms.append(last_ms)
-    return found
+        samples.before_ms.append(last_ms)
+        samples.without_ms.append(other.time_ticks(records, block))
+        last_ms = base.time_ticks(records, block)
+        samples.after_ms.append(last_ms)
+    return samples
 
 
 def report_worth(found: Sequence[Worth], rig: Rig, load: Workload) -> dict[str, Any]:
