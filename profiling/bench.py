@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from profiling.card import print_card
+from profiling.card import print_card, shape_of
 from profiling.compare import changes, check_comparable, print_changes, read_card
 from profiling.matrix import measure_worth, print_worth, report_worth
 from profiling.plot import svg
@@ -79,6 +79,8 @@ def bench(
         asked = Asked(deployment, load, ticks, matrix, sweep, plot, torch, torch_layers)
         asked.check()
         base = read_card(compare) if compare is not None else None
+        if base is not None and not force:
+            check_comparable(base, asked.known())
         with console.status("measuring"):
             card, show = asked.measure()
         if base is not None and not force:
@@ -120,6 +122,13 @@ class Asked:
             raise ConfigError("--plot draws a --sweep")
         if self.plot is not None and self.plot.suffix != ".svg":
             raise ConfigError(f"{self.plot} is no name of an SVG file", fix="--plot sweep.svg")
+
+    def known(self) -> dict[str, Any]:
+        """What the result will say of itself, as far as that is known before it is measured."""
+        swept = parse_sweep(self.sweep) if self.sweep else None
+        kind = "matrix" if self.matrix else "tick" if swept is None else "sweep"
+        shape = {name: value for name, value in shape_of(self.load).items() if swept is None or name != swept.name}
+        return {"kind": kind, "target": self.deployment.target, **shape}
 
     def measure(self) -> Measured:
         """The result, and what shows it. Raises TickError."""

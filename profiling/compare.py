@@ -39,8 +39,9 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def differences(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Why two results cannot be compared; empty where they can."""
-    return [f"{name}: {base.get(name)} there, {now.get(name)} here" for name in SAME if base.get(name) != now.get(name)]
+    """Why two results cannot be compared, by what is known of the one now; empty where they can."""
+    known = [name for name in SAME if name in now]
+    return [f"{name}: {base.get(name)} there, {now[name]} here" for name in known if base.get(name) != now[name]]
 
 
 def check_comparable(base: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -71,6 +71,11 @@ def test_a_saved_run_can_be_compared_with_and_another_shape_cannot(built: Built,
     refused = CliRunner().invoke(app, other)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "depth: 2 there, 1 here" in refused.stderr
+    strange = base.with_name("strange.json")
+    strange.write_text(json.dumps({**saved, "engine_sha256": "00"}))
+    other_engine = CliRunner().invoke(app, [path, "--depth", "2", "--ticks", "3", "--compare", str(strange)])
+    assert (other_engine.exit_code, other_engine.stdout) == (2, "")
+    assert "engine_sha256: 00 there" in other_engine.stderr
     assert last_line(*other, "--force")["changes"].keys() >= {"overhead_ratio"}
 
 
@@ -82,6 +87,10 @@ def test_a_sweep_measures_each_value_and_draws_them(built: Built, tmp_path: Path
     lengths = last_line(str(built().path), "--sweep", "frames=16,64", "--depth", "2", "--ticks", "2", "--dcw")
     assert [point["frames"] for point in lengths["points"]] == [16, 64]
     assert lengths["variant"] == "dcw"
+    saved = tmp_path / "sweep.json"
+    saved.write_text(json.dumps(card))
+    again = last_line(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--compare", str(saved))
+    assert again["changes"]["depth 3, tick_ms p50"]["base"] == card["points"][1]["tick_ms"]["p50"]
 
 
 def test_a_matrix_is_guided_unless_told_otherwise(built: Built) -> None:
