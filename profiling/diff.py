@@ -70,7 +70,7 @@ def read_saved(path: Path, *, median: bool = False) -> Saved:
     if details is None:
         return Saved(_sums([kind_of("", name=str(row["name"])) for row in rows], times), {}, _sums(names, times))
     root = common_root(about["module"] for about in details)
-    modules = [shown_module(about["module"], root, MODULE_DEPTH) for about in details]
+    modules = [shown_module(about["module"], root, MODULE_DEPTH, is_wide=about["wide"]) for about in details]
     kinds = [about["kind"] for about in details]
     return Saved(_sums(kinds, times), _sums(modules, times), _sums(names, times), ours["wall_p50_ms"], ours)
 

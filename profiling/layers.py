@@ -21,8 +21,9 @@ from runtime.nodes import NodeTimes
 class LayerTiming:
     """One layer over several executes; `share` is of the sum of all layers, 0..1.
 
-    module: the innermost module of the model that holds all of it; None where that is not known. nodes, contents: names
-    and operators of the model's nodes in it. work: None where the shapes are not known. facts: the library's own words.
+    module: the innermost module of the model that holds all of it; None where that is not known. is_wide: it holds work
+    of several of that module's parts, and none of the module's own. nodes, contents: names and operators of the model's
+    nodes in it. work: None where the shapes are not known. facts: the library's own words.
     """
 
     name: str
@@ -31,6 +32,7 @@ class LayerTiming:
     runs_ms: tuple[float, ...]
     share: float
     module: str | None = None
+    is_wide: bool = False
     nodes: tuple[str, ...] = ()
     contents: tuple[str, ...] = ()
     work: Work | None = None
@@ -127,13 +129,15 @@ def layer_timings(
 
 
 def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: Work | None) -> LayerTiming:
+    module = common_module(part.module for part in parts)
     return LayerTiming(
         name=node.name,
         op_type=node.op_type,
         kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
         runs_ms=node.runs_ms,
         share=sum(node.runs_ms) / whole_ms,
-        module=common_module(part.module for part in parts),
+        module=module,
+        is_wide=module is not None and all(part.module != module for part in parts),
         nodes=tuple(part.name for part in parts),
         contents=tuple(part.op_type for part in parts),
         work=work,

@@ -38,7 +38,10 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
         "modules": [_row(row) for row in by_module(profile, depth)],
         "blocks": [_blocks(blocks) for blocks in by_block(profile)],
         "ceilings": None if top is None else [top.flops_per_s, top.bytes_per_s, ceilings_text(profile)],
-        "layers": [_layer(layer, profile, shown_module(layer.module, root, depth)) for layer in profile.layers],
+        "layers": [
+            _layer(layer, profile, shown_module(layer.module, root, depth, is_wide=layer.is_wide))
+            for layer in profile.layers
+        ],
     }
 
 

@@ -58,6 +58,7 @@ def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
         "op": layer.op_type,
         "kind": layer.kind,
         "module": layer.module,
+        "wide": layer.is_wide,
         "contents": list(layer.contents),
         "flops": layer.work.flops if layer.work else None,
         "bytes": layer.work.bytes if layer.work else None,

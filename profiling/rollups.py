@@ -11,6 +11,7 @@ from profiling.layers import LayerTiming, Profile
 
 UNKNOWN_MODULE = "(not attributable)"
 WHOLE_MODEL = "(model)"
+SEVERAL = "(several parts)"
 WHOLE_BLOCK = "(block)"
 # Differences between equal blocks below this are not called slow.
 SLOW_RATIO = 1.1
@@ -68,7 +69,7 @@ def by_kind(profile: Profile) -> list[Row]:
 def by_module(profile: Profile, depth: int = 2) -> list[Row]:
     """Rows per module, `depth` parts below what all modules have in common (a block and its index are one part)."""
     root = common_root(layer.module for layer in profile.layers)
-    return _rolled(profile, lambda layer: shown_module(layer.module, root, depth))
+    return _rolled(profile, lambda layer: shown_module(layer.module, root, depth, is_wide=layer.is_wide))
 
 
 def by_block(profile: Profile) -> list[Blocks]:
@@ -114,11 +115,14 @@ def common_root(modules: Iterable[str | None]) -> int:
     return 0
 
 
-def shown_module(module: str | None, root: int, depth: int) -> str:
-    """A module's row: so many parts of its path, below what all have in common."""
+def shown_module(module: str | None, root: int, depth: int, *, is_wide: bool = False) -> str:
+    """A module's row: so many parts of its path, below what all have in common. What a fused layer did in several parts
+    of a module cannot be told apart, and has a row beside the module's own work."""
     if module is None:
         return UNKNOWN_MODULE
     parts = module_parts(module)[root:]
+    if is_wide and len(parts) < depth:
+        return ".".join([*parts, SEVERAL])
     return ".".join(parts[:depth]) or WHOLE_MODEL
 
 

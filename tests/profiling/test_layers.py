@@ -14,7 +14,7 @@ from profiling.classify import OPAQUE, OTHER
 from profiling.layers import Profile, Wall, layer_timings, make_feeds
 from profiling.layers_measure import measure, notes_of, sizes_of
 from profiling.report_json import profile_records
-from profiling.rollups import UNKNOWN_MODULE, by_block, by_kind, by_module
+from profiling.rollups import SEVERAL, UNKNOWN_MODULE, by_block, by_kind, by_module
 from runtime.device import HostDevice
 from runtime.engine import open_engine
 from runtime.errors import ConfigError, EngineNotBuiltError
@@ -79,10 +79,11 @@ def test_a_recorded_transformer_is_told_apart(version: str, tmp_path: Path) -> N
     expected = {"gemm": 6, "attention": 2, "norm": 2, "pointwise": 2, "reformat": 5, "convolution": 1, OPAQUE: 1}
     assert counts == expected
     (blob,) = (layer for layer in profile.layers if layer.kind == OPAQUE)
-    assert (blob.name, blob.module) == (BLOB, "decoder")
+    assert (blob.name, blob.module, blob.is_wide) == (BLOB, "decoder", True)
     assert blob.contents == ("Pow", "ReduceMean", "Sqrt", "Div", "MatMul")
-    lost = next(row for row in by_module(profile) if row.name == UNKNOWN_MODULE)
-    assert lost.layers == 3
+    rows = {row.name: row for row in by_module(profile)}
+    assert rows[UNKNOWN_MODULE].layers == 3
+    assert rows[SEVERAL].ms == pytest.approx(blob.average_ms)
 
 
 @pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "conditioner"])

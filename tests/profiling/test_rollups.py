@@ -9,6 +9,7 @@ from recorded_profiles import recorded
 
 from profiling.layers import LayerTiming, Profile, Wall
 from profiling.rollups import (
+    SEVERAL,
     UNKNOWN_MODULE,
     WHOLE_BLOCK,
     WHOLE_MODEL,
@@ -17,6 +18,7 @@ from profiling.rollups import (
     by_block,
     by_module,
     module_parts,
+    shown_module,
 )
 
 
@@ -42,6 +44,14 @@ def test_modules_at_a_depth_below_what_all_share() -> None:
     assert rows == {"layers.1": 3.0, UNKNOWN_MODULE: 2.0, "layers.0": 1.5, "out": 0.25, WHOLE_MODEL: 0.125}
     deep = {row.name: row.ms for row in by_module(SMALL, 2)}
     assert (deep["layers.0"], deep["layers.0.mlp"], deep["layers.1.mlp"]) == (0.5, 1.0, 3.0)
+
+
+def test_a_layer_over_several_parts_is_not_the_modules_own_work() -> None:
+    assert shown_module("net", 1, 2, is_wide=True) == SEVERAL
+    assert shown_module("net.layers.0", 1, 2, is_wide=True) == f"layers.0.{SEVERAL}"
+    # Projections of one attention, shown as deep as the attention: nothing is lost.
+    assert shown_module("net.layers.0.attn", 1, 2, is_wide=True) == "layers.0.attn"
+    assert shown_module("net.layers.0", 1, 2) == "layers.0"
 
 
 def test_a_number_belongs_to_the_name_before_it() -> None:
