@@ -12,6 +12,7 @@ STYLE = """
   font:14px/1.45 system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif; }
 main { max-width:1240px; margin:0 auto; display:grid; gap:16px; grid-template-columns:repeat(12,minmax(0,1fr)); }
 header { grid-column:1/-1 } h1 { font-size:22px; margin:0 0 4px } h2 { font-size:15px; margin:0 0 12px }
+p { margin:0 0 10px }
 section { background:var(--card); border:1px solid var(--line); border-radius:8px; padding:16px; min-width:0 }
 .soft { color:var(--soft) } .six { grid-column:span 6 } .all { grid-column:1/-1 } .three { grid-column:span 3 }
 @media (max-width:900px) { .six,.three { grid-column:1/-1 } }
@@ -20,7 +21,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:8p
 .about b { font-weight:600; color:var(--ink) }
 .bars { display:grid; grid-template-columns:minmax(90px,max-content) 1fr max-content max-content; gap:5px 10px;
   align-items:center; font-variant-numeric:tabular-nums }
-.short { max-height:390px; overflow:auto; padding-right:4px }
+.short { max-height:262px; overflow:auto; padding-right:4px }
 .bars .name { overflow-wrap:anywhere } .bars .num { text-align:right }
 .bar { display:flex; height:16px; background:color-mix(in srgb,var(--line) 55%,transparent); border-radius:3px;
   overflow:hidden } .bar i { display:block; height:100% }
