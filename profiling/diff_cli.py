@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.diff import Change, compare, read_saved, slower_than, unlike
+from profiling.diff import Change, Saved, compare, read_saved, slower_than, unlike
 from runtime.errors import ConfigError
 
 EXIT_SLOWER = 1
@@ -43,6 +43,8 @@ def diff(
     except ConfigError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_CONFIG) from None
+    for saved, word in ((first, "before"), (second, "after")):
+        console.print(f"{word}: {_about(saved)}", markup=False, highlight=False)
     changes = compare(first, second)
     for words in unlike(first, second):
         console.print(f"the two differ in {words}", style="yellow", markup=False)
@@ -52,6 +54,14 @@ def diff(
         console.print(f"slower by {change.percent:.1f} %: {change.scope} {change.name}", style="red", markup=False)
     if slower:
         raise typer.Exit(EXIT_SLOWER)
+
+
+def _about(saved: Saved) -> str:
+    """Which engine of which revision a profile is of."""
+    if not saved.about:
+        return "a profile of trtexec's"
+    engine, commit = str(saved.about.get("engine_sha256", ""))[:12], saved.about.get("commit")
+    return f"{saved.about.get('engine')} {engine}" + (f", commit {commit}" if commit else "")
 
 
 def _show(changes: list[Change], top: int, console: Console) -> None:

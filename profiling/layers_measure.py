@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from profiling.classify import OPAQUE
 from profiling.layers import LayerTiming, Profile, Wall, layer_timings, make_feeds
 from profiling.layers_graph import Origins, read_graph
+from profiling.provenance import commit
 from profiling.roofline import Ceilings
 from profiling.roofline_work import layer_works
 from runtime.config import Deployment, Target
@@ -113,6 +114,7 @@ def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     return {
         "engine": engine.name,
         "target": manifest.target,
+        "commit": commit(),
         "engine_sha256": manifest.engine_sha256,
         "graph_sha256": manifest.graph_sha256,
         "precision": str(manifest.build.get("precision", "fp32")),

@@ -55,6 +55,7 @@ def _about(profile: Profile) -> list[tuple[str, str]]:
         "machine": " ".join(about.get("machine", {}).values()),
         "versions": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
         "engine": str(about.get("engine_sha256", ""))[:12],
+        "commit": about.get("commit"),
         "shapes": shapes,
     }
     return [(name, str(value)) for name, value in words.items() if value]

@@ -102,6 +102,7 @@ def test_files_of_trtexecs_are_compared_by_layer() -> None:
     assert code == 0
     assert "sum of layers" in text
     assert "by module" not in text
+    assert "before: a profile of trtexec's" in text
 
 
 def test_what_is_no_profile_is_said(tmp_path: Path) -> None:

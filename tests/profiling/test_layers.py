@@ -90,12 +90,17 @@ def test_a_recorded_transformer_is_told_apart(version: str, tmp_path: Path) -> N
 def test_a_live_profile_adds_up(name: str, built: Built) -> None:
     deployment = built()
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
+    engine = open_engine(deployment.engine_folder(), name, HostDevice())
+    feeds = make_feeds(engine, sizes)
+    engine.close()
     profile = measure(deployment, HostDevice(), name, sizes, runs=3)
     adds_up(profile)
     assert len(profile.wall.times_ms) == profile.runs == 3
     assert profile.wall.p95_ms >= profile.wall.p50_ms > 0
     assert all(layer.work is not None for layer in profile.layers)
     assert profile.about["target"] == "cpu"
+    assert len(profile.about["engine_sha256"]) == 64
+    assert profile.about["shapes"] == {key: list(value.shape) for key, value in feeds.items()}
 
 
 @pytest.fixture(params=SIMULATED[:1], ids=str)
