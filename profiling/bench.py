@@ -21,7 +21,7 @@ from profiling.rig import opened
 from profiling.stream import Rivals
 from profiling.sweep import Sweep, parse_sweep, print_sweep, report_sweep
 from profiling.workload import GUIDANCE, Workload, with_runtime, workload_of
-from runtime.config import Deployment, load_deployment
+from runtime.config import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, TickError
 
 EXIT_OVER_BUDGET = 1
@@ -36,6 +36,7 @@ Measured = tuple[dict[str, Any], Show]
 @app.command()
 def bench(
     config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+    target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
     depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.")] = 8,
     guidance: Annotated[
         float | None, typer.Option(help="Guidance scale; 1 is off.  [default: 1, with --matrix 3]", show_default=False)
@@ -74,6 +75,7 @@ def bench(
     scale = guidance if guidance is not None else GUIDANCE if matrix else 1.0
     try:
         found = load_deployment(config)
+        found = found.model_copy(update={"target": target or found.target})
         deployment = with_runtime(found, fused_guidance=False) if two_pass else found
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=named, sessions=sessions)
         asked = Asked(deployment, load, ticks, matrix, sweep, plot, torch, torch_layers)
