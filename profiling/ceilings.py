@@ -41,6 +41,14 @@ def parse_peaks(text: str) -> Ceilings:
     return Ceilings(flops, size_bytes, "given")
 
 
+def higher(first: Ceilings | None, second: Ceilings | None) -> Ceilings | None:
+    """The higher of each, of two looks at one machine."""
+    if first is None or second is None:
+        return first or second
+    flops_per_s = max(first.flops_per_s, second.flops_per_s)
+    return Ceilings(flops_per_s, max(first.bytes_per_s, second.bytes_per_s), first.source)
+
+
 def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int) -> Ceilings:
     """The best of several runs. half: the matrix product in fp16, on a GPU. Raises ConfigError where nothing measures.
 

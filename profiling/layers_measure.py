@@ -15,7 +15,6 @@ from profiling.classify import OPAQUE
 from profiling.layers import LayerTiming, Profile, Wall, layer_timings, make_feeds
 from profiling.layers_graph import Origins, read_graph
 from profiling.provenance import commit
-from profiling.roofline import Ceilings
 from profiling.roofline_work import layer_works
 from runtime.config import Deployment, Target
 from runtime.device import Device
@@ -45,7 +44,6 @@ def measure(
     name: str,
     sizes: Mapping[str, int],
     runs: int,
-    ceilings: Ceilings | None = None,
 ) -> Profile:
     """Open one engine of a deployment and profile it. Raises TickError."""
     fix = build_command(deployment.path, deployment.target)
@@ -53,7 +51,7 @@ def measure(
     try:
         feeds = make_feeds(engine, sizes)
         origins = origins_of(engine, deployment.engine_folder(), load_bundle(deployment.bundle))
-        return profile_engine(engine, device, feeds, runs, origins, ceilings)
+        return profile_engine(engine, device, feeds, runs, origins)
     except KeyError as missing:
         free = sorted({str(size) for info in engine.inputs.values() for size in info.shape if isinstance(size, str)})
         what = f"engine {name!r} has the free dimensions {', '.join(free)}; no size for {missing}"
@@ -68,7 +66,6 @@ def profile_engine(
     feeds: Mapping[str, NDArray[Any]],
     runs: int,
     origins: Origins | None = None,
-    ceilings: Ceilings | None = None,
 ) -> Profile:
     """Wall time first, without a profiler; then every layer's time. Raises ShapeError, EngineError."""
     origins = origins or Origins()
@@ -77,7 +74,7 @@ def profile_engine(
     works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
     layers = layer_timings(nodes, origins, works)
     notes = tuple(notes_of(engine.manifest.target, layers))
-    return Profile(engine.name, runs, layers, wall, about(engine, feeds), ceilings, notes)
+    return Profile(engine.name, runs, layers, wall, about(engine, feeds), notes=notes)
 
 
 def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:

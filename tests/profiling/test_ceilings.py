@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from profiling import ceilings
-from profiling.ceilings import measure_ceilings, parse_peaks
+from profiling.ceilings import higher, measure_ceilings, parse_peaks
+from profiling.roofline import Ceilings
 from runtime.device import HostDevice
 from runtime.errors import ConfigError
 
@@ -20,6 +21,13 @@ def test_given_by_hand() -> None:
 def test_what_is_no_pair_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--peaks is[\s\S]*fix: --peaks"):
         parse_peaks(text)
+
+
+def test_the_higher_of_two_looks() -> None:
+    first, second = Ceilings(2.0, 30.0, "measured"), Ceilings(3.0, 20.0, "measured")
+    assert higher(first, second) == Ceilings(3.0, 30.0, "measured")
+    assert higher(None, None) is None
+    assert higher(first, None) == first
 
 
 def test_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
