@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from runtime.engine import EngineSet
 from runtime.here import gpu_machine, machine
 from runtime.spec import Bundle
 
+HERE = Path(__file__).parent
 GIT_TIMEOUT_S = 10.0
 
 
@@ -22,7 +24,7 @@ def provenance(bundle: Bundle, deployment: Deployment, engines: EngineSet) -> di
     return {
         "bundle": bundle.name,
         "target": deployment.target,
-        "commit": commit(),
+        "commit": this_commit(),
         "techniques": {
             name: getattr(runtime, name)
             for name in (
@@ -46,11 +48,17 @@ def machine_of(target: Target) -> dict[str, str]:
     return {**machine(), **gpu_machine(probe())}
 
 
-def commit(folder: Path = Path(__file__).parent) -> str | None:
+def commit(folder: Path = HERE) -> str | None:
     """The commit that the code in this folder is at, "+" behind it where it was changed since; None outside of git."""
     if _git(folder, "ls-files", "--error-unmatch", ".") is None:
         return None
     return _git(folder, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+
+
+@cache
+def this_commit() -> str | None:
+    """The commit of the code that runs: asked for when a run begins, it stays what it was."""
+    return commit()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiling.card import report
+from profiling.provenance import this_commit
 from profiling.stream import Result, Rivals, SteadyStream
 from profiling.workload import Workload
 from runtime.config import Deployment
@@ -52,6 +53,7 @@ class Rig:
 @contextmanager
 def opened(deployment: Deployment) -> Iterator[Rig]:
     """Open device and engines for the time of a run. Raises TickError."""
+    this_commit()
     bundle = load_bundle(deployment.bundle)
     with ExitStack() as held:
         device = open_device(deployment.target)
