@@ -111,7 +111,7 @@ def test_a_matrix_is_guided_unless_told_otherwise(built: Built) -> None:
         (["CONFIG", "--sweep", "depth=1", "--plot", "a.png"], 2, "no name of an SVG file"),
         (["absent.toml"], 2, "no configuration at absent.toml"),
         (["UNBUILT"], 3, "is not built"),
-        (["CONFIG", "--target", "tensorrt"], 3, "cuda-python"),
+        (["CONFIG", "--target", "tensorrt"], 3, "tensorrt"),
     ],
 )
 def test_mistakes_are_said_with_what_mends_them(
