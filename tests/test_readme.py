@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -87,8 +88,9 @@ def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
 
 
 @pytest.fixture
-def server(playground: Path) -> Iterator[str]:
+def server(playground: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The shown `tickrt-serve`, on a free port: its output up to the line that says how to call it."""
+    monkeypatch.setenv("TICKRT_ADMIN_KEY", "for a test")
     (words,) = runnable("tickrt-serve")
     words[words.index("--port") + 1] = "0"
     program = "from server.cli import main; main()"
@@ -114,18 +116,18 @@ def test_the_shown_requests_work(server: str, playground: Path) -> None:
         assert answer.status_code == 200, f"{sentence(words)}\n{answer.text}"
         if "-o" in words:
             (playground / words[words.index("-o") + 1]).write_bytes(answer.content)
-            assert len(answer.content) > 10_000
+            assert len(answer.content) > (10_000 if "audio" in " ".join(words) else 0)
 
 
 def send(words: list[str], host: str) -> httpx.Response:
     """Send what a curl command line would."""
     (address,) = (word for word in words if ADDRESS in word)
     values = [(flag, value) for flag, value in pairwise(words) if flag in ("-H", "-d", "-F")]
-    headers = dict(value.split(": ", 1) for flag, value in values if flag == "-H")
+    headers = dict(os.path.expandvars(value).split(": ", 1) for flag, value in values if flag == "-H")
     body = "".join(value for flag, value in values if flag == "-d")
     form = dict(form_part(value) for flag, value in values if flag == "-F")
     url = f"http://{host}{address.partition(ADDRESS)[2]}"
-    method = "POST" if body or form else "GET"
+    method = words[words.index("-X") + 1] if "-X" in words else "POST" if body or form else "GET"
     return httpx.request(method, url, headers=headers, content=body or None, files=form or None, timeout=60)
 
 
