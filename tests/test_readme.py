@@ -55,16 +55,19 @@ def sentence(words: list[str]) -> str:
     return " ".join(words)[:80]
 
 
-def typer_app(script: str) -> typer.Typer:
-    """The command line of a console script."""
-    module = import_module(SCRIPTS[script].partition(":")[0])
-    (app,) = (value for value in vars(module).values() if isinstance(value, typer.Typer))
-    return app
+def command_line(words: list[str]) -> tuple[typer.Typer, list[str]]:
+    """The command line that takes these words, and its arguments."""
+    module, arguments = SCRIPTS[words[0]].partition(":")[0], words[1:]
+    if words[:2] == ["tickrt-profile", "diff"]:
+        module, arguments = "profiling.diff_cli", words[2:]
+    (app,) = (value for value in vars(import_module(module)).values() if isinstance(value, typer.Typer))
+    return app, arguments
 
 
 def parse(words: list[str]) -> Any:
     """What the command makes of its words; raises on a flag or value that it does not take."""
-    return typer.main.get_command(typer_app(words[0])).make_context(words[0], list(words[1:]))
+    app, arguments = command_line(words)
+    return typer.main.get_command(app).make_context(words[0], arguments)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,9 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
     for words in runnable("tickrt-build", "tickrt-generate", "tickrt-bench", "tickrt-profile"):
-        result = CliRunner().invoke(typer_app(words[0]), [*words[1:], *SHORTER.get(words[0], [])])
+        app, arguments = command_line(words)
+        shorter = [] if words[1] == "diff" else SHORTER.get(words[0], [])
+        result = CliRunner().invoke(app, [*arguments, *shorter])
         assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
         if "--out" in words:
             assert (playground / words[words.index("--out") + 1]).stat().st_size > 10_000
@@ -149,7 +154,7 @@ def test_every_command_is_shown() -> None:
 def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
     shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
     (words,) = (words for words in commands_of("tickrt-build") if "--dry-run" in words)
-    result = CliRunner().invoke(typer_app(words[0]), words[1:])
+    result = CliRunner().invoke(*command_line(words))
     assert result.exit_code == 0, result.output
     assert "frames 6000..6000..6000" in result.output
 
