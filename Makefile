@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH ?= torch==2.13.0
 CONFIG ?= configs/demo.toml
 PYTEST_ARGS ?=
+# Tests of one file share what they built, so a file stays with one process.
+PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
@@ -26,7 +28,7 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG)
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu" $(PARALLEL) $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)

@@ -24,6 +24,7 @@ from engine_build.tick_inputs import (
     rows_inputs,
     step_inputs,
 )
+from runtime.engine import variant_name
 from runtime.errors import BuildError
 from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
@@ -275,7 +276,7 @@ def check_against_oracle(slots: list[Slot], features: Features, channels: int) -
             np.testing.assert_allclose(results["next_kept_negative"][seat], expected.kept, atol=1e-6)
 
 
-@pytest.mark.parametrize("features", COMMON, ids="+".join)
+@pytest.mark.parametrize("features", COMMON, ids=variant_name)
 @pytest.mark.parametrize(("frames", "count"), [(8, 1), (7, 3), (12, 5)])
 def test_a_variant_agrees_with_the_oracle(features: Features, frames: int, count: int) -> None:
     check_against_oracle(Maker(frames, frames, 4).batch(features, count), features, 4)
@@ -298,7 +299,7 @@ def test_every_mode_of_dcw(mode: Any, frames: int) -> None:
     check_against_oracle([slot], frozenset({"dcw"}), 4)
 
 
-@pytest.mark.parametrize("features", COMMON[1:], ids="+".join)
+@pytest.mark.parametrize("features", COMMON[1:], ids=variant_name)
 def test_neutral_values_give_the_plain_result(features: Features) -> None:
     slots = Maker(5, 10, 4).batch(frozenset(), 4)
     plain = execute("step", 4, frozenset(), feeds_of(slots, frozenset(), 4))
@@ -307,7 +308,7 @@ def test_neutral_values_give_the_plain_result(features: Features) -> None:
     np.testing.assert_array_equal(superset["finite"], plain["finite"])
 
 
-@pytest.mark.parametrize("features", COMMON, ids="+".join)
+@pytest.mark.parametrize("features", COMMON, ids=variant_name)
 def test_an_empty_slot_stays_as_it_is(features: Features) -> None:
     slots = Maker(6, 6, 4).batch(features, 2)
     feeds = feeds_of(slots, features, 4)
@@ -315,7 +316,7 @@ def test_an_empty_slot_stays_as_it_is(features: Features) -> None:
     np.testing.assert_allclose(execute("step", 4, features, feeds)["next_latents"][-1], 2.5, atol=1e-6)
 
 
-@pytest.mark.parametrize("features", [frozenset(), frozenset({"blend", "guidance"}), FULL], ids="+".join)
+@pytest.mark.parametrize("features", [frozenset(), frozenset({"blend", "guidance"}), FULL], ids=variant_name)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_slot_that_is_not_finite_leaves_the_others_alone(features: Features, value: float) -> None:
     slots = Maker(7, 7, 4).batch(features, 4)
