@@ -57,8 +57,8 @@ def _plan(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> di
 def _smoke(request: dict[str, Any], cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
     """Open the engine as the runtime does, and run every sample through it; the memory that took, weights and all."""
     from engine_build.sample_inputs import inputs_at, save_arrays
-    from runtime.cuda import CudaDevice
-    from runtime.engine import open_engine
+    from runtime.devices.cuda import CudaDevice
+    from runtime.engines.loading import open_engine
 
     asked = SmokeRequest.model_validate(request)
     device = CudaDevice()

@@ -20,8 +20,8 @@ from engine_build.decisions import Decision, decide
 from engine_build.engine_folder import locked, partial_folder, publish_engine, remove_leftovers
 from engine_build.graph_file import Graph, read_graph
 from engine_build.place import Place, place_of
-from runtime.config import Deployment, Target
-from runtime.manifest import Manifest, file_sha256, manifest_path, write_manifest
+from runtime.config.deployment import Deployment, Target
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
 
 
 class Report(Protocol):

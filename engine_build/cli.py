@@ -22,9 +22,9 @@ from engine_build.decisions import decide
 from engine_build.inventory_report import print_entries, print_inspection
 from engine_build.place import place_of, place_or_why_not
 from engine_build.report import ConsoleReport, print_decisions, size
-from runtime.config import Deployment, Target, load_deployment
+from runtime.config.bundle import BUNDLE_FILE
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, TickError
-from runtime.spec import BUNDLE_FILE
 
 EXIT_CONFIG = 2
 EXIT_BUILD = 3

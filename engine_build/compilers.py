@@ -21,9 +21,9 @@ from engine_build.onnxruntime_builder import (
     open_onnxruntime,
 )
 from engine_build.place import Place
-from runtime.config import Deployment
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment
 from runtime.errors import BuildError
-from runtime.spec import load_bundle
 
 # Running a graph of this size on the CPU for comparison takes minutes per shape: the first shapes are enough.
 LARGE_GRAPH_BYTES = 1 << 30

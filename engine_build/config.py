@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from engine_build.tick_inputs import ROWS_FEATURES, STEP_FEATURES
-from runtime.config import Deployment, ShapeRanges, load_deployment
-from runtime.engine import FEATURE_SEPARATOR, PLAIN, variant_name
+from runtime.config.bundle import Bundle, explain, load_bundle
+from runtime.config.deployment import Deployment, ShapeRanges, load_deployment
+from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
-from runtime.spec import Bundle, explain, load_bundle
 
 Features = frozenset[str]
 # Raised whenever a precision recipe does something else to a graph: engines of an older one are built again.

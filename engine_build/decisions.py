@@ -14,9 +14,8 @@ from engine_build.build_request import TENSORRT_OPTIONS
 from engine_build.config import RECIPE_VERSION, BuildConfig, BuildRequest
 from engine_build.jobs import Job, jobs_of, profiles_of
 from engine_build.place import Place, place_of
-from runtime.config import Target
-from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.manifest import (
+from runtime.config.deployment import Target
+from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Identity,
     Manifest,
@@ -25,6 +24,7 @@ from runtime.manifest import (
     read_manifest,
     verify_file,
 )
+from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 
 @dataclass(frozen=True)

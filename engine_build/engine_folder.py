@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine_build.decisions import Decision, leftovers
+from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
 from runtime.errors import BuildError, EngineError
-from runtime.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
 
 PARTIAL_SUFFIX = ".partial"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
-from runtime import flops
-from runtime.flops import PRODUCTS, Shape
+from runtime.engines import operator_flops as flops
+from runtime.engines.operator_flops import PRODUCTS, Shape
 
 
 def product_values(nodes: Sequence[onnx.NodeProto]) -> list[str]:

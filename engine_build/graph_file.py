@@ -13,8 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper
 
+from runtime.engines.manifest import TensorInfo, file_sha256
 from runtime.errors import BuildError, ConfigError
-from runtime.manifest import TensorInfo, file_sha256
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any, get_args
 from engine_build.engine_folder import PARTIAL_SUFFIX, locked
 from engine_build.place import Place
 from engine_build.timing_cache import FOLDER, SUFFIX
-from runtime.config import Deployment, Target
+from runtime.config.deployment import Deployment, Target
+from runtime.devices.machine import machine
+from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, verify_file
+from runtime.engines.tensorrt.plan_file import read_plan_header
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.here import machine
-from runtime.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, verify_file
-from runtime.plan import read_plan_header
 
 PLAN_SUFFIX = ".plan"
 ENGINE_SUFFIXES = (".onnx", ".onnx.data", PLAN_SUFFIX)

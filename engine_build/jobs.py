@@ -15,12 +15,12 @@ from engine_build.graph_file import Graph, graph_of, read_graph
 from engine_build.roles import Port, check_free, check_ports
 from engine_build.step_graph import rows_graph, step_graph
 from engine_build.tick_inputs import InputSpec, rows_inputs, step_inputs
-from runtime.config import Deployment, ShapeRange, ShapeRanges
-from runtime.engine import FEATURE_SEPARATOR, PLAIN, variant_name
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
+from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
+from runtime.denoise.row_buffers import row_multiple
+from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
-from runtime.rows import row_multiple
-from runtime.spec import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
-from runtime.steps import MAX_CONDITIONS
+from runtime.requests.request import MAX_CONDITIONS
 
 Sizes = Mapping[str, int]
 Range = tuple[int, int, int]

@@ -12,7 +12,7 @@ from onnx import defs, shape_inference
 
 from engine_build.config import BuildConfig
 from engine_build.graph_file import Graph
-from runtime.engines.cuda_provider import (
+from runtime.engines.onnxruntime_cuda import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     SESSION_ENTRIES,

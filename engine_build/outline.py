@@ -16,7 +16,7 @@ from engine_build.config import ROWS_VARIANTS, BuildConfig, parse_variant
 from engine_build.decisions import Decision
 from engine_build.jobs import Range, decoder_ranges, tick_ranges
 from engine_build.place import Place
-from runtime.config import Deployment, Target
+from runtime.config.deployment import Deployment, Target
 from runtime.errors import TickError
 
 SHOWN_OPTIONS = {

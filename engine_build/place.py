@@ -11,9 +11,10 @@ from typing import Any
 
 from engine_build.config import BuildConfig
 from engine_build.onnxruntime_builder import need_cuda_provider, onnxruntime
-from runtime.config import Target
+from runtime.config.deployment import Target
+from runtime.devices.machine import gpu_machine, machine
+from runtime.engines.loading import tool_versions
 from runtime.errors import BuildError, TickError
-from runtime.here import gpu_machine, machine, tool_versions
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 ELSEWHERE = "build on the machine that will serve, or with --target cpu"
@@ -61,7 +62,7 @@ def need_tensorrt() -> None:
         )
     onnxruntime()
     try:
-        from runtime.engines import tensorrt
+        from runtime.engines.tensorrt import engine as tensorrt
     except (ImportError, OSError) as error:
         raise BuildError(
             f"the package tensorrt is installed, but its libraries do not load: {error}",
@@ -75,7 +76,7 @@ def need_gpu(target: Target) -> Any:
 
     Raises BuildError.
     """
-    from runtime.cuda import probe
+    from runtime.devices.cuda import probe
 
     try:
         return probe()

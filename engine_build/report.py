@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from engine_build.decisions import Decision, total_memory_bytes
-from runtime.manifest import Manifest
+from runtime.engines.manifest import Manifest
 
 
 class ConsoleReport:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.engines.manifest import TensorInfo
 from runtime.errors import ConfigError
-from runtime.manifest import TensorInfo
 
 if TYPE_CHECKING:  # a build process knows ports, and has no need of onnx
     from engine_build.graph_file import Graph

@@ -13,7 +13,7 @@ import onnx
 
 from engine_build.graph_writer import GraphWriter
 from engine_build.tick_inputs import ROWS_FEATURES, STEP_FEATURES, InputSpec, rows_inputs, step_inputs
-from runtime.engine import variant_name
+from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
 
 APG_NORM_LIMIT = 2.5

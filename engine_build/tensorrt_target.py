@@ -18,7 +18,7 @@ from engine_build.graph_file import Graph
 from engine_build.jobs import Job
 from engine_build.sample_inputs import Arrays, load_arrays
 from engine_build.timing_cache import FOLDER, cache_path
-from runtime.config import Deployment
+from runtime.config.deployment import Deployment
 
 Facts = dict[str, Any]
 

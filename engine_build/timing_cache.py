@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
-from runtime.manifest import write_atomically
 
 FOLDER = "timing-cache"
 SUFFIX = ".timing"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from profiling.workload import Workload
-from runtime.config import Deployment
-from runtime.device import Device, Replay, Tensor
-from runtime.engine import EngineSet, Execution
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.device import Device, Replay, Tensor
+from runtime.engines.engine import EngineSet, Execution
 from runtime.errors import CaptureError
-from runtime.spec import Bundle
 
 
 class BareEngine:

@@ -21,7 +21,7 @@ from profiling.rig import opened
 from profiling.stream import Rivals
 from profiling.sweep import Sweep, parse_sweep, print_sweep, report_sweep
 from profiling.workload import GUIDANCE, Workload, with_runtime, workload_of
-from runtime.config import Deployment, Target, load_deployment
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, TickError
 
 EXIT_OVER_BUDGET = 1

@@ -14,10 +14,10 @@ from profiling.provenance import provenance
 from profiling.stream import Result
 from profiling.tick_statistics import Percentiles
 from profiling.workload import Workload
-from runtime.batch import PHASES, TickRecord
-from runtime.config import Deployment
-from runtime.engine import EngineSet
-from runtime.spec import Bundle
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment
+from runtime.engines.engine import EngineSet
+from runtime.tick.record import PHASES, TickRecord
 
 # Tick over bare engine on a CPU, by the features in use; and on a GPU.
 BUDGETS = {"plain": 1.04, "guidance": 1.08, "guidance+dcw": 1.12}

@@ -14,11 +14,11 @@ import numpy as np
 from onnx import TensorProto, helper, save
 
 from profiling.roofline import Ceilings
-from runtime.config import Target
-from runtime.device import Device
-from runtime.engine import Engine
+from runtime.config.deployment import Target
+from runtime.devices.device import Device
+from runtime.engines.engine import Engine
+from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.errors import ConfigError, EngineError
-from runtime.manifest import Manifest, TensorInfo
 
 RUNS = 20
 WARM_UP_RUNS = 2

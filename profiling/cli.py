@@ -19,12 +19,12 @@ from profiling.report_json import layer_info, profile_records, write_json
 from profiling.report_table import markdown, show
 from profiling.roofline import Ceilings
 from profiling.trace import trace
-from runtime.config import Deployment, Target, load_deployment
-from runtime.device import Device
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, Target, build_command, load_deployment
+from runtime.devices.device import Device
+from runtime.devices.machine import open_device
+from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineNotBuiltError, TickError
-from runtime.here import open_device
-from runtime.manifest import build_command, manifest_path, read_manifest
-from runtime.spec import load_bundle
 
 DIFF = "diff"
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from profiling.classify import kind_of
 from profiling.layers_graph import GraphNode, Origins, common_module
 from profiling.roofline import Ceilings, Roof, Work, measured_roof
-from runtime.engine import Engine
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import Engine, NodeTimes
 
 
 @dataclass(frozen=True)

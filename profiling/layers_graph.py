@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 
 from profiling.classify import BLOBS
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import NodeTimes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"

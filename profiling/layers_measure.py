@@ -16,13 +16,13 @@ from profiling.layers import LayerTiming, Profile, Wall, layer_timings, make_fee
 from profiling.layers_graph import Origins, read_graph
 from profiling.provenance import commit
 from profiling.roofline_work import layer_works
-from runtime.config import Deployment, Target
-from runtime.device import Device
-from runtime.engine import Engine, open_engine, run_once
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import Deployment, Target, build_command
+from runtime.devices.device import Device
+from runtime.devices.machine import machine
+from runtime.engines.engine import Engine, run_once
+from runtime.engines.loading import open_engine, tool_versions
 from runtime.errors import ConfigError
-from runtime.here import machine, tool_versions
-from runtime.manifest import build_command
-from runtime.spec import Bundle, load_bundle
 
 WARM_UP_RUNS = 3
 # CUDA's switch that makes every launch wait for its kernel.

@@ -19,7 +19,7 @@ from profiling.rig import Rig
 from profiling.stream import SteadyStream, block_of, check_equal
 from profiling.tick_statistics import Ratio, ratio_between
 from profiling.workload import Workload, with_runtime
-from runtime.batch import TickRecord
+from runtime.tick.record import TickRecord
 
 Latents = NDArray[np.float32]
 ON: Mapping[str, Any] = {

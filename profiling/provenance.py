@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.config import Deployment, Target
-from runtime.engine import EngineSet
-from runtime.here import gpu_machine, machine
-from runtime.spec import Bundle
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment, Target
+from runtime.devices.machine import gpu_machine, machine
+from runtime.engines.engine import EngineSet
 
 HERE = Path(__file__).parent
 GIT_TIMEOUT_S = 10.0
@@ -43,7 +43,7 @@ def machine_of(target: Target) -> dict[str, str]:
     """This machine, with its GPU where that does the work."""
     if target == "cpu":
         return machine()
-    from runtime.cuda import probe
+    from runtime.devices.cuda import probe
 
     return {**machine(), **gpu_machine(probe())}
 

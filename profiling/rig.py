@@ -11,11 +11,12 @@ from profiling.card import report
 from profiling.provenance import this_commit
 from profiling.stream import Result, Rivals, SteadyStream
 from profiling.workload import Workload
-from runtime.config import Deployment
-from runtime.device import Device
-from runtime.engine import EngineSet, open_engines
-from runtime.here import open_device
-from runtime.spec import Bundle, load_bundle
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.device import Device
+from runtime.devices.machine import open_device
+from runtime.engines.engine import EngineSet
+from runtime.engines.loading import open_engines
 
 
 class SharedEngines(EngineSet):

@@ -15,7 +15,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from profiling.layers_graph import Graph
 from profiling.roofline import Value
-from runtime.flops import Shape
+from runtime.engines.operator_flops import Shape
 
 # Constants of so many elements are sizes, axes and ranges; larger ones are weights.
 SMALL = 4096

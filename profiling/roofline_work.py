@@ -13,8 +13,8 @@ from profiling.classify import node_kind
 from profiling.layers_graph import Graph, GraphNode, Origins
 from profiling.roofline import Value, Work, operator_bytes, operator_flops
 from profiling.roofline_shapes import item_bytes, value_shapes
-from runtime.flops import Shape
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import NodeTimes
+from runtime.engines.operator_flops import Shape
 
 FLOAT_BYTES = 4.0
 # Words for element types in the inspector's JSON, and their bytes; longer words first.

@@ -16,15 +16,16 @@ from profiling.allocations import AllocationProbe
 from profiling.bare import BareEngine
 from profiling.tick_statistics import Ratio, paired_ratio
 from profiling.workload import Workload, at_depth, make_request
-from runtime.batch import Event, Failed, Finished, TickRecord
-from runtime.config import Deployment
-from runtime.device import Device
-from runtime.engine import EngineSet
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.device import Device
+from runtime.engines.engine import EngineSet
+from runtime.engines.manifest import Manifest
 from runtime.errors import EngineError, TickError
-from runtime.loop import TickLoop
-from runtime.manifest import Manifest
-from runtime.request import GenerationRequest, StepParameters
-from runtime.spec import Bundle
+from runtime.requests.request import GenerationRequest, StepParameters
+from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
 
 VERIFY_STEPS = 4
 VERIFY_TOLERANCE = 1e-4

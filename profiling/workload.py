@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import Deployment
-from runtime.engine import EngineSet
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import Deployment
+from runtime.engines.engine import EngineSet
 from runtime.errors import ConfigError
-from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
-from runtime.spec import Bundle, load_bundle
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 TOKENS = 16
 DCW = Dcw("double", low=0.05, high=0.02)

@@ -19,15 +19,16 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from runtime.audio import FORMATS, AudioWriter, Pcm, latents_bytes, write_audio
-from runtime.codec import Latents
-from runtime.conditioner import read_condition
-from runtime.config import Target, load_deployment
+from runtime.audio.codec import Latents
+from runtime.audio.encoding import AudioWriter, write_audio
+from runtime.audio.formats import FORMATS, Pcm, latents_bytes
+from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
-from runtime.extension import Extension, run, run_audio
-from runtime.options import DcwOptions, GenerationOptions, parse_options
+from runtime.pipeline.generation import Extension, run, run_audio
+from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import Meter, open_meter
-from runtime.studio import Studio, open_studio
+from runtime.requests.options import DcwOptions, GenerationOptions, parse_options
 
 EXIT_OPTIONS = 2
 EXIT_ENGINE = 3

@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from runtime.batch import Event, Finished, Started
-from runtime.batch import Progress as StepDone
+from runtime.tick.events import Event, Finished, Started
+from runtime.tick.events import Progress as StepDone
 
 LINE_EVERY_S = 5.0
 

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from runtime.studio import Studio
+from runtime.pipeline.pipeline import Studio
 from server import generations, health, models, profile
 from server.access import Envelope, Guard
 from server.config import ServerSettings

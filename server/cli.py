@@ -10,9 +10,9 @@ from typing import Annotated, get_args
 
 import typer
 
-from runtime.config import Target, load_deployment
+from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
-from runtime.studio import Studio, open_studio
+from runtime.pipeline.pipeline import Studio, open_studio
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.run import open_socket, serve, url_of

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.audio import FORMATS
+from runtime.audio.formats import FORMATS
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
-from runtime.studio import Studio
+from runtime.pipeline.pipeline import Studio
 from server.body import Upload, read_upload, validate
 from server.metrics import Outcome
 from server.problems import ProblemError, request_id_of, unavailable

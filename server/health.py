@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from runtime.flight import LoopStats
+from runtime.tick.in_flight import LoopStats
 from server.metrics import CONTENT_TYPE
 from server.problems import ProblemError, unavailable
 from server.schema import problem_responses

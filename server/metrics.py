@@ -19,9 +19,9 @@ from prometheus_client import (
     generate_latest,
 )
 
-from runtime.batch import PHASES, TickRecord
-from runtime.engine import Engine
-from runtime.flight import LoopStats
+from runtime.engines.engine import Engine
+from runtime.tick.in_flight import LoopStats
+from runtime.tick.record import PHASES, TickRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"

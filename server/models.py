@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from runtime.audio import FORMATS
-from runtime.spec import BUNDLE_FILE, SamplerSpec
-from runtime.studio import Studio
+from runtime.audio.formats import FORMATS
+from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
+from runtime.pipeline.pipeline import Studio
 from server.problems import ProblemError
 from server.schema import body_schema, problem_responses
 from server.service import service_of

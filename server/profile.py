@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request, Response, Security
 from fastapi.security import APIKeyHeader
 from starlette.concurrency import run_in_threadpool
 
-from runtime.batch import TickRecord
-from runtime.tick_trace import tick_trace
+from runtime.tick.record import TickRecord
 from server.problems import ProblemError
+from server.routes.tick_trace import tick_trace
 from server.schema import ADMIN_HEADER, problem_responses
 from server.service import Service, service_of
 

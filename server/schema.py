@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import Field, create_model
 from pydantic.json_schema import models_json_schema
 
-from runtime.audio import FORMATS
-from runtime.options import MAX_SECONDS, MIN_SECONDS, GenerationOptions
+from runtime.audio.formats import FORMATS
+from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, GenerationOptions
 from server.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"

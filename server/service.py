@@ -12,12 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from runtime.batch import Event, Failed, Finished
-from runtime.codec import Codec
-from runtime.engine import Engine, open_engine
+from runtime.audio.codec import Codec
+from runtime.config.deployment import build_command
+from runtime.engines.engine import Engine
+from runtime.engines.loading import open_engine
 from runtime.errors import TickError
-from runtime.manifest import build_command
-from runtime.studio import EDGE_THREADS, Studio
+from runtime.pipeline.pipeline import EDGE_THREADS, Studio
+from runtime.tick.events import Event, Failed, Finished
 from server.body import BodyBudget
 from server.config import ServerSettings
 from server.gate import Gate

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from runtime.audio import FORMATS, AudioWriter, latents_bytes
-from runtime.batch import Event, Failed, Finished, Progress, Started
-from runtime.codec import Codec, Latents
-from runtime.extension import Extension
-from runtime.request import GenerationRequest
-from runtime.studio import Studio
+from runtime.audio.codec import Codec, Latents
+from runtime.audio.encoding import AudioWriter
+from runtime.audio.formats import FORMATS, latents_bytes
+from runtime.pipeline.generation import Extension
+from runtime.pipeline.pipeline import Studio
+from runtime.requests.request import GenerationRequest
+from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.gate import Ticket
 from server.problems import ProblemError, retry_after
 from server.schema import GenerationBody

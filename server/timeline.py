@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.codec import Codec
+from runtime.audio.codec import Codec
 
 Latents = NDArray[np.float32]
 

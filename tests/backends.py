@@ -13,9 +13,9 @@ import pytest
 from simulator.fixture import Machine, child_environment, simulated
 
 from engine_build.builder import build_deployment
-from runtime.config import Deployment, Target
+from runtime.config.deployment import Deployment, Target
+from runtime.devices.machine import open_device
 from runtime.errors import EngineError
-from runtime.here import open_device
 
 # Enough variants to take a small one and a superset; the full one is always built.
 FEW_VARIANTS = '[build]\nstep_variants = ["plain", "dcw+guidance"]\n'

@@ -12,11 +12,11 @@ from backends import CPU, FEW_VARIANTS, Backend
 from factories import tiny_deployment
 from simulator.fixture import Machine
 
-from runtime.config import Deployment, load_deployment
-from runtime.engine import open_engines
-from runtime.here import open_device
-from runtime.loop import TickLoop
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engines
+from runtime.tick.loop import TickLoop
 
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from runtime.device import Tensor
+from runtime.devices.device import Tensor
 from runtime.errors import CaptureError, EngineError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from runtime.cuda import CudaDevice
+    from runtime.devices.cuda import CudaDevice
 
 DTYPES = ("float32", "int64", "bool", "uint8")
 
@@ -35,7 +35,7 @@ def fetched(device: CudaDevice, tensor: Tensor) -> np.ndarray[Any, Any]:
 def clear_half(device: CudaDevice, tensor: Tensor) -> None:
     """Launch something that changes the tensor."""
     # Imported here: the module is another one on the simulator.
-    from runtime import cudart
+    from runtime.devices import cuda_calls as cudart
 
     cudart.zero(tensor.address, tensor.size_bytes // 2, device.main.handle)
 
@@ -184,7 +184,7 @@ def test_an_error_of_the_driver_in_a_capture(device: CudaDevice) -> None:
     tensor = filled(device, np.ones(100, np.float32))
 
     def work() -> None:
-        from runtime import cudart
+        from runtime.devices import cuda_calls as cudart
 
         clear_half(device, tensor)
         cudart.take_device(100)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Cancelled, Event, Failed, Finished
-from runtime.loop import TickLoop
-from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.tick.events import Cancelled, Event, Failed, Finished
+from runtime.tick.loop import TickLoop
 
 C, D, X = 8, 12, 16
 RANDOM = np.random.default_rng(3)

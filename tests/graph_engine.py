@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from runtime.device import Tensor
-from runtime.engine import Execution
-from runtime.manifest import Manifest, TensorInfo
+from runtime.devices.device import Tensor
+from runtime.engines.engine import Execution
+from runtime.engines.manifest import Manifest, TensorInfo
 
 DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 

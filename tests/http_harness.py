@@ -15,8 +15,8 @@ import httpx
 import prometheus_client.parser
 from fastapi import FastAPI
 
-from runtime.config import Deployment
-from runtime.studio import Studio, open_studio
+from runtime.config.deployment import Deployment
+from runtime.pipeline.pipeline import Studio, open_studio
 from server.app import create_app
 from server.config import ServerSettings
 from server.run import TickServer, open_socket, url_of

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
 
 F64 = NDArray[np.float64]
 Decode = Callable[[F64, float, NDArray[np.float32], NDArray[np.float32] | None], ArrayLike]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 FOLDER = Path(__file__).parent / "data" / "tick_parity"
 DECODER = FOLDER / "decoder.onnx"

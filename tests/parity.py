@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Event, Failed, Finished, Started
-from runtime.loop import TickLoop
-from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.tick.events import Event, Failed, Finished, Started
+from runtime.tick.loop import TickLoop
 
 DATA = Path(__file__).parent / "data" / "tick_parity"
 SESSION = "parity"

@@ -16,8 +16,8 @@ from profiling.layers import Profile, Wall, layer_timings
 from profiling.layers_graph import CLASSES, SCOPES, Graph, Origins, read_graph
 from profiling.roofline import Ceilings
 from profiling.roofline_work import layer_works
-from runtime.engines.layer_types import layer_records, node_times
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import NodeTimes
+from runtime.engines.tensorrt.layers import layer_records, node_times
 
 FOLDER = Path(__file__).parent / "data" / "profiles"
 VERSIONS = ("10", "11")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from engine_build.acestep.bundle_text import BundleFacts, bundle_text
 from engine_build.config import check_ranges, read_options
-from runtime.config import Deployment, load_deployment
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
-from runtime.options import parse_options
-from runtime.spec import Bundle, load_bundle
-from runtime.studio import Studio
+from runtime.pipeline.pipeline import Studio
+from runtime.requests.options import parse_options
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "acestep-v15-turbo.toml"
+CONFIG = ROOT / "configs" / "acestep-v15-turbo.toml"
 MAX_ROWS = 16
 
 

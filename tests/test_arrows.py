@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("runtime", "engine_build", "server", "profiling")
 MAY_IMPORT = {"runtime": set(), "engine_build": {"runtime"}, "server": {"runtime"}, "profiling": {"runtime"}}
 
@@ -24,9 +23,9 @@ HEAVY = {
         "engine_build/onnx_export.py",
         "engine_build/demo_model/",
     },
-    "tensorrt": {"runtime/engines/tensorrt.py", "engine_build/tensorrt_builder.py"},
-    "cuda": {"runtime/cudart.py"},
-    "nvtx": {"runtime/ranges.py"},
+    "tensorrt": {"runtime/engines/tensorrt/engine.py", "engine_build/tensorrt_builder.py"},
+    "cuda": {"runtime/devices/cuda_calls.py"},
+    "nvtx": {"runtime/tick/clock.py"},
     "torch": {
         "engine_build/onnx_export.py",
         "engine_build/masked_decoder.py",
@@ -37,9 +36,9 @@ HEAVY = {
     "diffusers": {"engine_build/acestep/", "engine_build/demo_model/", "profiling/torch_decoder.py"},
     "transformers": {"engine_build/acestep/"},
     "matplotlib": {"engine_build/demo_model/"},
-    "tokenizers": {"runtime/conditioner.py", "engine_build/demo_model/"},
-    "av": {"runtime/audio.py"},
-    "soundfile": {"runtime/audio.py"},
+    "tokenizers": {"runtime/pipeline/text_encoder.py", "engine_build/demo_model/"},
+    "av": {"runtime/audio/decoding.py", "runtime/audio/encoding.py"},
+    "soundfile": set(),
     "polygraphy": {"engine_build/verify.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
@@ -156,8 +155,8 @@ def test_no_import_cycle() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("runtime/loop.py", "from server.app import build"),
-        ("runtime/loop.py", "def f():\n    import profiling.bench"),
+        ("runtime/tick/loop.py", "from server.app import build"),
+        ("runtime/tick/loop.py", "def f():\n    import profiling.bench"),
         ("server/app.py", "from engine_build import builder"),
         ("server/app.py", "from profiling import bench"),
         ("profiling/bench.py", "import server"),
@@ -168,7 +167,7 @@ def test_a_wrong_arrow_is_found(file: str, source: str) -> None:
 
 
 def test_a_heavy_import_in_a_function_is_found() -> None:
-    assert wrong_places(parsed("runtime/codec.py", "def f():\n    import torch.nn"))
+    assert wrong_places(parsed("runtime/audio/codec.py", "def f():\n    import torch.nn"))
     assert not wrong_places(parsed("engine_build/demo_model/model.py", "import torch"))
 
 
@@ -190,6 +189,6 @@ def test_nothing_at_serve_time_imports_torch() -> None:
 
 def test_the_runtime_opens_without_any_engine_library() -> None:
     blocked = ", ".join(f"{name}=None" for name in ("onnxruntime", "tensorrt", "cuda", "torch", "nvtx"))
-    program = f"import sys; sys.modules.update({blocked})\nimport runtime.loop, runtime.engine, runtime.device"
+    program = f"import sys; sys.modules.update({blocked})\nimport runtime.tick.loop, runtime.devices.device"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -11,8 +11,8 @@ from factories import tiny_bundle, tiny_deployment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from runtime.config import load_deployment
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import load_deployment
 
 Arrays = dict[str, NDArray[np.float32]]
 

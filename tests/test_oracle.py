@@ -9,7 +9,7 @@ import oracle_vectors as parity
 import pytest
 from numpy.typing import NDArray
 
-from runtime.request import Condition, Dcw, StepParameters
+from runtime.requests.request import Condition, Dcw, StepParameters
 
 
 @pytest.fixture(scope="module")

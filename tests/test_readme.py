@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 import pytest
 import typer
+from paths import ROOT
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 ROOMS = ("configs", "engine_build", "profiling", "runtime", "server", "tests")

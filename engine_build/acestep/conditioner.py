@@ -16,7 +16,7 @@ from diffusers import AceStepPipeline
 from torch import Tensor, nn
 
 from engine_build.onnx_export import export_graph, free, quiet
-from runtime.spec import PROMPT, SECONDS
+from runtime.config.bundle import PROMPT, SECONDS
 
 INPUT_NAMES: Final = ("input_ids", "attention_mask")
 OUTPUT_NAMES: Final = ("condition", "condition_mask")

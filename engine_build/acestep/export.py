@@ -40,8 +40,8 @@ from engine_build.acestep.codec import (
 from engine_build.acestep.sources import Source
 from engine_build.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
 from engine_build.onnx_export import output_error
+from runtime.config.bundle import BUNDLE_FILE
 from runtime.errors import BuildError, ConfigError
-from runtime.spec import BUNDLE_FILE
 
 ERROR_LIMIT: Final = 1e-3
 _CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))

@@ -12,12 +12,12 @@ import numpy as np
 
 from engine_build.builder import build_deployment
 from engine_build.demo_model.latents import FloatArray
-from runtime.batch import Event, Failed, Finished
-from runtime.config import load_deployment
-from runtime.options import parse_options
-from runtime.request import GenerationRequest
-from runtime.stretches import Stretch
-from runtime.studio import Studio, open_studio
+from runtime.config.deployment import load_deployment
+from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.requests.options import parse_options
+from runtime.requests.request import GenerationRequest
+from runtime.requests.segments import Stretch
+from runtime.tick.events import Event, Failed, Finished
 
 _DEPLOYMENT: Final = """\
 [deployment]

@@ -17,9 +17,9 @@ from engine_build.precision.error import RecipeError, recipe_error
 from engine_build.precision.feeds import decoder_feeds
 from engine_build.precision.parts import PARTS
 from engine_build.precision.recipe import RecipeName, without_kernel
-from runtime.config import Deployment, load_deployment
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import TickError
-from runtime.spec import load_bundle
 
 EXIT_FAILED = 3
 PLAYED_PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")

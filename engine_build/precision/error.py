@@ -26,8 +26,8 @@ from engine_build.onnxruntime_builder import (
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
+from runtime.engines.operator_flops import Shape
 from runtime.errors import BuildError
-from runtime.flops import Shape
 
 SMALLEST_PEAK = 1e-6
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from engine_build.graph_file import Graph, read_graph
 from engine_build.onnxruntime_builder import exact_options, session
-from runtime.conditioner import Conditioner
-from runtime.manifest import Manifest, TensorInfo
-from runtime.nodes import NodeTimes
-from runtime.spec import Bundle
-from runtime.timesteps import schedule
+from runtime.config.bundle import Bundle
+from runtime.engines.engine import NodeTimes
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.pipeline.text_encoder import Conditioner
+from runtime.requests.timesteps import schedule
 
 STEPS = 8
 LONGEST_FRAMES = 256

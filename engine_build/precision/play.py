@@ -17,11 +17,11 @@ from engine_build.builder import build_deployment
 from engine_build.graph_file import read_graph
 from engine_build.precision.error import write_emulated
 from engine_build.precision.recipe import RecipeName
-from runtime.batch import Event, Failed, Finished
-from runtime.config import Deployment, load_deployment
-from runtime.request import GenerationRequest
-from runtime.spec import load_bundle
-from runtime.studio import Studio, open_studio
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.requests.request import GenerationRequest
+from runtime.tick.events import Event, Failed, Finished
 
 Latents = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from onnx import helper
 
 from engine_build.graph_view import GraphView, replace_nodes
 from engine_build.precision.casts import Weights
-from runtime.flops import PRODUCTS
+from runtime.engines.operator_flops import PRODUCTS
 
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 

@@ -1,1 +1,1 @@
-"""Engines: one module per library that executes graphs."""
+"""Compiled graphs: the Engine protocol, manifests, and one module per library that runs them."""

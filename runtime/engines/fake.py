@@ -10,8 +10,8 @@ from math import prod
 
 import numpy as np
 
-from runtime.device import Device, Stream, Tensor
-from runtime.engine import Engine, Execution
+from runtime.devices.device import Device, Stream, Tensor
+from runtime.engines.engine import Engine, Execution
 from runtime.errors import EngineDeadError, EngineError
 
 

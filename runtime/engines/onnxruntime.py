@@ -19,8 +19,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from runtime.device import Device, Stream, Tensor
-from runtime.engines.cuda_provider import (
+from runtime.devices.device import Device, Stream, Tensor
+from runtime.engines.engine import NodeTimes, check_tensors
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -32,9 +34,6 @@ from runtime.engines.cuda_provider import (
     provider_options,
 )
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
-from runtime.manifest import Manifest, TensorInfo
-from runtime.nodes import NodeTimes
-from runtime.tensors import check_tensors
 
 LOAD_ERRORS = (
     ort_errors.Fail,

@@ -13,8 +13,8 @@ import pytest
 from contract import conftest, install
 from contract.conftest import VERSIONS
 from contract.follow import Follower
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("runtime", "engine_build", "server", "profiling")
 Surfaces = Callable[[str], dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from contract.conftest import VERSIONS
 
-from runtime.engines.answers import DTYPES
+from runtime.engines.tensorrt.errors import DTYPES
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from contract.conftest import CUDA_PACKAGES, VERSIONS, Surface, read_surface
+from paths import TESTS
 
-SITE = Path(__file__).resolve().parents[1] / "simulator" / "site"
+SITE = TESTS / "simulator" / "site"
 RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106"}
 # What only a simulator has: names of Python itself that a compiled class does not show.
 PYTHON_ONLY = frozenset({"count", "index"})

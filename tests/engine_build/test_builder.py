@@ -21,11 +21,12 @@ from engine_build.builder import build, build_deployment
 from engine_build.compilers import Work
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.decisions import Decision, decide
-from runtime.config import Deployment, load_deployment
-from runtime.engine import open_engine, run_once
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.engine import run_once
+from runtime.engines.loading import open_engine
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
 from runtime.errors import BuildError, EngineMismatchError
-from runtime.here import open_device
-from runtime.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

@@ -13,8 +13,8 @@ from factories import tiny_deployment
 from typer.testing import CliRunner, Result
 
 from engine_build.cli import app
-from runtime.config import load_deployment
-from runtime.manifest import file_sha256
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import file_sha256
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

@@ -11,7 +11,7 @@ from engine_build import decisions
 from engine_build.config import load_request
 from engine_build.decisions import build_options
 from engine_build.jobs import Job, jobs_of
-from runtime.config import Target
+from runtime.config.deployment import Target
 
 
 @pytest.fixture

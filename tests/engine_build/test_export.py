@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HAS_TORCH = all(importlib.util.find_spec(name) is not None for name in ("torch", "diffusers", "onnxscript"))
 
 
@@ -67,8 +67,8 @@ def test_a_checkpoint_becomes_a_bundle_with_a_deployment(tmp_path: Path) -> None
     pytest.importorskip("transformers")
     from tiny_acestep import save_checkpoint
 
-    from runtime.config import load_deployment
-    from runtime.spec import load_bundle
+    from runtime.config.bundle import load_bundle
+    from runtime.config.deployment import load_deployment
 
     save_checkpoint(tmp_path / "Tiny ckpt", text=False)
     arguments = ("acestep", "--checkpoint", "Tiny ckpt", "--out", "out/b", "--canvas-seconds", "2")

@@ -14,10 +14,10 @@ from engine_build import inventory
 from engine_build.builder import build_deployment
 from engine_build.cli import app
 from engine_build.place import Place
-from runtime.config import load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
+from runtime.engines.tensorrt.plan_file import HEADER_BYTES, MAGIC
 from runtime.errors import BuildError
-from runtime.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
-from runtime.plan import HEADER_BYTES, MAGIC
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}

@@ -11,10 +11,10 @@ from factories import tiny_deployment
 from engine_build.build_request import parse_shapes
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.jobs import Job, decoder_samples, jobs_of, profiles_of
-from runtime.config import ShapeRange, ShapeRanges
+from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError
-from runtime.rows import row_multiple
-from runtime.steps import MAX_CONDITIONS
+from runtime.requests.request import MAX_CONDITIONS
 
 
 def jobs(folder: Path, **changes: object) -> dict[str, Job]:

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from factories import tiny_bundle, tiny_deployment
 from onnx import TensorProto
+from paths import ROOT
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
@@ -20,11 +21,10 @@ from engine_build.graph_writer import GraphWriter
 from engine_build.onnxruntime_builder import CUDA_OPSET, lowered
 from engine_build.precision.recipe import apply_recipe
 from engine_build.step_graph import step_graph
-from runtime.config import Deployment, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import BuildError
-from runtime.manifest import manifest_path, read_manifest
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = '[build]\nstep_variants = ["plain"]\n'
 
 

@@ -10,13 +10,12 @@ import onnxruntime as ort
 import pytest
 from factories import tiny_deployment
 from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
 from tensorrt_operators import problems
 
 from engine_build.config import load_request
 from engine_build.jobs import Job, jobs_of
 from engine_build.verify import sample_feeds
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def model_of(job: Job) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from engine_build.cli import app
 from engine_build.config import load_request, read_options
 from engine_build.jobs import jobs_of
 from engine_build.outline import outlines_without_bundle
-from runtime.config import load_deployment
+from runtime.config.deployment import load_deployment
 
 
 def dry_run(path: Path) -> str:

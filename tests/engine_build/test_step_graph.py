@@ -24,9 +24,9 @@ from engine_build.tick_inputs import (
     rows_inputs,
     step_inputs,
 )
-from runtime.engine import variant_name
+from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
-from runtime.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 Arrays = dict[str, NDArray[Any]]
 Features = frozenset[str]

@@ -25,10 +25,10 @@ from engine_build.config import load_request
 from engine_build.decisions import decide
 from engine_build.engine_folder import locked
 from engine_build.place import place_of
-from runtime.config import load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest, verify_file
+from runtime.engines.tensorrt.plan_file import read_plan_header
 from runtime.errors import BuildError
-from runtime.manifest import Manifest, verify_file
-from runtime.plan import read_plan_header
 
 VERSIONS = ("10.16.1.11", "11.4.0.106")
 FEW = '[build]\nstep_variants = ["plain"]\n'

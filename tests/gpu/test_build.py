@@ -7,21 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import tiny_deployment
+from paths import ROOT
 from typer.testing import CliRunner, Result
 
 from engine_build.builder import build_deployment
 from engine_build.cli import app
 from engine_build.config import load_request, read_options
 from engine_build.place import place_or_why_not
-from runtime.config import Deployment, load_deployment
-from runtime.engine import open_engine, run_once
-from runtime.here import open_device
-from runtime.manifest import manifest_path, read_manifest
-from runtime.plan import read_plan_header
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.engine import run_once
+from runtime.engines.loading import open_engine
+from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.engines.tensorrt.plan_file import read_plan_header
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = '[build]\nstep_variants = ["plain", "guidance"]\n'
 
 

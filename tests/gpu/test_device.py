@@ -10,11 +10,11 @@ import pytest
 from device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
 from device_behaviour import fetched, filled
 
-from runtime.cuda import probe
+from runtime.devices.cuda import probe
 from runtime.errors import EngineError
 
 if TYPE_CHECKING:
-    from runtime.cuda import CudaDevice
+    from runtime.devices.cuda import CudaDevice
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ def device() -> Iterator[CudaDevice]:
         probe()
     except EngineError as error:
         pytest.skip(str(error))
-    from runtime.cuda import CudaDevice
+    from runtime.devices.cuda import CudaDevice
 
     device = CudaDevice(ring_bytes=1 << 20)
     yield device

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from factories import tiny_deployment
+from paths import ROOT
 
 from engine_build.builder import build_deployment
 from engine_build.graph_file import read_graph
 from engine_build.onnxruntime_builder import need_cuda_provider
 from engine_build.precision.feeds import decoder_feeds
-from runtime.config import Deployment, load_deployment
-from runtime.engine import open_engine
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engine
 from runtime.errors import CaptureError, EngineError, TickError
-from runtime.here import open_device
-from runtime.spec import load_bundle
 
 pytestmark = pytest.mark.gpu
-DEMO = Path(__file__).resolve().parents[2] / "configs/demo.toml"
+DEMO = ROOT / "configs/demo.toml"
 LIMITS = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.08}
 
 

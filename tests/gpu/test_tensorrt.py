@@ -12,7 +12,7 @@ from engine_behaviour import *  # noqa: F403  (the tests that every TensorRT pas
 from engine_behaviour import CLOSE, Bench, feeds_of, opened, written
 from simulator.plans import small_graph
 
-from runtime.cuda import probe
+from runtime.devices.cuda import probe
 from runtime.errors import EngineError
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from factories import tiny_deployment
 from typer.testing import CliRunner
 
 from profiling.bench import app
-from runtime.batch import PHASES
+from runtime.tick.record import PHASES
 
 
 def test_the_last_line_is_one_json_object(built: Built) -> None:

@@ -11,11 +11,11 @@ from conftest import Built
 from profiling.card import BUDGETS, budget_of, phases
 from profiling.provenance import commit, machine_of, provenance
 from profiling.workload import Workload, with_runtime
-from runtime.batch import PHASES, TickRecord
-from runtime.device import HostDevice
-from runtime.engine import open_engines
-from runtime.here import machine
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
+from runtime.devices.device import HostDevice
+from runtime.devices.machine import machine
+from runtime.engines.loading import open_engines
+from runtime.tick.record import PHASES, TickRecord
 
 
 def test_budgets_by_variant(built: Built) -> None:

@@ -7,7 +7,7 @@ import pytest
 from profiling import ceilings
 from profiling.ceilings import higher, measure_ceilings, parse_peaks
 from profiling.roofline import Ceilings
-from runtime.device import HostDevice
+from runtime.devices.device import HostDevice
 from runtime.errors import ConfigError
 
 

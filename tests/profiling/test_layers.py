@@ -15,12 +15,12 @@ from profiling.layers import Profile, Wall, layer_timings, make_feeds
 from profiling.layers_measure import measure, notes_of, sizes_of
 from profiling.report_json import profile_records
 from profiling.rollups import SEVERAL, UNKNOWN_MODULE, by_block, by_kind, by_module
-from runtime.device import HostDevice
-from runtime.engine import open_engine
+from runtime.config.bundle import load_bundle
+from runtime.devices.device import HostDevice
+from runtime.devices.machine import open_device
+from runtime.engines.engine import NodeTimes
+from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, EngineNotBuiltError
-from runtime.here import open_device
-from runtime.nodes import NodeTimes
-from runtime.spec import load_bundle
 
 NODES = (
     NodeTimes("a", "MatMul", (1.0, 3.0)),

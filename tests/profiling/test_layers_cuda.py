@@ -13,9 +13,9 @@ from engine_build.builder import build_deployment
 from profiling.ceilings import measure_ceilings
 from profiling.layers_measure import measure, sizes_of
 from profiling.rollups import by_kind
-from runtime.config import load_deployment
-from runtime.here import open_device
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import load_deployment
+from runtime.devices.machine import open_device
 
 
 def test_a_profile_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from recorded_profiles import SDPA, transformer
 
 from profiling.layers_graph import NO_MODULE, Origins, common_module, module_of, origin_of, read_graph
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import NodeTimes
 
 
 def layer(name: str, op_type: str = "kgen", metadata: str = "") -> NodeTimes:

@@ -26,7 +26,7 @@ from profiling.matrix import (
 from profiling.rig import Rig, opened
 from profiling.stream import SteadyStream
 from profiling.workload import Workload
-from runtime.config import RuntimeConfig
+from runtime.config.deployment import RuntimeConfig
 from runtime.errors import EngineError
 
 LOAD = Workload(depth=2, frames=32, steps=4, guidance=3.0)

@@ -9,11 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from paths import ROOT
 
 from profiling.layers_graph import Graph, read_graph
 from profiling.roofline_shapes import item_bytes, value_shapes
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = ROOT / "configs" / "demo"
 SIZES = {"rows": 3, "frames": 22, "tokens": 5, "batch": 2}
 
 

@@ -11,7 +11,7 @@ from recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, 
 from profiling.layers_graph import Origins, read_graph
 from profiling.roofline import Ceilings, Work
 from profiling.roofline_work import float_bytes, layer_works
-from runtime.nodes import NodeTimes
+from runtime.engines.engine import NodeTimes
 
 ROWS, FRAMES, WIDTH = SHAPES["x"]
 NUMBERS = ROWS * FRAMES * WIDTH

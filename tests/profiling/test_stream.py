@@ -12,12 +12,12 @@ from factories import tiny_deployment
 
 from profiling.stream import VERIFY_TOLERANCE, SteadyStream
 from profiling.workload import Workload
-from runtime.batch import Event, Finished
-from runtime.config import Deployment
-from runtime.engine import open_engines
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engines
 from runtime.errors import EngineError
-from runtime.here import open_device
-from runtime.spec import load_bundle
+from runtime.tick.events import Event, Finished
 
 Streams = Callable[..., SteadyStream]
 LOAD = Workload(depth=3, frames=64, steps=6, guidance=2.0, dcw=True)

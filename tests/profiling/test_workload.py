@@ -6,12 +6,12 @@ import pytest
 from conftest import Built
 
 from profiling.workload import FEATURES, Workload, at_depth, make_request, with_runtime, workload_of
-from runtime.device import HostDevice
-from runtime.engine import open_engines
+from runtime.config.bundle import load_bundle
+from runtime.devices.device import HostDevice
+from runtime.engines.loading import open_engines
 from runtime.errors import ConfigError
-from runtime.request import NEUTRAL
-from runtime.scheduler import row_features, step_features
-from runtime.spec import load_bundle
+from runtime.requests.request import NEUTRAL
+from runtime.scheduling.slot import row_features, step_features
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -17,18 +17,18 @@ import soundfile
 from click.testing import Result
 from conftest import Built
 from factories import TinySpec, tiny_deployment
+from paths import ROOT
 from rich.console import Console
 from typer.testing import CliRunner
 
-from runtime.audio import read_latents
-from runtime.batch import Finished, Started
-from runtime.batch import Progress as StepDone
+from runtime.audio.formats import read_latents
 from runtime.cli import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_OPTIONS, app
 from runtime.errors import NonFiniteError
-from runtime.options import GenerationOptions
 from runtime.progress import Bar, Lines, Meter, open_meter
+from runtime.requests.options import GenerationOptions
+from runtime.tick.events import Finished, Started
+from runtime.tick.events import Progress as StepDone
 
-ROOT = Path(__file__).resolve().parents[2]
 SPEC = TinySpec()
 RATE_HZ = SPEC.sample_rate_hz
 Generate = Callable[..., Result]
@@ -255,7 +255,7 @@ def test_a_failed_generation_leaves_nothing(generate: Generate, monkeypatch: pyt
         raise NonFiniteError("generation 1 became non-finite in step 2")
 
     Path("a.wav").write_bytes(b"old")
-    monkeypatch.setattr("runtime.audio._PcmEncoder.encode", break_down)
+    monkeypatch.setattr("runtime.audio.encoding._PcmEncoder.encode", break_down)
     result = generate("--prompt", "a", "-o", "a.wav")
     assert result.exit_code == EXIT_FAILED
     assert "became non-finite" in result.stderr

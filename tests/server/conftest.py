@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from http_harness import Served, serving
 
-from runtime.config import Deployment
+from runtime.config.deployment import Deployment
 
 
 @pytest.fixture(scope="session")

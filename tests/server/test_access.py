@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all, serving
 from starlette.types import Message
 
-from runtime.config import Deployment
+from runtime.config.deployment import Deployment
 from server.access import Envelope, is_allowed_origin
 from server.config import ServerSettings
 from server.metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 from http_harness import Served
 from typer.testing import CliRunner
 
-from runtime.config import Deployment
+from runtime.config.deployment import Deployment
 from server.cli import cli, greet
 from server.config import ServerSettings
 from server.run import open_socket

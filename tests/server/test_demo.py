@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 from http_harness import Served, serving
+from paths import ROOT
 
 from engine_build.builder import build_deployment
-from runtime.config import load_deployment
+from runtime.config.deployment import load_deployment
 from server.bench import measure
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "demo.toml"
+CONFIG = ROOT / "configs" / "demo.toml"
 
 
 @pytest.fixture(scope="module")

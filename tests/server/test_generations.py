@@ -17,7 +17,7 @@ import safetensors.numpy
 import soundfile
 from http_harness import GENERATIONS, Served, problem
 
-from runtime.codec import Codec
+from runtime.audio.codec import Codec
 from runtime.errors import EngineError
 
 

@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from http_harness import GENERATIONS, Served, eventually, problem
 
-from runtime.config import Deployment, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
-from runtime.studio import Studio, open_studio
+from runtime.pipeline.pipeline import Studio, open_studio
 from server.app import create_app
 from server.config import ServerSettings
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from http_harness import GENERATIONS, Served, connected, eventually, raw_request
 
-from runtime.batch import PHASES, TickRecord
+from runtime.tick.record import PHASES, TickRecord
 from server.metrics import Metrics, Outcome
 
 Serve = Callable[..., Served]

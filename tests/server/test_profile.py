@@ -10,8 +10,8 @@ import httpx
 import pytest
 from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
 
-from runtime.batch import PHASES
 from runtime.errors import ConfigError
+from runtime.tick.record import PHASES
 from server.config import load_settings
 
 Serve = Callable[..., Served]

@@ -18,13 +18,13 @@ import httpx
 import pytest
 import safetensors.numpy
 from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
+from paths import ROOT
 
-from runtime.config import Deployment, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
 from server.run import open_socket, url_of
 
 Serve = Callable[..., Served]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager

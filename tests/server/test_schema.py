@@ -13,8 +13,8 @@ import jsonschema_rs
 import pytest
 from http_harness import GENERATIONS, Served
 
-from runtime.audio import FORMATS
-from runtime.options import GenerationOptions
+from runtime.audio.formats import FORMATS
+from runtime.requests.options import GenerationOptions
 from server.schema import SOURCE_ONLY, body_model, body_schema
 
 Serve = Callable[..., Served]

@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-from runtime.pinned import Block
+from runtime.devices.memory import Block
 
 SITE = Path(__file__).resolve().parent / "site"
 # The simulated packages that hold no state of their own are loaded once.
 _loaded: dict[str, Any] = {}
-REPLACED = ("cuda", "tensorrt", "runtime.cuda", "runtime.cudart", "runtime.engines.tensorrt", "nvtx", "runtime.ranges")
+REPLACED = (
+    "cuda",
+    "tensorrt",
+    "runtime.devices.cuda",
+    "runtime.devices.cuda_calls",
+    "runtime.engines.tensorrt.engine",
+    "nvtx",
+)
 
 sys.path.insert(0, str(SITE))
 # Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.

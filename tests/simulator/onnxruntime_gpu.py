@@ -21,7 +21,7 @@ from simulator.fixture import Machine
 
 import engine_build.onnxruntime_builder as builder
 import runtime.engines.onnxruntime as engines
-from runtime.engines.cuda_provider import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD
+from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD
 
 SYNCHRONOUS = "disable_synchronize_execution_providers"
 RECORD = "external_device_graph_capture"

@@ -10,8 +10,9 @@ import onnx
 
 from engine_build.graph_file import graph_of
 from engine_build.graph_writer import GraphWriter
-from runtime.here import gpu_machine, tool_versions
-from runtime.manifest import Manifest, file_sha256, manifest_path, write_manifest
+from runtime.devices.machine import gpu_machine
+from runtime.engines.loading import tool_versions
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
 
 Ranges = Mapping[str, tuple[int, int, int]]
 
@@ -86,7 +87,7 @@ def write_engine(
     **how: Any,
 ) -> Manifest:
     """A built engine in `folder`, as the builder leaves it: plan and manifest."""
-    from runtime.cuda import probe
+    from runtime.devices.cuda import probe
 
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["VERSION_COMPATIBLE"] if version_compatible else []

@@ -439,14 +439,17 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_simulator_leaves_nothing_behind() -> None:
-    before = (list(sys.path), {name for name in sys.modules if name.startswith(("cuda", "tensorrt", "runtime.cuda"))})
+    before = (
+        list(sys.path),
+        {name for name in sys.modules if name.startswith(("cuda", "tensorrt", "runtime.devices.cuda"))},
+    )
     with simulated():
-        import runtime.cuda
+        import runtime.devices.cuda
 
-        assert runtime.cuda.probe().name == "Simulated GPU"
+        assert runtime.devices.cuda.probe().name == "Simulated GPU"
         assert str(SITE) in sys.path
     assert before == (
         list(sys.path),
-        {name for name in sys.modules if name.startswith(("cuda", "tensorrt", "runtime.cuda"))},
+        {name for name in sys.modules if name.startswith(("cuda", "tensorrt", "runtime.devices.cuda"))},
     )
     assert str(SITE) not in os.environ.get("PYTHONPATH", "")

@@ -10,8 +10,8 @@ import pytest
 
 from engine_build.acestep.bundle_text import BundleFacts, bundle_text, deployment_text
 from engine_build.config import check_ranges, read_options
-from runtime.config import load_deployment
-from runtime.spec import Bundle, load_bundle
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import load_deployment
 
 FACTS = BundleFacts(
     name="acestep",

@@ -13,9 +13,10 @@ from graph_engine import GraphEngine
 from numpy.typing import NDArray
 from tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
 
-from runtime.codec import Codec, DecodeStream
+from runtime.audio.codec import Codec
+from runtime.audio.windows import DecodeStream
+from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
-from runtime.spec import load_bundle
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

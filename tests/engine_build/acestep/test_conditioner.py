@@ -13,9 +13,9 @@ from graph_engine import GraphEngine
 from numpy.typing import NDArray
 from tiny_acestep import CONDITION_WIDTH, open_pipeline
 
-from runtime.conditioner import Conditioner
+from runtime.config.bundle import load_bundle
 from runtime.errors import RequestError
-from runtime.spec import load_bundle
+from runtime.pipeline.text_encoder import Conditioner
 
 pytestmark = pytest.mark.export
 

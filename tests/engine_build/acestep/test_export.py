@@ -11,8 +11,8 @@ import pytest
 from tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
 
 from engine_build.onnx_tidy import paths_in
+from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError, ConfigError
-from runtime.spec import load_bundle
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tiny_acestep import CHANNELS, open_pipeline
 
 from engine_build.builder import build_deployment
-from runtime.batch import Event, Finished
-from runtime.config import load_deployment
-from runtime.noise import noise
-from runtime.request import GenerationRequest
-from runtime.studio import Studio, open_studio
+from runtime.config.deployment import load_deployment
+from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.requests.request import GenerationRequest
+from runtime.requests.timesteps import noise
+from runtime.tick.events import Event, Finished
 
 pytestmark = pytest.mark.export
 

@@ -12,7 +12,7 @@ from engine_build.graph_file import read_graph
 from engine_build.precision.error import recipe_error
 from engine_build.precision.feeds import decoder_feeds
 from engine_build.precision.recipe import explain, write_recipe
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

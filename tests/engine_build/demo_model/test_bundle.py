@@ -7,13 +7,14 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
+from paths import ROOT
 
 from engine_build.demo_model.bundle import BUNDLE_FILE, SIZE_LIMIT_BYTES, bundle_size_bytes, read_bundle_file
 from engine_build.demo_model.bundle import write_bundle_file as write_file
 from engine_build.demo_model.latents import CHANNELS, SILENCE
-from runtime.spec import load_bundle
+from runtime.config.bundle import load_bundle
 
-FOLDER = Path(__file__).parents[3] / "configs" / "demo"
+FOLDER = ROOT / "configs" / "demo"
 GRAPHS = ("decoder.onnx", "codec_decode.onnx", "codec_encode.onnx", "conditioner.onnx")
 PATH_MARKS = (b"site-packages", b"stack_trace", b"/home/", b"/root/", b"/tmp/", b"/work/", b'.py"')
 

@@ -1,10 +1,10 @@
 """The shipped bundle through the real tick loop: it plays what it is asked for and goes on where it is."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from engine_build.demo_model.bundle import OVERLAP_FRAMES
 from engine_build.demo_model.corpus import Song, render
@@ -19,7 +19,7 @@ from engine_build.demo_model.latents import (
 from engine_build.demo_model.measure import difference, in_key_energy, layers_present
 from engine_build.demo_model.player import Player, open_player
 
-FOLDER = Path(__file__).parents[3] / "configs" / "demo"
+FOLDER = ROOT / "configs" / "demo"
 SONG = Song(root=9, mode="minor", bpm=100, layers=frozenset({"pad", "bass", "drums"}), density=1, loudness=2, seed=5)
 PROMPT = "pads, bass and drums in A minor at 100 bpm"
 

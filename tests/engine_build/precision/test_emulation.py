@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -12,13 +10,14 @@ from factories import TinySpec, tiny_decoder
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from paths import TESTS
 
 from engine_build.graph_view import GraphView
 from engine_build.graph_writer import GraphWriter
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import RECIPES, apply_recipe
 
-PARITY = Path(__file__).resolve().parents[2] / "data/tick_parity/decoder.onnx"
+PARITY = TESTS / "data/tick_parity/decoder.onnx"
 
 Array = NDArray[np.float32]
 

@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 import pytest
 from factories import tiny_bundle
+from paths import ROOT
 
 from engine_build.graph_file import Graph, graph_of, read_graph
 from engine_build.graph_writer import GraphWriter
 from engine_build.precision.error import RecipeError, measure, recipe_error
 from engine_build.precision.feeds import decoder_feeds
+from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
-from runtime.spec import load_bundle
 
-ROOT = Path(__file__).resolve().parents[3]
 LIMITS = {"bf16": (0.03, 0.015), "fp16": (0.005, 0.003)}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from engine_build.precision.play import Played, play_both
-from runtime.config import load_deployment
+from runtime.config.deployment import load_deployment
 
-ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "configs/demo.toml"
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead at 120 bpm")
 

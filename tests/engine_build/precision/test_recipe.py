@@ -11,6 +11,7 @@ import onnx
 import pytest
 from factories import TinySpec, tiny_decoder
 from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
 
 from engine_build.graph_view import GraphView
 from engine_build.graph_writer import GraphWriter
@@ -18,7 +19,6 @@ from engine_build.precision.parts import PARTS, PRODUCTS
 from engine_build.precision.recipe import RECIPES, apply_recipe, explain, without_kernel, write_recipe
 from runtime.errors import BuildError
 
-ROOT = Path(__file__).resolve().parents[3]
 FILES = {"demo": ROOT / "configs/demo/decoder.onnx", "parity": ROOT / "tests/data/tick_parity/decoder.onnx"}
 SCOPES = "pkg.torch.onnx.name_scopes"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import Built
 
-from runtime.device import HostDevice
-from runtime.engine import open_engine
+from runtime.devices.device import HostDevice
+from runtime.engines.loading import open_engine
 from runtime.errors import ShapeError
 
 

@@ -15,11 +15,14 @@ from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
 from engine_build.builder import build_deployment
-from runtime.batch import Event, Failed, Finished, TickRecord
-from runtime.config import Deployment, Target, load_deployment
-from runtime.device import Device
-from runtime.engine import Engine, open_engine, open_engines
-from runtime.engines.cuda_provider import CUDA_PROVIDER, failure, nodes_on_host, provider_options
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.denoise.launch_cache import LaunchCounts
+from runtime.devices.device import Device
+from runtime.devices.machine import open_device
+from runtime.engines.engine import Engine
+from runtime.engines.loading import open_engine, open_engines
+from runtime.engines.onnxruntime_cuda import CUDA_PROVIDER, failure, nodes_on_host, provider_options
 from runtime.errors import (
     CaptureError,
     EngineDeadError,
@@ -27,11 +30,10 @@ from runtime.errors import (
     EngineMismatchError,
     OutOfMemoryError,
 )
-from runtime.here import open_device
-from runtime.launches import LaunchCounts
-from runtime.loop import TickLoop
-from runtime.request import Condition, GenerationRequest, StepParameters
-from runtime.spec import load_bundle
+from runtime.requests.request import Condition, GenerationRequest, StepParameters
+from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
 
 SCENARIOS, INPUTS, EXPECTED = parity.load()
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=h ; expr=cudaMemcpyAsync("

@@ -1,0 +1,1 @@
+"""Latents to audio bytes and back: codec, windows, formats, encoding, decoding."""

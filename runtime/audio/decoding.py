@@ -1,0 +1,89 @@
+"""Audio files to PCM at the codec's rate and channels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+from av.audio.resampler import AudioResampler
+
+from runtime.audio.formats import LAYOUTS, Pcm
+from runtime.errors import RequestError
+
+SOURCE_RATES_HZ = (4_000, 768_000)
+
+
+SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
+
+
+def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
+    """Any usual audio file as float32 `[N, channels]` at `sample_rate_hz`.
+
+    Decodes at most a little more than `max_seconds`, whatever the file says. Mono is copied to every channel; more
+    channels are mixed down. Raises RequestError: not audio, empty, too long, samples that are not finite.
+    """
+    chunks: list[Pcm] = []
+    samples, limit = 0, round(max_seconds * sample_rate_hz)
+    for chunk in _decoded(source, sample_rate_hz, channels):
+        chunks.append(chunk)
+        samples += len(chunk)
+        if samples > limit:
+            raise RequestError(f"the audio is longer than {max_seconds:g} seconds", field="source", fix="cut it")
+    if samples == 0:
+        raise RequestError("the audio is empty", field="source")
+    pcm = np.concatenate(chunks)
+    if not np.isfinite(pcm).all():
+        raise RequestError("the audio has samples that are not finite", field="source")
+    return pcm
+
+
+def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
+    """Chunks of a source, resampled as they are decoded; only audio demuxers, nothing that opens other files."""
+    try:
+        with (
+            io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
+            av.open(file, "r", options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container,
+        ):
+            if not container.streams.audio:
+                raise RequestError("the file has no audio in it", field="source")
+            yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
+    except av.error.FFmpegError as error:
+        raise RequestError(
+            f"not audio that can be read ({error.strerror})", field="source", fix="give wav, flac, ogg or mp3"
+        ) from error
+    except OSError as error:
+        raise RequestError(f"{source!s:.200} cannot be read: {error.strerror}", field="source") from error
+
+
+def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
+    resampler: AudioResampler | None = None
+    for frame in frames:
+        if resampler is None:
+            low, high = SOURCE_RATES_HZ
+            if not low <= frame.sample_rate <= high:
+                raise RequestError(f"{frame.sample_rate} samples per second; {low} to {high} are taken", field="source")
+            wanted = 1 if frame.layout.nb_channels == 1 else max(channels, 2)
+            resampler = AudioResampler("flt", LAYOUTS[wanted - 1], sample_rate_hz)
+        frame.pts = None
+        yield from _as_pcm(_resample(resampler, frame), channels)
+    if resampler is not None:
+        yield from _as_pcm(_resample(resampler, None), channels)
+
+
+def _resample(resampler: AudioResampler, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
+    try:
+        return list(resampler.resample(frame))
+    except ValueError as error:
+        raise RequestError("its rate or channels change on the way", field="source", fix="convert it first") from error
+
+
+def _as_pcm(frames: Iterable[av.AudioFrame], channels: int) -> Iterator[Pcm]:
+    for frame in frames:
+        samples = frame.to_ndarray().reshape(frame.samples, -1)
+        if samples.shape[1] == 1:
+            yield np.repeat(samples, channels, axis=1)
+        else:
+            yield samples if channels > 1 else samples.mean(axis=1, keepdims=True)

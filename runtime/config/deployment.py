@@ -1,0 +1,149 @@
+"""One deployment file: which bundle, which shapes, which target, how deep.
+
+Each room reads its own table ([build], [server]) with its own model; this module reads the rest and refuses unknown
+tables.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from runtime.config.bundle import explain
+from runtime.errors import ConfigError
+
+Target = Literal["cpu", "cuda", "tensorrt"]
+
+
+class ShapeRange(BaseModel):
+    """min, opt, max of one dimension (TensorRT's optimization profile, one entry)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min: int = Field(ge=1)
+    opt: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"needs min <= opt <= max, got {self.min}, {self.opt}, {self.max}")
+        return self
+
+    def holds(self, value: int) -> bool:
+        """True when `value` lies inside."""
+        return self.min <= value <= self.max
+
+
+class ShapeRanges(BaseModel):
+    """What one engine accepts: rows R, frames T, condition tokens L."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: ShapeRange
+    frames: ShapeRange
+    tokens: ShapeRange
+
+    def holds(self, rows: int, frames: int, tokens: int) -> bool:
+        """True when all three lie inside."""
+        return self.rows.holds(rows) and self.frames.holds(frames) and self.tokens.holds(tokens)
+
+
+class RuntimeConfig(BaseModel):
+    """The tick loop: `depth` slots, `queue` waiting places, CPU threads (0 = all cores).
+
+    Each technique can be switched off, for comparison; latents stay the same. fused_guidance: negative rows share the
+    positive ones' execute. event_wait: the host waits for a tick's event, not after each execute. capture: on a GPU,
+    ticks that come back are replayed as captured graphs, at most `captured_graphs` of them. batched_step: the solver
+    steps all slots in one execute, not one by one. frozen_conditions: conditions are written when they enter, not at
+    every tick. ticks_in_flight: 2 launches a tick while the one before it runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    depth: int = Field(default=8, ge=1, le=64)
+    queue: int = Field(default=32, ge=0, le=4096)
+    ticks_in_flight: int = Field(default=2, ge=1, le=2)
+    threads: int = Field(default=0, ge=0, le=256)
+    fused_guidance: bool = True
+    event_wait: bool = True
+    capture: bool = True
+    batched_step: bool = True
+    frozen_conditions: bool = True
+    captured_graphs: int = Field(default=64, ge=2, le=1024)
+
+
+class Deployment(BaseModel):
+    """A deployment file, read. Paths are absolute; `tables` holds the other rooms' tables, unread."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path
+    bundle: Path
+    engines: Path
+    target: Target = "cpu"
+    shapes: tuple[ShapeRanges, ...] = Field(min_length=1)
+    runtime: RuntimeConfig = RuntimeConfig()
+    tables: dict[str, dict[str, Any]] = {}
+
+    def engine_folder(self, target: Target | None = None) -> Path:
+        """Where this deployment's engines for a target lie."""
+        return self.engines / (target or self.target)
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows one execute takes."""
+        return max(shape.rows.max for shape in self.shapes)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most condition tokens a row may have."""
+        return max(shape.tokens.max for shape in self.shapes)
+
+    def rows_limit(self, frames: int, tokens: int) -> int:
+        """The most rows one execute takes at this length; 0 where no range holds it."""
+        return max((s.rows.max for s in self.shapes if s.frames.holds(frames) and s.tokens.holds(tokens)), default=0)
+
+    def range_for(self, rows: int, frames: int, tokens: int) -> ShapeRanges | None:
+        """The first range that holds this shape."""
+        return next((shape for shape in self.shapes if shape.holds(rows, frames, tokens)), None)
+
+
+OTHER_TABLES = ("build", "server")
+
+
+def load_deployment(path: Path) -> Deployment:
+    """Read and check a deployment file. Raises ConfigError with the file, the key and what was expected."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}", fix="name a TOML file such as configs/demo.toml") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder, expected a TOML file such as configs/demo.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    head = dict(table.pop("deployment", {}))
+    rest = {name: table.pop(name) for name in OTHER_TABLES if name in table}
+    try:
+        return Deployment(path=path.resolve(), tables=rest, **_resolve_paths(head, path), **table)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from error
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _resolve_paths(head: dict[str, Any], path: Path) -> dict[str, Any]:
+    base = path.resolve().parent
+    head.setdefault("engines", f".engines/{path.stem}")
+    return {key: (base / value).resolve() if key in ("bundle", "engines") else value for key, value in head.items()}
+
+
+def build_command(deployment_path: Path, target: str) -> str:
+    """The command that builds a deployment's engines, with the path as one would type it here."""
+    path = Path(os.path.relpath(deployment_path))
+    shown = deployment_path if path.parts[:1] == ("..",) else path
+    return f"tickrt-build {shown} --target {target}"

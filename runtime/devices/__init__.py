@@ -1,0 +1,1 @@
+"""Memory, streams, events and captured graphs: host and CUDA behind one interface."""

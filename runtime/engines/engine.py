@@ -1,0 +1,137 @@
+"""The Engine protocol: named tensors in, named tensors out, bound once, launched often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.devices.device import Stream, Tensor
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.errors import EngineNotBuiltError, ShapeError
+
+FEATURE_SEPARATOR = "+"
+
+
+PLAIN = "plain"
+
+
+class Execution(Protocol):
+    """An engine with addresses and shapes bound: ready to launch any number of times.
+
+    Before a graph captures it, it is held: then it has to itself what the graph bakes in. One thread, one stream.
+    """
+
+    def launch(self, stream: Stream) -> None:
+        """Put one execute on the stream. Raises EngineError."""
+
+    def hold(self, stream: Stream) -> None:
+        """Put one execute on the stream, with what a captured graph bakes in, for this execution alone from now on.
+
+        Launches that follow can be captured. Raises EngineError.
+        """
+
+    def release(self) -> None:
+        """Give back what was held, if anything was; the graph that captured it is closed."""
+
+
+class Engine(Protocol):
+    """One graph, compiled for one target."""
+
+    name: str
+    manifest: Manifest
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
+        """Bind every input and output. Raises ShapeError where a tensor does not fit the graph."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """One blocking execute on host arrays, outputs allocated: for work outside the tick."""
+
+    def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
+        """Time of every node over `runs` executes after a warm-up, in execution order. Profiling slows the whole."""
+
+    def close(self) -> None:
+        """Release the engine's memory."""
+
+
+def run_once(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """One blocking execute with fresh outputs, inputs checked. Raises ShapeError, EngineError."""
+    check_tensors(engine.name, engine.inputs, feeds)
+    return engine.run(feeds)
+
+
+def features_of(name: str) -> frozenset[str]:
+    """The features in an engine's name: "step.dcw+guidance" -> {dcw, guidance}."""
+    variant = name.partition(".")[2]
+    return frozenset() if variant in ("", PLAIN) else frozenset(variant.split(FEATURE_SEPARATOR))
+
+
+def variant_name(features: frozenset[str]) -> str:
+    """Features sorted and joined, "plain" for none."""
+    return FEATURE_SEPARATOR.join(sorted(features)) or PLAIN
+
+
+def smallest_superset(variants: Mapping[frozenset[str], Engine], features: frozenset[str]) -> frozenset[str]:
+    """The built variant with the fewest features that has all of these. Raises EngineNotBuiltError."""
+    fitting = [variant for variant in variants if features <= variant]
+    if not fitting:
+        raise EngineNotBuiltError(
+            f"no step engine has the features {variant_name(features)}; built: "
+            + ", ".join(sorted(variant_name(variant) for variant in variants))
+        )
+    return min(fitting, key=lambda variant: (len(variant), sorted(variant)))
+
+
+@dataclass(frozen=True)
+class EngineSet:
+    """The engines that a tick executes: the decoder, and the variants of what runs before (rows) and after it
+    (steps)."""
+
+    decoder: Engine
+    rows: Mapping[frozenset[str], Engine]
+    steps: Mapping[frozenset[str], Engine]
+
+    def close(self) -> None:
+        """Release all of them."""
+        for engine in (self.decoder, *self.rows.values(), *self.steps.values()):
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """One node of a compiled graph: its operator, and its time in each of several executes, in milliseconds.
+
+    `facts` is what the library itself says of the node, in its own words: the engine inspector's record of a TensorRT
+    layer, the arguments of ONNX Runtime's trace event.
+    """
+
+    name: str
+    op_type: str
+    runs_ms: tuple[float, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_tensors(engine: str, infos: Mapping[str, TensorInfo], tensors: Mapping[str, Any]) -> None:
+    """Every named tensor is there with the right dtype, rank and fixed dimensions, and equal names mean equal sizes."""
+    sizes: dict[str, int] = {}
+    for name, info in infos.items():
+        if name not in tensors:
+            raise ShapeError(f"{engine}: no tensor given for {name!r}; it takes {', '.join(infos)}")
+        _check_tensor(f"{engine}: {name}", info, tensors[name], sizes)
+
+
+def _check_tensor(where: str, info: TensorInfo, tensor: Any, sizes: dict[str, int]) -> None:
+    shape = tuple(tensor.shape)
+    if np.dtype(tensor.dtype) != np.dtype(info.dtype):
+        raise ShapeError(f"{where} has dtype {np.dtype(tensor.dtype)}, expected {info.dtype}")
+    if len(shape) != len(info.shape):
+        raise ShapeError(f"{where} has shape {shape}, expected {len(info.shape)} dimensions {tuple(info.shape)}")
+    for found, expected in zip(shape, info.shape, strict=True):
+        wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, found)
+        if found != wanted:
+            raise ShapeError(f"{where} has shape {shape}, expected {tuple(info.shape)} with {expected} = {wanted}")

@@ -1,0 +1,189 @@
+"""Opening built engines: manifest, hash and machine are checked first. Also replacing the engines of a running loop."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment, Target, build_command
+from runtime.devices.device import Device
+from runtime.devices.machine import gpu_machine, machine
+from runtime.engines.engine import Engine, EngineSet, features_of, variant_name
+from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, TensorInfo, manifest_path, read_manifest, verify_file
+from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+
+Variants = Mapping[frozenset[str], Engine]
+
+
+def check_replaceable(old: EngineSet, new: EngineSet) -> None:
+    """`new` takes and gives the same tensors, and has every variant that `old` has. Raises EngineMismatchError."""
+    _check_tensors(old.decoder, new.decoder)
+    for kind, before, after in (("rows", old.rows, new.rows), ("step", old.steps, new.steps)):
+        missing = [variant_name(features) for features in before if features not in after]
+        if missing:
+            raise EngineMismatchError(
+                f"the new engines lack the {kind} variants {', '.join(sorted(missing))}",
+                fix="build them with the same step_variants",
+            )
+        for features, engine in before.items():
+            _check_tensors(engine, after[features])
+
+
+def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
+    """Execute the decoder once at the least shape, so that what loads lazily is loaded. Raises EngineError."""
+    shape, roles = deployment.shapes[0], bundle.decoder.inputs
+    inputs = engines.decoder.inputs
+    rows, frames = inputs[roles.latents].shape[:2]
+    sizes = {rows: shape.rows.min, frames: shape.frames.min, inputs[roles.condition].shape[1]: shape.tokens.min}
+    feeds = {name: np.ones([_size(size, sizes) for size in info.shape], info.dtype) for name, info in inputs.items()}
+    outputs = engines.decoder.run(feeds)
+    if not all(np.isfinite(values).all() for values in outputs.values()):
+        raise EngineMismatchError("the new decoder gives values that are not finite", fix="build it again with --force")
+
+
+def _size(size: int | str, sizes: Mapping[int | str, int]) -> int:
+    return size if isinstance(size, int) else sizes[size]
+
+
+def _check_tensors(old: Engine, new: Engine) -> None:
+    for kind, before, after in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        if _described(before) != _described(after):
+            raise EngineMismatchError(
+                f"the new engine {new.name!r} has other {kind}s than the one that runs: "
+                f"{_described(after)}, expected {_described(before)}",
+                fix="start a server of its own for another model",
+            )
+
+
+def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    return {name: (info.dtype, tuple(info.shape)) for name, info in infos.items()}
+
+
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "cuda": ("onnxruntime-gpu",),
+}
+
+
+def tool_versions(target: Target) -> dict[str, str]:
+    """Versions of what compiles and runs engines of a target; a package that is not installed is absent."""
+    if target == "tensorrt":
+        return _tensorrt_version()
+    return {name: version for name in TOOLS[target] if (version := _version(name))}
+
+
+def _tensorrt_version() -> dict[str, str]:
+    """As the library says itself: the packages that bring it have many names."""
+    if importlib.util.find_spec("tensorrt") is None:
+        return {}
+    from runtime.engines.tensorrt.engine import library_version
+
+    return {"tensorrt": library_version()}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def open_engine(
+    folder: Path, name: str, device: Device, *, threads: int = 0, fix: str = "", in_tick: bool = False
+) -> Engine:
+    """Open one built engine: manifest first, then the file's hash, then the file. `in_tick`: ticks will execute it, so
+    that what they need is taken now.
+
+    Raises EngineNotBuiltError, EngineMismatchError (both with the build command `fix`), OutOfMemoryError.
+    """
+    path = manifest_path(folder, name)
+    if not path.is_file():
+        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix)
+    manifest = read_manifest(path, fix=fix)
+    _check_device(manifest, device, fix)
+    if manifest.target == "tensorrt":
+        _need_tensorrt(name)
+    _check_valid_here(manifest, fix)
+    verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
+    if manifest.target == "tensorrt":
+        from runtime.engines.tensorrt.engine import TensorRtEngine
+
+        return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick)
+    from runtime.engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(manifest, folder, device=device, threads=threads, fix=fix, in_tick=in_tick)
+
+
+def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
+    """Open the decoder and every step and rows variant of a deployment. Raises EngineNotBuiltError,
+    EngineMismatchError, OutOfMemoryError; nothing stays open then."""
+    folder = deployment.engine_folder(target)
+    fix = build_command(deployment.path, target or deployment.target)
+    with ExitStack() as opened:
+
+        def open_one(name: str, threads: int = 1) -> Engine:
+            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True)
+            opened.callback(engine.close)
+            return engine
+
+        engines = EngineSet(
+            decoder=open_one("decoder", deployment.runtime.threads),
+            rows={features_of(name): open_one(name) for name in _variants(folder, "rows", fix)},
+            steps={features_of(name): open_one(name) for name in _variants(folder, "step", fix)},
+        )
+        opened.pop_all()
+    return engines
+
+
+def _need_tensorrt(name: str) -> None:
+    try:
+        from runtime.engines.tensorrt import engine as tensorrt
+    except (ImportError, OSError) as error:
+        raise EngineError(
+            f"engine {name!r} needs TensorRT, which is not installed or does not load: {error}",
+            fix="pip install 'tickrt[tensorrt]'",
+        ) from error
+    del tensorrt
+
+
+def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
+    kind = "cpu" if manifest.target == "cpu" else "cuda"
+    if device.kind != kind:
+        raise EngineMismatchError(
+            f"engine {manifest.name!r} was built for target {manifest.target} and runs on a {kind} device, "
+            f"this one is {device.kind}",
+            fix=fix,
+        )
+
+
+def _check_valid_here(manifest: Manifest, fix: str) -> None:
+    """A plan that is version compatible runs on later versions too; its own header says on which."""
+    here = _this_machine(manifest.target)
+    found = {name: here.get(name, "") for name in manifest.device}
+    built = dict(manifest.device)
+    if not manifest.build.get("version_compatible", False):
+        found |= tool_versions(manifest.target)
+        built |= manifest.tool_versions
+    if built != found:
+        raise EngineMismatchError(f"engine {manifest.name!r} was built for {built}, this machine has {found}", fix=fix)
+
+
+def _this_machine(target: Target) -> dict[str, str]:
+    if target == "cpu":
+        return machine()
+    from runtime.devices.cuda import probe
+
+    return {**machine(), **gpu_machine(probe())}
+
+
+def _variants(folder: Path, kind: str, fix: str) -> list[str]:
+    names = sorted(path.name.removesuffix(MANIFEST_SUFFIX) for path in folder.glob(f"{kind}.*{MANIFEST_SUFFIX}"))
+    if not names:
+        raise EngineNotBuiltError(f"no {kind} engine is built in {folder}", fix=fix)
+    return names

@@ -1,0 +1,171 @@
+"""What lies beside every engine: where it came from, what it is valid for, how exact it is.
+
+`Identity` is everything that governs an engine's validity; `Manifest` adds what the build found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from runtime.config.bundle import explain
+from runtime.config.deployment import ShapeRanges, Target
+from runtime.errors import EngineMismatchError, EngineNotBuiltError
+
+MANIFEST_SCHEMA_VERSION: Literal[1] = 1
+
+
+MANIFEST_SUFFIX = ".manifest.json"
+
+
+class TensorInfo(BaseModel):
+    """One input or output of an engine: numpy's dtype name, and its shape with a name where a dimension is free."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class Identity(BaseModel):
+    """Everything that must be equal for an engine to be used in place of a new build."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = MANIFEST_SCHEMA_VERSION
+    name: str
+    target: Target
+    tool_versions: dict[str, str]
+    device: dict[str, str]
+    graph_sha256: str
+    build: dict[str, Any]
+    shapes: tuple[ShapeRanges, ...] = ()
+    features: tuple[str, ...] = ()
+
+
+class Manifest(Identity):
+    """An engine's identity, its files with their hashes, its tensors, and its measured error against the graph.
+
+    `engine_sha256` is of `engine_file`; `data_files` maps further files to their SHA-256; `size_bytes` covers all.
+    `facts` is what the build found out beside (flags by name, GPU, driver, parser version, memory); nothing depends on
+    it.
+    """
+
+    engine_file: str
+    engine_sha256: str
+    data_files: dict[str, str] = {}
+    size_bytes: int = Field(ge=0)
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    error: dict[str, float]
+    build_s: float = Field(ge=0)
+    built_on: str = ""
+    facts: dict[str, Any] = {}
+
+
+def manifest_path(folder: Path, name: str) -> Path:
+    """Where the manifest of engine `name` lies."""
+    return folder / f"{name}{MANIFEST_SUFFIX}"
+
+
+def read_manifest(path: Path, *, fix: str = "") -> Manifest:
+    """The manifest at `path`. Raises EngineNotBuiltError (there is none) or EngineMismatchError (it is damaged)."""
+    fix = fix or f"tickrt-build CONFIG --target {path.parent.name}"
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise EngineNotBuiltError(f"no engine {_engine_name(path)!r} in {path.parent}", fix=fix) from None
+    except ValidationError as error:
+        raise EngineMismatchError(
+            f"{path} is no manifest of schema 1: {explain(error)}", fix=f"{fix} --force"
+        ) from error
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write `manifest` to `path` whole or not at all."""
+    write_atomically(path, manifest.model_dump_json(indent=1).encode() + b"\n")
+
+
+def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:
+    """Whether the engine may stand for what is wanted; if not, the first field that differs, with both values."""
+    for name in Identity.model_fields:
+        found, expected = getattr(manifest, name), getattr(wanted, name)
+        if found != expected:
+            return False, _difference(name, found, expected)
+    return True, "up to date"
+
+
+def verify_file(manifest: Manifest, folder: Path, *, fix: str = "") -> None:
+    """Check that the engine's files are the ones that were built. Raises EngineMismatchError or EngineNotBuiltError.
+
+    Nothing is deserialized: an engine file may hold code.
+    """
+    fix = fix or f"tickrt-build CONFIG --target {manifest.target} --force"
+    for name, expected in {manifest.engine_file: manifest.engine_sha256, **manifest.data_files}.items():
+        path = folder / name
+        if Path(name).name != name:
+            raise EngineMismatchError(
+                f"manifest of {manifest.name!r} names {name!r}, expected a file beside it", fix=fix
+            )
+        if not path.is_file():
+            raise EngineNotBuiltError(f"engine {manifest.name!r} has a manifest, but {path} is missing", fix=fix)
+        if (found := file_sha256(path)) != expected:
+            raise EngineMismatchError(f"{path} has SHA-256 {found[:12]}…, its manifest says {expected[:12]}…", fix=fix)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path`: a temporary file in the same folder, fsync, rename. Nothing is left behind on failure."""
+    descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(partial, 0o644)
+        publish(Path(partial), path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Give a finished file its name: fsync the file, rename it, fsync the folder."""
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _engine_name(path: Path) -> str:
+    return path.name.removesuffix(MANIFEST_SUFFIX)
+
+
+def _difference(name: str, found: object, expected: object) -> str:
+    if name == "graph_sha256":
+        return "the graph changed"
+    if isinstance(found, dict) and isinstance(expected, dict):
+        key = next(k for k in [*found, *expected] if found.get(k) != expected.get(k))
+        return f"{name}.{key} is {_short(found.get(key))}, wanted {_short(expected.get(key))}"
+    return f"{name} is {_short(found)}, wanted {_short(expected)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,1 @@
+"""Engines on TensorRT: plans, contexts, bindings, layer timings."""

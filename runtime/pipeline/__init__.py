@@ -1,0 +1,1 @@
+"""Text to audio: a deployment opened, requests composed, generations longer than one canvas."""

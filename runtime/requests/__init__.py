@@ -1,0 +1,1 @@
+"""What a caller asks for, checked: options, requests, curves, segments, schedules and noise."""

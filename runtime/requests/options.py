@@ -1,0 +1,221 @@
+"""Every public parameter of a generation, once: the HTTP body, the command line's flags and /v1/schema are this model.
+
+Numbers are bounded and lists are counted here, before anything is allocated by what a caller asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from runtime.errors import RequestError
+from runtime.requests.request import MAX_SEED, MAX_STEPS
+
+MAX_SECONDS = 600.0
+MIN_SECONDS = 0.1
+MAX_CURVE_VALUES = 4096
+MAX_CHANNELS = 1024
+MAX_PROMPT_CHARACTERS = 2000
+MAX_PROMPTS = 8
+MAX_SPANS = 64
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Takes a value of any of `branches` and answers everything else with one sentence instead of one per branch."""
+
+    message: str
+    branches: Any = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        inner = handler.generate_schema(self.branches) if self.branches is not None else handler(source)
+        return core_schema.no_info_wrap_validator_function(self._check, inner)
+
+    def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise PydanticCustomError("one_of", "{message}", {"message": self.message}) from None
+
+
+def bounded(low: float, high: float) -> OneOf:
+    """A number or a curve, every value inside `low..high`."""
+    number = Annotated[float, Field(ge=low, le=high)]
+    numbers = Annotated[list[number], Field(min_length=1, max_length=MAX_CURVE_VALUES)]
+    return OneOf(
+        f"expected a number from {low:g} to {high:g}, or a list of 1 to {MAX_CURVE_VALUES} such numbers",
+        number | numbers,
+    )
+
+
+Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Values = float | list[float]
+Weight = Annotated[Values, bounded(0.0, 10.0)]
+UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
+DcwStrength = Annotated[Values, bounded(-10.0, 10.0)]
+NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
+GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
+GainChannels = Annotated[list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS)]
+Gain = Annotated[
+    GainValue | GainChannels | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES)],
+    OneOf("expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
+]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class WeightedPrompt(_Options):
+    """One of several prompts: their velocities are blended by weight, frame by frame."""
+
+    text: Text = Field(description="What to hear.")
+    weight: Weight = Field(default=1.0, description="Its share: a number, or a curve over the generation.")
+    start: Share = Field(default=0.0, description="Active from this share of the steps on.")
+    end: Share = Field(default=1.0, description="Active up to this share of the steps (not included, unless it is 1).")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.start < self.end:
+            raise PydanticCustomError("range", "needs start < end")
+        return self
+
+
+Prompt = Annotated[
+    Text | Annotated[list[WeightedPrompt], Field(min_length=1, max_length=MAX_PROMPTS)],
+    OneOf(
+        f"expected a text of at most {MAX_PROMPT_CHARACTERS} characters, or a list of 1 to {MAX_PROMPTS} objects "
+        "{text, weight, start, end} with weight from 0 to 10 and 0 <= start < end <= 1"
+    ),
+]
+
+
+class Span(_Options):
+    """A stretch of time inside the generation."""
+
+    start_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it begins, in seconds.")
+    end_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it ends, in seconds.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.start_s < self.end_s:
+            raise PydanticCustomError("range", "needs start_s < end_s")
+        return self
+
+
+class DcwOptions(_Options):
+    """Wavelet-domain correction of each step (DCW); off where both strengths are 0."""
+
+    mode: Literal["low", "high", "double", "pix"] = Field(
+        default="double",
+        description="Which bands are corrected: low, high, both (double), or the frames themselves (pix).",
+    )
+    low: DcwStrength = Field(default=0.0, description="Strength in the low band; in mode high it drives the high band.")
+    high: DcwStrength = Field(default=0.0, description="Strength in the high band (mode double).")
+
+
+class StepOptions(_Options):
+    """Parameters that every step reads anew: for one generation, or for all of a session's generations in flight.
+
+    A curve is a list of any length; it is stretched linearly over the generation. What is left out stays as it is.
+    """
+
+    guidance: Annotated[Values, bounded(0.0, 50.0)] | None = Field(
+        default=None, description="How hard to push away from the negative prompt; 1 is off. Default: the model's."
+    )
+    velocity_scale: Annotated[Values, bounded(0.0, 4.0)] | None = Field(
+        default=None, description="Multiplies every step's velocity; 1 is neutral."
+    )
+    momentum: Annotated[Values, bounded(-1.0, 1.0)] | None = Field(
+        default=None, description="Momentum of the guidance over steps. Default: -0.75."
+    )
+    rescale: UnitCurve | None = Field(
+        default=None, description="Pulls the guided velocity back to the size of the unguided one; 0 is off."
+    )
+    x0_strength: UnitCurve | None = Field(
+        default=None, description="Draws the second half of the steps to the target (or the source); 0 is off."
+    )
+    sde_curve: UnitCurve | None = Field(
+        default=None, description="With a source: sde steps that keep the generation (1) or the source (0)."
+    )
+    ode_noise: NoiseScale | None = Field(
+        default=None, description="Fresh noise after each ode step, times the noise left."
+    )
+    channel_gain: Gain | None = Field(
+        default=None, description="Gain on what the model sees: a number, one per latent channel, or frames of those."
+    )
+    dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction.")
+
+
+class GenerationOptions(StepOptions):
+    """One generation. Only `prompt` is needed; the rest has the model's defaults."""
+
+    prompt: Prompt = Field(
+        description="What to hear: a text, or several with weights. Empty: whatever the model likes."
+    )
+    negative_prompt: Text = Field(default="", description="What guidance pushes away from. Empty: the null condition.")
+    seconds: float | None = Field(
+        default=None,
+        ge=MIN_SECONDS,
+        le=MAX_SECONDS,
+        description="Length; beyond one canvas it is made in stretches. Default: one canvas, or the source's length.",
+    )
+    seed: int | None = Field(
+        default=None, ge=0, le=MAX_SEED, description="Same seed, same options: same music. Default: drawn at random."
+    )
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS, description="Denoising steps. Default: the model's.")
+    shift: float | None = Field(
+        default=None, ge=0.01, le=100.0, description="Above 1 the steps dwell on noise. Default: the model's."
+    )
+    denoise: Share | None = Field(
+        default=None,
+        description="1 starts from noise; below 1 a cover stays that close to its source. Default: the model's.",
+    )
+    guidance_mode: Literal["full", "self", "initialize"] = Field(
+        default="full",
+        description="The negative: computed each step (full), the initial noise (self), the first step's (initialize).",
+    )
+    solver: Literal["ode", "sde"] = Field(default="ode", description="ode: Euler; sde: fresh noise in each step.")
+    initial_noise_curve: UnitCurve | None = Field(
+        default=None, description="With a source: how much of each moment starts as noise (1) or as the source (0)."
+    )
+    mask: UnitCurve | None = Field(
+        default=None, description="With a source: 1 generates a moment anew, 0 keeps the source there."
+    )
+    repaint: list[Span] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_SPANS,
+        description="With a source: only these stretches of time are generated anew.",
+    )
+    target_curve: UnitCurve | None = Field(
+        default=None, description="With a target or a source: how strongly each moment is drawn to it."
+    )
+    target_gate: Share = Field(default=0.0, description="The share of the steps before target_curve sets in.")
+
+    @model_validator(mode="after")
+    def _one_mask(self) -> Self:
+        if self.mask is not None and self.repaint is not None:
+            raise PydanticCustomError("exclusive", "mask and repaint say the same thing: give one of them")
+        return self
+
+
+def parse_options(values: Mapping[str, Any]) -> GenerationOptions:
+    """Options from plain values (parsed JSON). Raises RequestError that names the first field and what it takes."""
+    try:
+        return GenerationOptions.model_validate(dict(values))
+    except ValidationError as error:
+        raise options_error(error) from None
+
+
+def options_error(error: ValidationError) -> RequestError:
+    """A RequestError for the first finding; the value itself is not repeated."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    fix = f"leave {field} out" if first["type"] == "extra_forbidden" else ""
+    return RequestError(first["msg"], field=field, fix=fix)

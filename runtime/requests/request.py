@@ -1,0 +1,291 @@
+"""What one generation is asked to be: frozen data, checked when it is made.
+
+Every scalar of the step may also be a per-frame curve `[T]` (float32). Two lanes: everything in `GenerationRequest`
+holds from admission to the end; `StepParameters` can also be overridden for a whole session while its slots are in
+flight.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import RequestError
+from runtime.requests.curves import Array, Curve, array, curve, resample
+
+MAX_STEPS = 200
+
+
+MAX_SEED = 2**64 - 1
+
+
+DENOISE_MIN = 1e-6
+
+
+def _set(instance: object, name: str, value: object) -> None:
+    object.__setattr__(instance, name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is
+    active.
+
+    Active at step k of K when `start <= k/K < end`.
+    """
+
+    tokens: Array
+    weight: Curve = 1.0
+    start: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        _set(self, "tokens", array(self.tokens, "condition.tokens", 2))
+        _set(self, "weight", curve(self.weight, "condition.weight"))
+        if not 0.0 <= self.start < self.end:
+            raise RequestError(f"needs 0 <= start < end, got {self.start}, {self.end}", field="condition.start")
+
+    def active(self, step: int, steps: int) -> bool:
+        """Whether it takes part in step `step` of `steps`."""
+        return self.start <= step / steps < self.end
+
+
+@dataclass(frozen=True, eq=False)
+class LatentMask:
+    """1 = generate, 0 = keep `original` `[T, C]` (else the source). Without `noise` `[T, C]` the seed gives it."""
+
+    mask: Curve
+    original: Array | None = None
+    noise: Array | None = None
+
+    def __post_init__(self) -> None:
+        _set(self, "mask", curve(self.mask, "mask.mask"))
+        for name in ("original", "noise"):
+            if getattr(self, name) is not None:
+                _set(self, name, array(getattr(self, name), f"mask.{name}", 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A latent `[T, C]` that x0 is drawn to: along `curve` after `gate` (share of the steps), or by `x0_strength`."""
+
+    latents: Array
+    curve: Curve | None = None
+    gate: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(self, "latents", array(self.latents, "target.latents", 2))
+        if self.curve is not None:
+            _set(self, "curve", curve(self.curve, "target.curve"))
+        if not 0.0 <= self.gate <= 1.0:
+            raise RequestError(f"needs 0 <= gate <= 1, got {self.gate}", field="target.gate")
+
+
+DcwMode = Literal["low", "high", "double", "pix"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dcw:
+    """Wavelet-domain correction (Yu et al., CVPR 2026). In mode high, `low` drives the high band."""
+
+    mode: DcwMode = "double"
+    low: Curve = 0.0
+    high: Curve = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("low", "high", "double", "pix"):
+            raise RequestError(f"expected low, high, double or pix, got {self.mode!r}", field="dcw.mode")
+        _set(self, "low", curve(self.low, "dcw.low"))
+        _set(self, "high", curve(self.high, "dcw.high"))
+
+
+@dataclass(frozen=True, eq=False)
+class StepParameters:
+    """The step lane. None means: not said here, the next lane down decides, and the neutral value at the end.
+
+    velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
+    `[T]`.
+    channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw.
+    """
+
+    velocity_scale: Curve | None = None
+    guidance: Curve | None = None
+    momentum: Curve | None = None
+    rescale: Curve | None = None
+    x0_strength: Curve | None = None
+    sde_curve: Curve | None = None
+    ode_noise: Curve | None = None
+    channel_gain: float | Array | None = None
+    dcw: Dcw | None = None
+
+    def __post_init__(self) -> None:
+        for name in CURVE_PARAMETERS:
+            if getattr(self, name) is not None:
+                _set(self, name, curve(getattr(self, name), name))
+        if self.channel_gain is not None:
+            gain = np.asarray(self.channel_gain, np.float32)
+            _set(self, "channel_gain", curve(gain, "channel_gain") if gain.ndim < 2 else array(gain, "channel_gain", 2))
+
+    def over(self, below: StepParameters) -> StepParameters:
+        """These parameters where said, `below`'s elsewhere."""
+        return StepParameters(
+            **{f.name: getattr(self if getattr(self, f.name) is not None else below, f.name) for f in fields(self)}
+        )
+
+
+CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_strength", "sde_curve", "ode_noise")
+
+
+STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw")
+
+
+NEUTRAL = StepParameters(
+    velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0
+)
+
+
+GuidanceMode = Literal["full", "self", "initialize"]
+
+
+Solver = Literal["ode", "sde"]
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationRequest:
+    """One generation, on its way from noise to latents `[T, C]`.
+
+    conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none).
+    context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
+    instead of the seed's.
+    initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the step lane that the
+    generation listens to; `client` is whom fairness counts. Raises RequestError with the field.
+    """
+
+    frames: int
+    conditions: tuple[Condition, ...]
+    steps: int = 8
+    shift: float = 1.0
+    denoise: float = 1.0
+    seed: int = 0
+    negatives: tuple[Condition, ...] = ()
+    guidance_mode: GuidanceMode = "full"
+    solver: Solver = "ode"
+    context: Array | None = None
+    source: Array | None = None
+    noise: Array | None = None
+    initial_noise_curve: Curve | None = None
+    mask: LatentMask | None = None
+    target: Target | None = None
+    parameters: StepParameters = field(default_factory=StepParameters)
+    session: str = ""
+    client: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        _check_scalars(self)
+        for name in ("context", "source", "noise"):
+            if getattr(self, name) is not None:
+                _set(self, name, array(getattr(self, name), name, 2))
+        if self.initial_noise_curve is not None:
+            _set(self, "initial_noise_curve", curve(self.initial_noise_curve, "initial_noise_curve"))
+        _check_frames(self)
+        _check_sources(self)
+
+    @property
+    def original(self) -> Array | None:
+        """What the mask keeps: its own original, else the source."""
+        if self.mask is None or self.mask.original is None:
+            return self.source
+        return self.mask.original
+
+    @property
+    def start(self) -> Array | None:
+        """The clean latents that a partial denoise starts from: the source, else the mask's original."""
+        return self.source if self.source is not None else self.original
+
+    def with_parameters(self, parameters: StepParameters) -> GenerationRequest:
+        """The same generation with other step parameters."""
+        return replace(self, parameters=parameters)
+
+
+def _check_scalars(request: GenerationRequest) -> None:
+    for name, low, high in (("frames", 1, 2**31 - 1), ("steps", 1, MAX_STEPS), ("seed", 0, MAX_SEED)):
+        value = getattr(request, name)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+            raise RequestError(f"expected an integer from {low} to {high}, got {value!r:.40}", field=name)
+    if not (math.isfinite(request.shift) and request.shift > 0):
+        raise RequestError(f"expected a number above 0, got {request.shift}", field="shift")
+    if not 0.0 <= request.denoise <= 1.0:
+        raise RequestError(f"expected 0 <= denoise <= 1, got {request.denoise}", field="denoise")
+    if not request.conditions:
+        raise RequestError("needs at least one condition", field="conditions")
+    if request.guidance_mode not in ("full", "self", "initialize"):
+        raise RequestError(f"expected full, self or initialize, got {request.guidance_mode!r}", field="guidance_mode")
+    if request.solver not in ("ode", "sde"):
+        raise RequestError(f"expected ode or sde, got {request.solver!r}", field="solver")
+
+
+def frame_fields(request: GenerationRequest) -> list[tuple[str, Any]]:
+    """(name, value) of everything whose first dimension is T."""
+    pairs: list[tuple[str, Any]] = [(name, getattr(request, name)) for name in ("context", "source", "noise")]
+    pairs.append(("initial_noise_curve", request.initial_noise_curve))
+    pairs += [(f"conditions.{i}.weight", c.weight) for i, c in enumerate(request.conditions)]
+    pairs += [(f"negatives.{i}.weight", c.weight) for i, c in enumerate(request.negatives)]
+    if request.mask is not None:
+        pairs += [(f"mask.{name}", getattr(request.mask, name)) for name in ("mask", "original", "noise")]
+    if request.target is not None:
+        pairs += [("target.latents", request.target.latents), ("target.curve", request.target.curve)]
+    return pairs + parameter_curves(request.parameters)
+
+
+def parameter_curves(parameters: StepParameters) -> list[tuple[str, Any]]:
+    """(name, value) of every step parameter that may have T frames."""
+    pairs = [(name, getattr(parameters, name)) for name in CURVE_PARAMETERS]
+    if np.ndim(parameters.channel_gain) == 2:  # type: ignore[arg-type]
+        pairs.append(("channel_gain", parameters.channel_gain))
+    if parameters.dcw is not None:
+        pairs += [("dcw.low", parameters.dcw.low), ("dcw.high", parameters.dcw.high)]
+    return pairs
+
+
+def _check_frames(request: GenerationRequest) -> None:
+    for name, value in frame_fields(request):
+        if isinstance(value, np.ndarray) and len(value) != request.frames:
+            raise RequestError(f"has {len(value)} frames, the generation has {request.frames}", field=name)
+
+
+def _check_sources(request: GenerationRequest) -> None:
+    if request.mask is not None and request.original is None:
+        raise RequestError("needs an original or a source to keep", field="mask.original")
+    if request.denoise < 1.0 and request.start is None:
+        raise RequestError("below 1 needs a source to start from", field="denoise", fix="give a source or denoise 1")
+    if request.initial_noise_curve is not None and request.start is None:
+        raise RequestError("needs a source to mix with", field="initial_noise_curve")
+    if request.parameters.sde_curve is not None and request.source is None:
+        raise RequestError("needs a source to mix with", field="sde_curve")
+
+
+def fit(parameters: StepParameters, frames: int) -> StepParameters:
+    """The same parameters with every curve at T = `frames`, interpolated linearly where it has another length."""
+    changes: dict[str, Any] = {}
+    for name, value in vars(parameters).items():
+        if isinstance(value, np.ndarray) and len(value) != frames and name != "channel_gain":
+            changes[name] = resample(value, frames)
+    if parameters.dcw is not None:
+        changes["dcw"] = Dcw(parameters.dcw.mode, _fit(parameters.dcw.low, frames), _fit(parameters.dcw.high, frames))
+    gain = parameters.channel_gain
+    if isinstance(gain, np.ndarray) and gain.ndim == 2 and len(gain) != frames:
+        changes["channel_gain"] = np.stack([resample(column, frames) for column in gain.T], axis=1)
+    return StepParameters(**{**vars(parameters), **changes}) if changes else parameters
+
+
+def _fit(value: float | NDArray[np.float32], frames: int) -> float | NDArray[np.float32]:
+    return resample(value, frames) if isinstance(value, np.ndarray) and len(value) != frames else value
+
+
+MAX_CONDITIONS = 16

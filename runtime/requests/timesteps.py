@@ -1,0 +1,60 @@
+"""Schedules of flow time, t_0 > ... > t_K = 0, and counter-based noise: equal (seed, purpose, step), equal noise."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.requests.request import DENOISE_MIN
+
+
+def schedule(steps: int, *, shift: float = 1.0, denoise: float = 1.0) -> NDArray[np.float32]:
+    """Flow times `[steps + 1]` float32, from t0 down to 0.
+
+    Linear from t0 to 0, t0 = 1 for denoise >= 1, else steps / int(steps / denoise) (the tail of a longer schedule, as
+    ComfyUI's BasicScheduler cuts it); then shifted, t <- s t / (1 + (s-1) t) (Esser et al., 2024, eq. 23).
+    `denoise` above DENOISE_MIN: below it there is nothing to do and no schedule.
+    """
+    if denoise <= DENOISE_MIN:
+        return np.zeros(1, np.float32)
+    start = 1.0 if denoise >= 1.0 else steps / int(steps / denoise)
+    times = np.linspace(start, 0.0, steps + 1, dtype=np.float32)
+    if shift != 1.0:
+        times = shift * times / (1 + (shift - 1) * times)
+    return times.astype(np.float32)
+
+
+def target_gate(step: int, steps: int, gate: float) -> float:
+    """How far a target's curve is on at step k of K: 0 until the gate, then linearly up to 1 at the last step."""
+    progress = step / max(steps - 1, 1)
+    return max(0.0, progress - gate) / max(1.0 - gate, 1e-6)
+
+
+class Purpose(IntEnum):
+    """What noise is for; each purpose has a stream of its own."""
+
+    START = 0
+    MASK = 1
+    STEP = 2
+
+
+def fill_noise(out: NDArray[np.float32], seed: int, purpose: Purpose = Purpose.START, step: int = 0) -> None:
+    """Write standard normal noise into `out` `[T, C]` float32, in place.
+
+    Philox 4x64 (Salmon et al., 2011) with key (seed, purpose) and the step in the counter's highest word, so a step's
+    noise needs no state from the steps before it. A shorter T is a prefix of a longer one.
+    """
+    key = np.array([seed, purpose], np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([0, 0, 0, step], np.uint64))
+    np.random.Generator(bits).standard_normal(dtype=np.float32, out=out)
+
+
+def noise(
+    frames: int, channels: int, seed: int, purpose: Purpose = Purpose.START, step: int = 0
+) -> NDArray[np.float32]:
+    """Standard normal noise `[T, C]` float32; see fill_noise."""
+    out = np.empty((frames, channels), np.float32)
+    fill_noise(out, seed, purpose, step)
+    return out

@@ -1,0 +1,81 @@
+"""Whether a request fits the bundle and the engines, decided before anything is allocated for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment, build_command
+from runtime.engines.engine import Engine
+from runtime.errors import RequestError, ShapeError
+from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
+
+
+def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, decoder: Engine) -> None:
+    """Raises RequestError or ShapeError: which tensor, which dimension, what is allowed."""
+    _check_frames(request, bundle, deployment)
+    _check_channels(request, bundle)
+    _check_context(request, bundle)
+    width = decoder.inputs[bundle.decoder.inputs.condition].shape[2]
+    for group in ("conditions", "negatives"):
+        conditions = getattr(request, group)
+        if len(conditions) > MAX_CONDITIONS:
+            raise RequestError(f"has {len(conditions)}, at most {MAX_CONDITIONS} are allowed", field=group)
+        for index, condition in enumerate(conditions):
+            _check_condition(condition, f"{group}.{index}", width, request.frames, deployment)
+
+
+def _check_frames(request: GenerationRequest, bundle: Bundle, deployment: Deployment) -> None:
+    multiple = bundle.latents.frame_multiple
+    if request.frames % multiple:
+        raise ShapeError(f"frames is {request.frames}, the decoder takes multiples of {multiple}")
+    if not any(shape.frames.holds(request.frames) for shape in deployment.shapes):
+        allowed = ", ".join(f"{shape.frames.min}..{shape.frames.max}" for shape in deployment.shapes)
+        raise ShapeError(f"frames is {request.frames}, the engines take {allowed}", fix=_rebuild("frames", deployment))
+
+
+def _check_channels(request: GenerationRequest, bundle: Bundle) -> None:
+    channels = bundle.latents.channels
+    fields = {"source": request.source, "noise": request.noise}
+    if request.mask is not None:
+        fields |= {"mask.original": request.mask.original, "mask.noise": request.mask.noise}
+    if request.target is not None:
+        fields["target.latents"] = request.target.latents
+    for name, value in fields.items():
+        if value is not None and value.shape[1] != channels:
+            raise RequestError(f"has {value.shape[1]} channels, latents have {channels}", field=name)
+    gain = request.parameters.channel_gain
+    if isinstance(gain, np.ndarray) and gain.shape[-1] != channels:
+        raise RequestError(f"has {gain.shape[-1]} channels, latents have {channels}", field="channel_gain")
+
+
+def _check_context(request: GenerationRequest, bundle: Bundle) -> None:
+    expected = bundle.context_channels
+    if expected and request.context is None:
+        raise RequestError(f"the decoder needs a context [T, {expected}]", field="context")
+    if request.context is not None and request.context.shape[1] != expected:
+        raise RequestError(f"has {request.context.shape[1]} channels, the decoder takes {expected}", field="context")
+
+
+def _check_condition(condition: Condition, name: str, width: int | str, frames: int, deployment: Deployment) -> None:
+    tokens, found = condition.tokens.shape
+    if found != width:
+        raise RequestError(f"has width {found}, the decoder takes {width}", field=f"{name}.tokens")
+    if deployment.rows_limit(frames, tokens) == 0 and not _can_pad(frames, tokens, deployment):
+        allowed = ", ".join(
+            f"{shape.tokens.min}..{shape.tokens.max}" for shape in deployment.shapes if shape.frames.holds(frames)
+        )
+        raise ShapeError(
+            f"{name} has {tokens} tokens, the engines take {allowed} at {frames} frames",
+            fix=_rebuild("tokens", deployment),
+        )
+
+
+def _can_pad(frames: int, tokens: int, deployment: Deployment) -> bool:
+    """A condition shorter than every range's minimum is padded where the decoder has a mask."""
+    return any(shape.frames.holds(frames) and tokens < shape.tokens.min for shape in deployment.shapes)
+
+
+def _rebuild(dimension: str, deployment: Deployment) -> str:
+    command = build_command(deployment.path, deployment.target)
+    return f"widen {dimension} in [[shapes]] of {deployment.path.name}, then {command}"

@@ -1,0 +1,57 @@
+"""What listeners of a generation are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import TickError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A generation took a slot; its first step is in this tick."""
+
+    request_id: str
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`step` of `steps` are done."""
+
+    request_id: str
+    step: int
+    steps: int
+    tick: int
+    tick_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The clean latents `[T, C]` float32; the array belongs to the receiver."""
+
+    request_id: str
+    latents: NDArray[np.float32]
+    tick: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The generation ended with an error."""
+
+    request_id: str
+    error: TickError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The generation was cancelled; nothing of it runs any more."""
+
+    request_id: str
+
+
+Event = Started | Progress | Finished | Failed | Cancelled

@@ -1,0 +1,88 @@
+"""What one tick measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from runtime.denoise.launch_cache import LaunchCounts
+
+# What a tick's time is spent on, in order; the inbox is emptied again while the device works.
+PHASES = ("inbox", "schedule", "upload", "launch", "commit", "wait", "deliver")
+
+
+class PhaseSpan(NamedTuple):
+    """A stretch of a tick: which phase it belongs to, when it began after the tick did, and how long it took."""
+
+    phase: str
+    begin_ms: float
+    ms: float
+
+
+class LaneSpan(NamedTuple):
+    """A lane's executes on the device: when they began after those of the tick's first lane, how long they took."""
+
+    frames: int
+    slots: int
+    rows: int
+    executes: int
+    begin_ms: float
+    ms: float
+
+
+@dataclass(slots=True)
+class TickRecord:
+    """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state.
+
+    marks: when (perf_counter, in seconds) each phase began, and, named "", when the tick ended.
+    lanes, engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph.
+    device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first.
+    bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
+    """
+
+    tick: int
+    slots: int
+    rows: int
+    frames: tuple[int, ...]
+    executes: int
+    variants: tuple[str, ...]
+    queue_depth: int
+    tick_ms: float = 0.0
+    marks: tuple[tuple[str, float], ...] = ()
+    engine_ms: float = 0.0
+    lanes: tuple[LaneSpan, ...] = ()
+    device_gap_ms: float = 0.0
+    allocations: int = 0
+    bound: int = 0
+    captured: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    generation: int = 0
+    finished: tuple[str, ...] = ()
+
+    @property
+    def started_s(self) -> float:
+        """When the tick began, of perf_counter."""
+        return self.marks[0][1] if self.marks else 0.0
+
+    @property
+    def spans(self) -> tuple[PhaseSpan, ...]:
+        """The tick from its begin to its end, without gaps; the sum of the spans is tick_ms."""
+        return tuple(
+            PhaseSpan(phase, (begin_s - self.started_s) * 1e3, (end_s - begin_s) * 1e3)
+            for (phase, begin_s), (_, end_s) in pairwise(self.marks)
+        )
+
+    @property
+    def phases_ms(self) -> dict[str, float]:
+        """Time in each of PHASES; the sum is tick_ms."""
+        times = dict.fromkeys(PHASES, 0.0)
+        for (phase, begin_s), (_, end_s) in pairwise(self.marks):
+            times[phase] += (end_s - begin_s) * 1e3
+        return times
+
+    def count(self, counts: LaunchCounts) -> None:
+        """Note what happened to launches in this tick."""
+        self.bound, self.captured = counts.bound, counts.captured
+        self.replayed, self.evicted = counts.replayed, counts.evicted

@@ -1,0 +1,10 @@
+"""Where things lie, whatever folder a test is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+DEMO = ROOT / "configs" / "demo.toml"
+DEMO_BUNDLE = ROOT / "configs" / "demo"

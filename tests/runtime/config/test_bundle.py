@@ -1,0 +1,134 @@
+"""Bundles: what a good one gives, and what a bad one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import tiny_bundle
+
+from runtime.config.bundle import load_bundle
+from runtime.errors import ConfigError
+
+
+def spoiled(folder: Path, old: str, new: str) -> Path:
+    tiny_bundle(folder)
+    path = folder / "bundle.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return folder
+
+
+def test_a_bundle_says_its_layout(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path, channels=8))
+    assert bundle.context_channels == 16
+    assert np.array_equal(bundle.silence(3), np.tile(np.array(bundle.context.silence, np.float32), (3, 1)))
+    assert bundle.latents.round_up(31) == 32
+    assert bundle.graph_path(bundle.decoder.graph).is_file()
+
+
+def test_without_context_silence_is_zero(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path, context=False))
+    assert bundle.context_channels == 0
+    assert bundle.silence(5).shape == (5, 8)
+    assert not np.any(bundle.silence(5))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("schema_version = 1", "schema_version = 2", "schema_version.*found 2"),
+        ('family = "flow"', 'family = "gan"', "family"),
+        ("channels = 8", "channels = 0", "latents.channels"),
+        ("channels = 8", "channels = 7", "context.silence has 8 values, latents.channels is 7"),
+        ("frame_multiple", "frame_multiples", "frame_multiples.*not permitted"),
+        ("hop_samples = 320", "hop_samples = 300", "sample_rate_hz is 8000, expected hop_samples 300 times"),
+        ("[codec]", "[codec", "is not TOML"),
+        ("max_tokens", 'template = "always the same"\nmax_tokens', "template has no {prompt}"),
+        ('velocity = "velocity"', "", "decoder.outputs.velocity: Field required"),
+    ],
+)
+def test_a_bad_bundle_names_file_key_and_expectation(old: str, new: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"bundle\.toml.*{says}"):
+        load_bundle(spoiled(tmp_path, old, new))
+
+
+def test_context_needs_its_input_and_the_other_way_round(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path)
+    path = tmp_path / "bundle.toml"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("context = ")]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="go together"):
+        load_bundle(tmp_path)
+
+
+def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a bundle: it has no bundle\.toml"):
+        load_bundle(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no bundle at .*none") as caught:
+        load_bundle(tmp_path / "none")
+    assert "engine_build.export acestep" in str(caught.value.fix)
+
+
+def with_arrays(folder: Path, silence: object = None, null: object = None) -> Path:
+    """A tiny bundle whose silence and null condition are files."""
+    spoiled(folder, "silence = [", 'silence = "silence.npy" # [')
+    path = folder / "bundle.toml"
+    path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
+    np.save(folder / "silence.npy", np.arange(24, dtype=np.float32).reshape(3, 8) if silence is None else silence)
+    np.save(folder / "null.npy", np.ones((1, 12), np.float32) if null is None else null)
+    return folder
+
+
+def test_silence_may_be_a_sequence_that_begins_with_the_canvas(tmp_path: Path) -> None:
+    bundle = load_bundle(with_arrays(tmp_path))
+    sequence = np.arange(24, dtype=np.float32).reshape(3, 8)
+    assert np.array_equal(bundle.silence(2), sequence[:2])
+    assert np.array_equal(bundle.silence(7), np.concatenate((sequence, sequence, sequence[:1])))
+    bundle.silence(2)[:] = 0.0
+    assert np.array_equal(bundle.silence(2), sequence[:2])
+
+
+def test_the_null_condition_cannot_be_changed(tmp_path: Path) -> None:
+    null = load_bundle(with_arrays(tmp_path)).null_condition()
+    assert null is not None
+    assert null.shape == (1, 12)
+    with pytest.raises(ValueError, match="read-only"):
+        null[0, 0] = 2.0
+    assert load_bundle(tiny_bundle(tmp_path / "other")).null_condition() is None
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"silence": np.zeros((3, 7), np.float32)},
+        {"silence": np.zeros((3, 8))},
+        {"silence": np.full((3, 8), np.nan, np.float32)},
+        {"null": np.zeros(12, np.float32)},
+        {"null": np.zeros((0, 12), np.float32)},
+    ],
+)
+def test_an_array_that_does_not_fit_is_named(tmp_path: Path, arrays: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(arrays))}\.npy does not hold float32 \[N, "):
+        load_bundle(with_arrays(tmp_path, **arrays))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no array", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_array_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = with_arrays(tmp_path) / "silence.npy"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"silence\.npy cannot be read"):
+        load_bundle(tmp_path)
+
+
+def test_a_template_has_places_for_text_and_length(tmp_path: Path) -> None:
+    spec = load_bundle(tiny_bundle(tmp_path)).conditioner
+    assert spec is not None
+    assert spec.text("a {seconds} b", 3.0) == "a {seconds} b"
+    filled = spec.model_copy(update={"template": "# {prompt}\n- {seconds} seconds"}).text("{seconds} {prompt}", 59.6)
+    assert filled == "# {seconds} {prompt}\n- 59 seconds"

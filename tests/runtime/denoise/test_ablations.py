@@ -1,0 +1,155 @@
+"""Every technique can be switched off alone: the slow way does the slow thing, and gives the same latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import BACKENDS, SIMULATED, Backend
+from conftest import Built, Loops, resized
+from generations import FEATURES, GUIDED, Inbox, make, run_all
+from simulator.fixture import Machine
+
+from runtime.config.deployment import RuntimeConfig
+from runtime.denoise.ablations import techniques_of
+from runtime.denoise.launch_cache import Launch
+from runtime.denoise.row_buffers import RowBuffers
+from runtime.devices.device import Stream, Tensor
+from runtime.tick.loop import TickLoop
+
+OFF: dict[str, Any] = {
+    "fused_guidance": False, "event_wait": False, "capture": False, "batched_step": False, "frozen_conditions": False,
+    "ticks_in_flight": 1,
+}  # fmt: skip
+CAPTURED, PLAIN = SIMULATED[:2]
+# Lines of 16 frames are no multiple of 256 bytes in any field but the latents.
+NAMES = ("plain", "guided_all", "rcfg_initialize", "two_conditions", "two_negatives", "everything", "dcw_double", "sde")
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = request.param
+    return wanted.skip_where_it_is_missing()
+
+
+@pytest.fixture
+def made(loops: Loops, built: Built, backend: Backend) -> Callable[..., TickLoop]:
+    """`made(batched_step=False)`: a loop of this backend without that technique."""
+
+    def open_loop(**changes: Any) -> TickLoop:
+        deployment = resized(built(max_rows=16, backend=backend), 8, 16)
+        runtime = deployment.runtime.model_copy(update=changes)
+        return loops(deployment.model_copy(update={"runtime": runtime}))
+
+    return open_loop
+
+
+def requests() -> list[Any]:
+    """Eight generations of all kinds, long enough for their ticks to be captured."""
+    return [make(name, **{"steps": 9 + index, **FEATURES[name]}) for index, name in enumerate(NAMES)]
+
+
+@pytest.mark.parametrize("technique", OFF)
+def test_latents_are_the_same_without_it(technique: str, made: Callable[..., TickLoop]) -> None:
+    expected = run_all(made(), *requests())
+    found = run_all(made(**{technique: OFF[technique]}), *requests())
+    for name in NAMES:
+        np.testing.assert_allclose(found.latents(name), expected.latents(name), atol=2e-5, err_msg=name)
+
+
+def test_latents_are_the_same_without_any(made: Callable[..., TickLoop]) -> None:
+    expected, found = run_all(made(), *requests()), run_all(made(**OFF), *requests())
+    for name in NAMES:
+        np.testing.assert_allclose(found.latents(name), expected.latents(name), atol=2e-5, err_msg=name)
+
+
+def steady(loop: TickLoop, depth: int = 4) -> None:
+    """A full house of guided generations, their ticks launched in the way in which they stay."""
+    for index in range(depth):
+        loop.submit(make(f"{index}", steps=60, **GUIDED), Inbox())
+    for _ in range(10):
+        assert loop.tick() is not None
+
+
+def counted(loop: TickLoop, machine: Machine, ticks: int = 4) -> dict[str, float]:
+    """What the simulated GPU did per tick."""
+    before, enqueues = machine.counters.copy(), machine._struck["enqueue_false_at"]
+    for _ in range(ticks):
+        loop.tick()
+    done = machine.counters - before
+    per_tick = {name: done[name] / ticks for name in ("host_waits", "graph_launches")}
+    return {**per_tick, "enqueues": (machine._struck["enqueue_false_at"] - enqueues) / ticks}
+
+
+@pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)
+def test_without_batched_step_there_is_an_execute_per_slot(made: Callable[..., TickLoop], machine: Machine) -> None:
+    batched, apart = made(), made(batched_step=False)
+    for loop in (batched, apart):
+        steady(loop)
+    assert counted(apart, machine)["enqueues"] - counted(batched, machine)["enqueues"] == 4 - 1
+
+
+@pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)
+def test_without_event_wait_the_host_waits_after_each_execute(made: Callable[..., TickLoop], machine: Machine) -> None:
+    loop = made(event_wait=False)
+    steady(loop)
+    found = counted(loop, machine)
+    assert found["host_waits"] >= found["enqueues"] == 3
+    assert counted_waits(made(), machine) == 1
+
+
+@pytest.mark.parametrize("backend", [CAPTURED], ids=str, indirect=True)
+def test_without_event_wait_the_host_waits_after_each_graph(made: Callable[..., TickLoop], machine: Machine) -> None:
+    loop = made(event_wait=False)
+    steady(loop)
+    found = counted(loop, machine)
+    assert (found["graph_launches"], found["enqueues"], found["host_waits"]) == (1, 0, 2)
+    assert counted_waits(made(), machine) == 1
+
+
+def counted_waits(loop: TickLoop, machine: Machine) -> float:
+    steady(loop)
+    return counted(loop, machine)["host_waits"]
+
+
+@pytest.mark.parametrize("backend", [CAPTURED, PLAIN], ids=str, indirect=True)
+def test_without_frozen_conditions_they_are_uploaded_at_every_tick(
+    made: Callable[..., TickLoop], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, rewritten = made(), made(frozen_conditions=False)
+    for loop in (frozen, rewritten):
+        steady(loop)
+    assert uploaded(frozen, monkeypatch)["condition"] == 0
+    assert uploaded(rewritten, monkeypatch)["condition"] == 2 * 8  # the tokens and the padding of each row
+
+
+def uploaded(loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Uploads in one tick into the rows' conditions, and of all kinds."""
+    ((_, lane),) = loop._lanes._lanes.items()
+    memory = lane._rows.condition.owner
+    seen = {"condition": 0, "all": 0}
+    upload = loop.device.upload
+
+    def count(target: Tensor, source: Any, stream: Stream) -> None:
+        seen["all"] += 1
+        seen["condition"] += target.owner is memory
+        upload(target, source, stream)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.device, "upload", count)
+        loop.tick()
+    assert seen["all"] > 0
+    return seen
+
+
+def test_on_their_defaults_techniques_are_the_classes_themselves() -> None:
+    found = techniques_of(RuntimeConfig())
+    assert (found.launch, found.rows) == (Launch, RowBuffers)
+    slow = techniques_of(RuntimeConfig(event_wait=False, frozen_conditions=False, batched_step=False))
+    assert {*vars_of(found)} & {*vars_of(slow)} == set()
+
+
+def vars_of(techniques: Any) -> list[Any]:
+    return [getattr(techniques, name) for name in techniques.__slots__]

@@ -1,0 +1,196 @@
+"""Launches are found again by what they bake in, captured when they come back, and closed only when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
+from runtime.devices.device import HostDevice, Replay, Stream
+from runtime.errors import CaptureError, EngineError
+
+
+@dataclass
+class Recording:
+    """An execution that notes what is asked of it."""
+
+    calls: list[str]
+
+    def launch(self, stream: Stream) -> None:
+        self.calls.append("launch")
+
+    def hold(self, stream: Stream) -> None:
+        self.calls.append("hold")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+@dataclass
+class Graph:
+    calls: list[str]
+
+    def launch(self, stream: Stream) -> None:
+        self.calls.append("replay")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@dataclass
+class Pending:
+    is_done: bool = False
+
+    def wait(self) -> None:
+        self.is_done = True
+
+
+@dataclass
+class SlowStream:
+    """Events are done when the test says so."""
+
+    handle: int = 0
+    events: list[Pending] = field(default_factory=list)
+
+    def record(self) -> Pending:
+        self.events.append(Pending())
+        return self.events[-1]
+
+    def wait(self, event: Any) -> None:
+        raise AssertionError("nothing waits here")
+
+    def elapsed_ms(self, begin: Any, end: Any) -> float:
+        return 0.0
+
+
+@dataclass
+class GraphDevice(HostDevice):
+    """The host, with graphs."""
+
+    calls: list[str] = field(default_factory=list)
+    fails: bool = False
+
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Replay:  # type: ignore[override]
+        if self.fails:
+            raise CaptureError("not capturable")
+        self.calls.append("capture")
+        work()
+        return Graph(self.calls)
+
+
+def key(seats: int = 1, **changes: Any) -> LaunchKey:
+    base = LaunchKey(16, seats, ((0, seats, 4),), (1, 1), frozenset(), None, (0,), 0)
+    return base._replace(**changes)
+
+
+class Cache:
+    """A cache on a device with graphs, and what its launches were asked to do."""
+
+    def __init__(self, *, limit: int = 4, captures: bool = True, fails: bool = False) -> None:
+        self.device, self.stream = GraphDevice(fails=fails), SlowStream()
+        self.calls = self.device.calls
+        self.cache = LaunchCache(self.device, self.stream, limit, captures)
+
+    def bind(self) -> Launch:
+        self.calls.append("bind")
+        return Launch(None, (Recording(self.calls),), Recording(self.calls), ("latents",))
+
+    def run(self, which: LaunchKey) -> list[str]:
+        """What one run of this key asks for."""
+        self.calls.clear()
+        self.cache.run(self.cache.get(which, self.bind))
+        return list(self.calls)
+
+
+def test_first_plain_then_with_resources_of_its_own_then_captured_then_replayed() -> None:
+    made = Cache()
+    assert made.run(key()) == ["bind", "launch", "launch"]
+    assert made.run(key()) == ["hold", "hold"]
+    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+    assert made.run(key()) == ["replay"]
+    counts = made.cache.counts
+    assert (counts.bound, counts.plain, counts.captured, counts.replayed) == (1, 2, 1, 2)
+
+
+def test_without_capture_it_is_bound_once_and_launched_plainly() -> None:
+    made = Cache(captures=False)
+    assert [made.run(key()) for _ in range(4)] == [["bind", "launch", "launch"], *[["launch", "launch"]] * 3]
+    assert made.cache.counts.captured == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"frames": 18}, {"seats": 2}, {"executes": ((0, 1, 8),)}, {"widths": (2, 1)}, {"step": frozenset({"dcw"})},
+        {"rows": frozenset({"gain"})}, {"sides": (1,)}, {"generation": 1},
+    ],
+)  # fmt: skip
+def test_anything_that_a_graph_bakes_in_makes_another_launch(change: dict[str, Any]) -> None:
+    made = Cache()
+    for _ in range(3):
+        made.run(key())
+    assert made.cache.can_reuse(key())
+    assert not made.cache.can_reuse(key(**change))
+    assert made.run(key(**change))[0] == "bind"
+
+
+def test_what_cannot_be_captured_runs_plainly_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = Cache(fails=True)
+    for which in (key(1), key(2)):
+        assert [made.run(which) for _ in range(4)][2:] == [["launch", "launch"]] * 2
+    assert made.cache.counts.failed == 2
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1 == len(caplog.records)
+
+
+def test_the_least_recently_used_goes_first_and_is_closed_when_it_is_done() -> None:
+    made = Cache(limit=2)
+    for which in (key(1), key(2)):
+        for _ in range(3):
+            made.run(which)
+    made.run(key(1))
+    made.run(key(3))
+    assert not made.cache.can_reuse(key(2))
+    assert "close" not in made.calls
+    assert made.cache.counts.evicted == 1
+    for event in made.stream.events:
+        event.wait()
+    assert made.run(key(1)) == ["close", "release", "release", "replay"]
+
+
+def test_dropping_leaves_the_others() -> None:
+    made = Cache()
+    made.run(key(1))
+    made.run(key(2, frames=32))
+    made.cache.drop(lambda which: which.frames == 32)
+    assert made.cache.can_reuse(key(1))
+    assert not made.cache.can_reuse(key(2, frames=32))
+
+
+def test_closing_closes_everything() -> None:
+    made = Cache()
+    for _ in range(3):
+        made.run(key())
+    made.calls.clear()
+    made.cache.close()
+    assert made.calls == ["close", "release", "release"]
+    assert len(made.cache) == 0
+
+
+def test_a_launch_that_fails_is_not_taken_for_held() -> None:
+    made = Cache()
+    made.run(key())
+
+    def fail(stream: Stream) -> None:
+        raise EngineError("no memory")
+
+    launch = made.cache.get(key(), made.bind)
+    step = launch.step
+    assert isinstance(step, Recording)
+    object.__setattr__(step, "hold", fail)
+    with pytest.raises(EngineError):
+        made.cache.run(launch)
+    object.__setattr__(step, "hold", lambda stream: made.calls.append("hold"))
+    assert made.run(key()) == ["hold", "hold"]

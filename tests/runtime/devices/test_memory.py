@@ -1,0 +1,265 @@
+"""Sub-allocation and the upload ring, without a device."""
+
+from __future__ import annotations
+
+import gc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.devices.memory import Arena, ArrayPool, Block, Fence, UploadRing, host_array
+from runtime.errors import OutOfMemoryError
+
+CHUNK = 4096
+
+
+class FakeFence:
+    """Done when the test says so; counts the waits."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+        self.is_done = True
+
+
+class FakeMemory:
+    """Gives addresses far apart, or right behind each other; refuses what goes beyond `limit` bytes."""
+
+    def __init__(self, limit: int = 1 << 40, gap: int = 1 << 20) -> None:
+        self.limit, self.gap = limit, gap
+        self.chunks: list[tuple[int, int]] = []
+        self.next = 1 << 20
+
+    def grow(self, size_bytes: int) -> int:
+        if sum(size for _, size in self.chunks) + size_bytes > self.limit:
+            raise OutOfMemoryError("none left")
+        self.chunks.append((self.next, size_bytes))
+        self.next += size_bytes + self.gap
+        return self.chunks[-1][0]
+
+
+def inside_one_chunk(memory: FakeMemory, block: Block) -> bool:
+    return any(
+        begin <= block.address and block.address + block.size_bytes <= begin + size for begin, size in memory.chunks
+    )
+
+
+def test_blocks_are_aligned_and_share_a_chunk() -> None:
+    memory = FakeMemory()
+    arena = Arena(memory.grow, CHUNK)
+    blocks = [arena.take(size) for size in (1, 300, 0, 256)]
+    assert len(memory.chunks) == 1
+    assert [block.address - memory.chunks[0][0] for block in blocks] == [0, 256, 768, 1024]
+    assert [block.size_bytes for block in blocks] == [256, 512, 256, 256]
+
+
+def test_what_does_not_fit_gets_a_chunk_of_its_own() -> None:
+    memory = FakeMemory()
+    arena = Arena(memory.grow, CHUNK)
+    large = arena.take(3 * CHUNK)
+    assert memory.chunks == [(large.address, 3 * CHUNK)]
+    assert arena.reserved_bytes == 3 * CHUNK
+
+
+def test_a_block_comes_back_when_nobody_has_it() -> None:
+    memory = FakeMemory()
+    arena = Arena(memory.grow, CHUNK)
+    first, second = arena.take(CHUNK // 2), arena.take(CHUNK // 2)
+    address = first.address
+    del first
+    assert arena.take(CHUNK // 2).address == address
+    assert len(memory.chunks) == 1
+    del second
+
+
+def test_neighbours_that_came_back_are_one_piece_again() -> None:
+    memory = FakeMemory()
+    arena = Arena(memory.grow, CHUNK)
+    blocks = [arena.take(256) for _ in range(CHUNK // 256)]
+    del blocks[1::2]
+    del blocks[:]
+    assert arena.take(CHUNK).address == memory.chunks[0][0]
+
+
+def test_chunks_that_touch_are_never_joined() -> None:
+    memory = FakeMemory(gap=0)
+    arena = Arena(memory.grow, CHUNK)
+    blocks = [arena.take(CHUNK) for _ in range(2)]
+    assert blocks[1].address == blocks[0].address + CHUNK
+    blocks.clear()
+    assert inside_one_chunk(memory, arena.take(2 * CHUNK))
+
+
+def test_a_block_is_not_given_out_again_before_its_fence() -> None:
+    memory, fences = FakeMemory(), [FakeFence(), FakeFence()]
+    made = iter(fences)
+    arena = Arena(memory.grow, CHUNK, lambda: next(made))
+    first = arena.take(CHUNK)
+    address = first.address
+    del first
+    second = arena.take(CHUNK)
+    assert second.address != address, "pending work may still use it"
+    fences[0].is_done = True
+    assert arena.take(CHUNK).address == address
+    assert [fence.waits for fence in fences] == [0, 0]
+
+
+def test_without_memory_for_a_chunk_the_block_alone_is_tried() -> None:
+    memory = FakeMemory(limit=CHUNK + 512)
+    arena = Arena(memory.grow, CHUNK)
+    first = arena.take(CHUNK)
+    second = arena.take(512)
+    assert [size for _, size in memory.chunks] == [CHUNK, 512]
+    with pytest.raises(OutOfMemoryError):
+        arena.take(256)
+    del first, second
+    assert arena.take(CHUNK)
+
+
+def test_blocks_in_reference_cycles_are_found_before_memory_is_refused() -> None:
+    memory = FakeMemory(limit=CHUNK)
+    arena = Arena(memory.grow, CHUNK)
+    cycle: list[object] = [arena.take(CHUNK)]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert arena.take(CHUNK)
+    finally:
+        gc.enable()
+
+
+def test_release_tells_which_chunks_are_still_used() -> None:
+    memory = FakeMemory()
+    arena = Arena(memory.grow, CHUNK, FakeFence)
+    idle, used = arena.take(CHUNK), arena.take(CHUNK)
+    del idle
+    assert arena.release() == ([memory.chunks[0][0]], [used.address])
+    assert arena.reserved_bytes == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 7)), max_size=60))
+def test_living_blocks_never_overlap_and_nothing_is_lost(steps: list[tuple[int, int]]) -> None:
+    memory = FakeMemory(gap=0)
+    arena = Arena(memory.grow, CHUNK)
+    living: list[Block] = []
+    for size, place in steps:
+        if place < 5:
+            living.append(arena.take(size))
+        elif living:
+            living.pop(size % len(living))
+        spans = sorted((block.address, block.address + block.size_bytes) for block in living)
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+        assert all(inside_one_chunk(memory, block) for block in living)
+    living.clear()
+    assert arena.release() == ([address for address, _ in memory.chunks], [])
+
+
+def test_an_array_keeps_its_block() -> None:
+    raw = np.zeros(CHUNK + 256, np.uint8)
+    memory = FakeMemory()
+    memory.next = -(-raw.ctypes.data // 256) * 256
+    arena = Arena(memory.grow, CHUNK)
+    array = host_array(arena.take(48), (3, 4), np.float32)
+    view = array[1]
+    array[...] = 5.0
+    assert raw[memory.chunks[0][0] - raw.ctypes.data :][:48].view(np.float32).tolist() == [5.0] * 12
+    del array
+    assert arena.take(256).address != memory.chunks[0][0], "a view of the array still lives"
+    del view
+    assert arena.take(256).address == memory.chunks[0][0]
+
+
+def ring_with(fences: list[FakeFence], *, size: int = 4 * 1024, segments: int = 4) -> UploadRing:
+    def record() -> Fence:
+        fences.append(FakeFence())
+        return fences[-1]
+
+    return UploadRing(size, segments, record)
+
+
+def test_pieces_follow_each_other_aligned() -> None:
+    ring = ring_with([])
+    assert [ring.place(size) for size in (100, 300, 1, 255)] == [(0, 100), (256, 300), (768, 1), (1024, 255)]
+
+
+def test_a_piece_that_does_not_fit_opens_the_next_segment() -> None:
+    fences: list[FakeFence] = []
+    ring = ring_with(fences)
+    assert ring.place(900) == (0, 900)
+    assert fences == []
+    assert ring.place(200) == (1024, 200)
+    assert len(fences) == 1
+
+
+def test_what_is_larger_than_a_segment_goes_in_pieces() -> None:
+    ring = ring_with([])
+    left, pieces = 3000, []
+    while left:
+        pieces.append(ring.place(left))
+        left -= pieces[-1][1]
+    assert pieces == [(0, 1024), (1024, 1024), (2048, 952)]
+
+
+def test_a_full_ring_waits_for_its_oldest_segment_alone() -> None:
+    fences: list[FakeFence] = []
+    ring = ring_with(fences)
+    for _ in range(4):
+        ring.place(1024)
+    assert ring.waits == 0
+    assert ring.place(1024) == (0, 1024)
+    assert ring.waits == 1
+    assert [fence.waits for fence in fences] == [1, 0, 0, 0]
+
+
+def test_a_ring_whose_copies_are_done_never_waits() -> None:
+    fences: list[FakeFence] = []
+    ring = ring_with(fences)
+    for _ in range(20):
+        ring.place(1024)
+        for fence in fences:
+            fence.is_done = True
+    assert ring.waits == 0
+    assert all(fence.waits == 0 for fence in fences)
+
+
+def pool_of(*shape: int, count: int) -> ArrayPool:
+    return ArrayPool(lambda: np.zeros(shape, np.float32), count)
+
+
+def test_array_returns_when_the_last_view_is_gone() -> None:
+    pool = pool_of(8, 4, count=1)
+    first = pool.lend()
+    first[...] = 1.0
+    view = first[2:]
+    del first
+    second = pool.lend()
+    second[...] = 2.0
+    assert pool.allocations == 2
+    np.testing.assert_array_equal(view, 1.0)
+    del view
+    third = pool.lend()
+    assert pool.allocations == 2
+    assert third.shape == (8, 4)
+
+
+def test_steady_lending_allocates_nothing() -> None:
+    pool = pool_of(8, 4, count=2)
+    for _ in range(100):
+        pool.lend()[...] = 0.0
+    assert pool.allocations == 2
+
+
+def test_lent_array_is_writable_and_outlives_the_pool() -> None:
+    pool = pool_of(2, 2, count=1)
+    array = pool.lend()
+    del pool
+    array[...] = 3.0
+    assert array.sum() == 12.0

@@ -1,0 +1,75 @@
+"""Plan files are judged by their first bytes, before any library sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engines.tensorrt.plan_file import PlanHeader, check_plan_version, parse_plan_header, read_plan_header
+from runtime.errors import EngineMismatchError, EngineNotBuiltError
+
+HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
+
+
+def test_the_version_is_read_from_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "decoder.plan"
+    path.write_bytes(HEAD + b"what follows is not looked at")
+    assert read_plan_header(path).version_text == "11.4.0.106"
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (b"", "has 0 bytes"),
+        (HEAD[:27], "has 27 bytes, a plan has at least 28"),
+        (b"PK\3\4" + HEAD[4:], "is no TensorRT plan: it begins with"),
+        (HEAD[:4] + b"\1" + HEAD[5:], "is a damaged plan: bytes 4 to 7 are 01000000"),
+    ],
+)
+def test_what_is_no_plan_is_said_with_the_fix(head: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "decoder.plan"
+    path.write_bytes(head)
+    with pytest.raises(EngineMismatchError, match=rf"decoder\.plan {says}[\s\S]*fix: build it"):
+        read_plan_header(path, fix="build it")
+
+
+def test_no_file_is_not_built(tmp_path: Path) -> None:
+    with pytest.raises(EngineNotBuiltError, match="no plan at"):
+        read_plan_header(tmp_path / "decoder.plan")
+
+
+def test_a_folder_is_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(EngineMismatchError, match="cannot be read"):
+        read_plan_header(tmp_path)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_plan_or_a_mismatch(data: bytes) -> None:
+    try:
+        header = parse_plan_header(data, "x")
+    except EngineMismatchError:
+        return
+    assert data[:8] == b"ftrt" + bytes(4)
+    assert header.version == tuple(data[24:28])
+
+
+@pytest.mark.parametrize(
+    ("made_by", "installed", "compatible", "fits"),
+    [
+        ((11, 4, 0, 106), "11.4.0.106", False, True),
+        ((11, 4, 0, 106), "11.4.0.107", False, False),
+        ((10, 16, 1, 11), "11.4.0.106", False, False),
+        ((10, 16, 1, 11), "11.4.0.106", True, True),
+        ((11, 4, 0, 106), "10.16.1.11", True, False),
+    ],
+)
+def test_a_plan_needs_its_version(made_by: tuple[int, ...], installed: str, compatible: bool, fits: bool) -> None:
+    header = PlanHeader(made_by)
+    if fits:
+        check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)
+        return
+    with pytest.raises(EngineMismatchError, match=rf"made by TensorRT {header.version_text}.*installed is {installed}"):
+        check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)

@@ -1,0 +1,67 @@
+"""The first range that holds every input, or a refusal that says what would have been allowed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engines.manifest import TensorInfo
+from runtime.engines.tensorrt.shape_ranges import ShapeRange, choose_range
+from runtime.errors import ShapeError
+
+INFOS = {
+    "x": TensorInfo(name="x", dtype="float32", shape=("rows", "frames", 8)),
+    "t": TensorInfo(name="t", dtype="float32", shape=("rows",)),
+}
+SMALL = ShapeRange({"x": (1, 2, 8), "t": (1,)}, {"x": (4, 64, 8), "t": (4,)})
+LONG = ShapeRange({"x": (1, 2, 8), "t": (1,)}, {"x": (2, 128, 8), "t": (2,)})
+MANY = ShapeRange({"x": (8, 2, 8), "t": (8,)}, {"x": (16, 64, 8), "t": (16,)})
+RANGES = (SMALL, LONG, MANY)
+
+
+def choose(rows: int, frames: int) -> int:
+    return choose_range("decoder", RANGES, INFOS, {"x": (rows, frames, 8), "t": (rows,)}, "tickrt-build x.toml")
+
+
+@pytest.mark.parametrize(("rows", "frames", "index"), [(1, 2, 0), (4, 64, 0), (2, 65, 1), (8, 64, 2), (16, 2, 2)])
+def test_the_first_range_that_holds_all_is_taken(rows: int, frames: int, index: int) -> None:
+    assert choose(rows, frames) == index
+
+
+def test_a_refusal_names_tensor_dimension_ranges_and_command() -> None:
+    with pytest.raises(ShapeError) as caught:
+        choose(6, 100)
+    assert caught.value.what == (
+        "decoder: no shape range holds x (6, 100, 8); range 0 allows 1..4 in dimension 0 (rows) of x; "
+        "range 1 allows 1..2 in dimension 0 (rows) of x; range 2 allows 8..16 in dimension 0 (rows) of x"
+    )
+    assert caught.value.fix == ("add a [[shapes]] table that holds it to the deployment file, then tickrt-build x.toml")
+
+
+def test_two_tensors_are_both_named() -> None:
+    with pytest.raises(ShapeError, match=r"holds x \(4, 65, 8\), t \(3,\)") as caught:
+        choose_range("decoder", (SMALL, ShapeRange({"x": (1, 1, 8), "t": (1,)}, {"x": (9, 99, 8), "t": (2,)})), INFOS,
+                     {"x": (4, 65, 8), "t": (3,)}, "")  # fmt: skip
+    assert "range 0 allows 2..64 in dimension 1 (frames) of x; range 1 allows 1..2 in dimension 0 (rows) of t" in str(
+        caught.value
+    )
+
+
+@given(st.integers(1, 20), st.integers(1, 150))
+def test_what_is_taken_holds_and_what_is_refused_is_held_by_none(rows: int, frames: int) -> None:
+    shapes = {"x": (rows, frames, 8), "t": (rows,)}
+    inside = [
+        all(
+            low <= size <= high
+            for name in shapes
+            for low, size, high in zip(r.least[name], shapes[name], r.largest[name], strict=True)
+        )
+        for r in RANGES
+    ]
+    try:
+        index = choose(rows, frames)
+    except ShapeError:
+        assert not any(inside)
+    else:
+        assert inside.index(True) == index

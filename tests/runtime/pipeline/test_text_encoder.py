@@ -1,0 +1,132 @@
+"""Text to tokens: only kept tokens, nothing cut silently, remembered, safe from several threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from factories import TinySpec, tiny_bundle, tiny_conditioner
+from graph_engine import GraphEngine
+
+from engine_build.graph_writer import GraphWriter
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.errors import ConfigError, RequestError
+from runtime.pipeline.text_encoder import Conditioner
+
+SPEC = TinySpec(prefix="y_")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(tiny_bundle(tmp_path_factory.mktemp("bundle"), SPEC))
+
+
+@pytest.fixture
+def engine() -> GraphEngine:
+    return GraphEngine(tiny_conditioner(SPEC))
+
+
+def padding_conditioner() -> onnx.ModelProto:
+    """A conditioner that adds a masked-out token in front, as one with a prefix would."""
+    graph = GraphWriter("conditioner")
+    tokens = graph.input("y_input_ids", ("batch", "tokens"), np.int64)
+    graph.input("y_attention_mask", ("batch", "tokens"), np.int64)
+    values = graph.op("Unsqueeze", graph.op("Cast", tokens, to=onnx.TensorProto.FLOAT), graph.constant([2], np.int64))
+    values = graph.op("Pad", values, graph.constant([0, 1, 0, 0, 0, 0], np.int64))
+    kept = graph.op("Cast", graph.op("Greater", values, graph.constant(-1.0)), to=onnx.TensorProto.FLOAT)
+    mask = graph.op("Squeeze", kept, graph.constant([2], np.int64))
+    mask = graph.op("Slice", mask, *(graph.constant([value], np.int64) for value in (1, 1_000, 1)))
+    mask = graph.op("Pad", mask, graph.constant([0, 1, 0, 0], np.int64))
+    graph.output("y_condition", values, ("batch", "kept", 1))
+    graph.output("y_condition_mask", mask, ("batch", "kept"))
+    return graph.model()
+
+
+def test_text_becomes_its_tokens(bundle: Bundle, engine: GraphEngine) -> None:
+    conditioner = Conditioner(bundle, engine)
+    tokens = conditioner.encode("warm piano")
+    assert tokens.shape == (conditioner.token_count("warm piano"), SPEC.condition_width) == (11, 12)
+    assert tokens.dtype == np.float32
+    assert not np.array_equal(tokens, conditioner.encode("cold drums"))
+
+
+def test_the_empty_text_is_the_null_condition(bundle: Bundle, engine: GraphEngine) -> None:
+    assert Conditioner(bundle, engine).encode("").shape == (1, SPEC.condition_width)
+
+
+def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engine: GraphEngine) -> None:
+    folder = tiny_bundle(tmp_path, SPEC)
+    path = folder / "bundle.toml"
+    path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
+    null = np.full((1, SPEC.condition_width), 3.0, np.float32)
+    np.save(folder / "null.npy", null)
+    conditioner = Conditioner(load_bundle(folder), engine)
+    assert np.array_equal(conditioner.encode(""), null)
+    assert engine.feeds == []
+    assert not np.array_equal(conditioner.encode(" "), null)
+
+
+def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) -> None:
+    assert bundle.conditioner is not None
+    spec = bundle.conditioner.model_copy(update={"template": "<{prompt}> {seconds}s"})
+    templated = Conditioner(bundle.model_copy(update={"conditioner": spec}), engine)
+    plain = Conditioner(bundle, engine)
+    assert np.array_equal(templated.encode("a", seconds=20), plain.encode("<a> 20s"))
+    assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {int(bundle.canvas_s)}s"))
+    assert not np.array_equal(templated.encode("a", seconds=20), templated.encode("a", seconds=30))
+    assert templated.token_count("a", seconds=20) == plain.token_count("<a> 20s")
+
+
+def test_only_kept_tokens_come_out(bundle: Bundle) -> None:
+    tokens = Conditioner(bundle, GraphEngine(padding_conditioner())).encode("a")
+    assert tokens.shape == (2, 1)
+    assert tokens[0, 0] == 0 < tokens[1, 0]  # the start token and the letter; the one in front is gone
+
+
+def test_a_text_that_is_too_long_is_refused_and_not_cut(bundle: Bundle, engine: GraphEngine) -> None:
+    with pytest.raises(RequestError) as caught:
+        Conditioner(bundle, engine).encode("x" * 40, field="negative_prompt")
+    assert "41 tokens" in caught.value.what
+    assert str(SPEC.max_tokens) in caught.value.what
+    assert (caught.value.field, caught.value.fix) == ("negative_prompt", "shorten it by 9 tokens")
+    assert engine.feeds == []
+
+
+def test_texts_are_remembered_up_to_the_bound(bundle: Bundle, engine: GraphEngine) -> None:
+    conditioner = Conditioner(bundle, engine, cache_entries=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        conditioner.encode(text)
+    runs = [len(feeds["y_input_ids"][0]) for feeds in engine.feeds]
+    assert len(runs) == 4  # a, b, c, and b again: it was the oldest when c came
+    assert conditioner.encode("a") is conditioner.encode("a")
+
+
+def test_remembered_tokens_cannot_be_changed(bundle: Bundle, engine: GraphEngine) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        Conditioner(bundle, engine).encode("a")[0, 0] = 1.0
+
+
+def test_threads_share_one_conditioner(bundle: Bundle, engine: GraphEngine) -> None:
+    conditioner = Conditioner(bundle, engine)
+    texts = [f"text {index % 5}" for index in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(conditioner.encode, texts))
+    assert len(engine.feeds) == 5
+    assert all(np.array_equal(tokens, conditioner.encode(text)) for tokens, text in zip(found, texts, strict=True))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, engine: GraphEngine, content: str | None) -> None:
+    folder = tiny_bundle(tmp_path, SPEC)
+    if content is None:
+        (folder / "tokenizer.json").unlink()
+    else:
+        (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Conditioner(load_bundle(folder), engine)
+
+
+def test_a_bundle_without_a_conditioner_says_so(tmp_path: Path, engine: GraphEngine) -> None:
+    with pytest.raises(ConfigError, match="takes no text"):
+        Conditioner(load_bundle(tiny_bundle(tmp_path, conditioner=False)), engine)

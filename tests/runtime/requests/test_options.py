@@ -1,0 +1,90 @@
+"""The public options: what is refused, in which words, and that the schema tells the same limits."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from runtime.errors import RequestError
+from runtime.requests.options import MAX_CURVE_VALUES, GenerationOptions, StepOptions, parse_options
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": None}, "prompt", "at most 2000 characters"),
+    ({"prompt": "x" * 2001}, "prompt", "at most 2000 characters"),
+    ({"prompt": []}, "prompt", "list of 1 to 8"),
+    ({"prompt": [{"text": "a"}] * 9}, "prompt", "list of 1 to 8"),
+    ({"prompt": [{"text": "a", "weight": 99}]}, "prompt", "weight from 0 to 10"),
+    ({"prompt": [{"text": "a", "start": 0.5, "end": 0.5}]}, "prompt", "start < end"),
+    ({"prompt": "lone \ud800 surrogate"}, "prompt", "expected a text"),
+    ({"prompt": "x", "tempo": 1}, "tempo", "not permitted"),
+    ({"prompt": "x", "guidance": True}, "guidance", "number from 0 to 50"),
+    ({"prompt": "x", "guidance": "3"}, "guidance", "number from 0 to 50"),
+    ({"prompt": "x", "guidance": float("nan")}, "guidance", "number from 0 to 50"),
+    ({"prompt": "x", "guidance": [1.0, float("inf")]}, "guidance", "number from 0 to 50"),
+    ({"prompt": "x", "guidance": 10**400}, "guidance", "number from 0 to 50"),
+    ({"prompt": "x", "guidance": []}, "guidance", "list of 1 to 4096"),
+    ({"prompt": "x", "guidance": [1.0] * (MAX_CURVE_VALUES + 1)}, "guidance", "list of 1 to 4096"),
+    ({"prompt": "x", "steps": 0}, "steps", "greater than or equal to 1"),
+    ({"prompt": "x", "steps": 201}, "steps", "less than or equal to 200"),
+    ({"prompt": "x", "steps": 2**63}, "steps", "less than or equal to 200"),
+    ({"prompt": "x", "steps": 8.0}, "steps", "integer"),
+    ({"prompt": "x", "seed": -1}, "seed", "greater than or equal to 0"),
+    ({"prompt": "x", "seed": 2**64}, "seed", "less than or equal to"),
+    ({"prompt": "x", "seconds": 601}, "seconds", "less than or equal to 600"),
+    ({"prompt": "x", "seconds": float("inf")}, "seconds", "finite"),
+    ({"prompt": "x", "denoise": 1.5}, "denoise", "less than or equal to 1"),
+    ({"prompt": "x", "channel_gain": [[1.0] * 1025]}, "channel_gain", "one per latent channel"),
+    ({"prompt": "x", "dcw": {"mode": "wide"}}, "dcw.mode", "'low', 'high', 'double' or 'pix'"),
+    ({"prompt": "x", "repaint": [{"start_s": 2.0, "end_s": 1.0}]}, "repaint.0", "start_s < end_s"),
+    ({"prompt": "x", "mask": 1.0, "repaint": [{"start_s": 0.0, "end_s": 1.0}]}, "", "one of them"),
+]
+
+
+@pytest.mark.parametrize(("values", "field", "words"), REFUSED)
+def test_refusal_names_the_field_and_what_it_takes(values: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_options(values)
+    assert caught.value.field == field
+    assert words in caught.value.what
+
+
+def test_refusal_does_not_repeat_the_value() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_options({"prompt": "secret words " * 400})
+    assert "secret" not in str(caught.value)
+
+
+def test_numbers_curves_and_whole_numbers_are_taken() -> None:
+    options = parse_options(
+        {"prompt": [{"text": "a", "weight": [0, 1]}], "guidance": 3, "momentum": [-1, 0.5], "seed": 2**64 - 1}
+    )
+    assert options.guidance == 3.0
+    assert options.momentum == [-1.0, 0.5]
+    assert options.seed == 2**64 - 1
+
+
+def test_only_the_prompt_is_needed_and_the_rest_is_left_to_the_model() -> None:
+    options = parse_options({"prompt": ""})
+    assert [name for name in StepOptions.model_fields if getattr(options, name) is not None] == []
+    assert (options.steps, options.shift, options.denoise, options.seconds, options.seed) == (None,) * 5
+
+
+def test_every_field_is_described_and_the_schema_has_the_limits() -> None:
+    schema = GenerationOptions.model_json_schema()
+    assert all(field.get("description") for field in schema["properties"].values())
+    number, numbers, _ = schema["properties"]["guidance"]["anyOf"]
+    assert (number["minimum"], number["maximum"], numbers["maxItems"]) == (0.0, 50.0, MAX_CURVE_VALUES)
+    assert schema["additionalProperties"] is False
+
+
+def test_options_survive_json() -> None:
+    options = parse_options({"prompt": [{"text": "a"}, {"text": "b", "weight": [0.0, 1.0]}], "dcw": {"low": 0.1}})
+    assert parse_options(json.loads(options.model_dump_json())) == options
+
+
+def test_options_cannot_be_changed() -> None:
+    options = parse_options({"prompt": "x"})
+    with pytest.raises(ValidationError):
+        options.steps = 3  # type: ignore[misc]

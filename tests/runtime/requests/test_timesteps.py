@@ -1,0 +1,78 @@
+"""Schedules against the formulas, and against values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.requests.timesteps import Purpose, fill_noise, noise, schedule, target_gate
+
+
+def test_linear_schedule_goes_from_one_to_zero() -> None:
+    np.testing.assert_allclose(schedule(4), [1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+def test_shift_moves_the_middle_towards_noise() -> None:
+    np.testing.assert_allclose(schedule(2, shift=3.0), [1.0, 0.75, 0.0], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "denoise", "start"), [(8, 0.5, 0.5), (8, 0.6, 8 / 13), (3, 0.999, 1.0), (8, 0.01, 0.01)]
+)
+def test_partial_denoise_starts_at_the_tail_of_a_longer_schedule(steps: int, denoise: float, start: float) -> None:
+    times = schedule(steps, denoise=denoise)
+    assert len(times) == steps + 1
+    np.testing.assert_allclose(times[0], start, rtol=1e-6)
+
+
+@pytest.mark.parametrize("denoise", [1.0, 0.7, 0.1])
+@pytest.mark.parametrize("shift", [1.0, 3.0, 0.5])
+def test_times_fall_strictly_to_exactly_zero(shift: float, denoise: float) -> None:
+    times = schedule(16, shift=shift, denoise=denoise)
+    assert (np.diff(times) < 0).all()
+    assert times[-1] == 0.0
+
+
+def test_nothing_to_denoise_is_an_empty_schedule() -> None:
+    assert len(schedule(8, denoise=0.0)) == 1
+    assert len(schedule(8, denoise=1e-7)) == 1
+
+
+def test_near_zero_denoise_costs_no_memory() -> None:
+    assert len(schedule(8, denoise=2e-6)) == 9
+
+
+def test_target_gate_opens_after_the_gate_and_is_full_at_the_last_step() -> None:
+    gates = [target_gate(step, 5, 0.5) for step in range(5)]
+    np.testing.assert_allclose(gates, [0.0, 0.0, 0.0, 0.5, 1.0])
+    assert target_gate(0, 1, 0.0) == 0.0
+
+
+def test_same_key_same_noise_whatever_ran_before() -> None:
+    first = noise(32, 8, seed=5, purpose=Purpose.STEP, step=3)
+    noise(32, 8, seed=9)
+    np.testing.assert_array_equal(first, noise(32, 8, seed=5, purpose=Purpose.STEP, step=3))
+
+
+def test_seed_purpose_and_step_each_change_it() -> None:
+    variants = [noise(16, 8, 1), noise(16, 8, 2), noise(16, 8, 1, Purpose.MASK), noise(16, 8, 1, Purpose.STEP, 1)]
+    for i, a in enumerate(variants):
+        for b in variants[i + 1 :]:
+            assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.4
+
+
+def test_shorter_is_a_prefix_of_longer() -> None:
+    np.testing.assert_array_equal(noise(16, 8, 7), noise(64, 8, 7)[:16])
+
+
+def test_it_is_standard_normal() -> None:
+    values = noise(4096, 64, seed=2**64 - 1)
+    assert abs(values.mean()) < 0.01
+    assert abs(values.std() - 1) < 0.01
+    assert values.dtype == np.float32
+
+
+def test_fill_writes_in_place() -> None:
+    out = np.zeros((4, 2), np.float32)
+    fill_noise(out, 3)
+    np.testing.assert_array_equal(out, noise(4, 2, 3))

@@ -1,0 +1,92 @@
+"""Frozen generations as bytes: everything comes back, damage is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import CheckpointError
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.tick.checkpoint import FrozenSlot, dumps, loads
+
+
+def rand(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+FROZEN = FrozenSlot(
+    request=GenerationRequest(
+        frames=8,
+        conditions=(Condition(rand(3, 4), rand(8), 0.1, 0.9), Condition(rand(2, 4))),
+        negatives=(Condition(rand(1, 4), 0.5),),
+        steps=6,
+        shift=3.0,
+        denoise=0.7,
+        seed=2**64 - 1,
+        guidance_mode="initialize",
+        solver="sde",
+        context=rand(8, 4),
+        source=rand(8, 2),
+        initial_noise_curve=rand(8),
+        mask=LatentMask(rand(8), rand(8, 2)),
+        target=Target(rand(8, 2), rand(8), 0.3),
+        parameters=StepParameters(guidance=rand(8), momentum=0.1, channel_gain=rand(8, 2), dcw=Dcw("low", rand(8))),
+        session="s",
+        client="c",
+        id="name",
+    ),
+    step=3,
+    kept=True,
+    arrays={"latents": rand(8, 2), "momentum_state": rand(8, 2)},
+    model="tiny",
+)
+DATA = dumps(FROZEN)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif hasattr(one, "__dataclass_fields__"):
+        for field in fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    else:
+        assert one == other
+
+
+def test_everything_comes_back_bit_for_bit() -> None:
+    assert_same(loads(DATA), FROZEN)
+
+
+@settings(max_examples=60, deadline=None)
+@given(position=st.integers(0, len(DATA) - 1), flip=st.integers(1, 255))
+def test_a_changed_byte_is_noticed(position: int, flip: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[position] ^= flip
+    try:
+        read = loads(bytes(damaged))
+    except CheckpointError:
+        return
+    assert_same(read, FROZEN)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"not a checkpoint", DATA[:-1], DATA[: len(DATA) // 2], DATA + b"x", b"\xff" * 64]
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        loads(data)

@@ -1,0 +1,573 @@
+"""The tick loop on a tiny bundle with real engines: results, control, faults, accounting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from backends import CPU, REAL, SIMULATED, Backend
+from conftest import Loops, captured
+from generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
+
+from profiling.allocations import AllocationProbe
+from runtime.engines.engine import EngineSet, run_once
+from runtime.engines.fake import Faults, FaultyEngine
+from runtime.engines.loading import open_engines
+from runtime.errors import (
+    CheckpointError,
+    DrainingError,
+    EngineDeadError,
+    EngineError,
+    EngineMismatchError,
+    NonFiniteError,
+    QueueFullError,
+    RequestError,
+    ShapeError,
+)
+from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.requests.timesteps import Purpose, noise
+from runtime.tick import checkpoint
+from runtime.tick.events import Cancelled, Failed, Finished, Progress, Started
+from runtime.tick.loop import TickLoop
+
+
+@pytest.fixture(params=[CPU, *SIMULATED[:2], *REAL], ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = request.param
+    return wanted.skip_where_it_is_missing()
+
+
+def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
+    """The same deployment with a decoder that misbehaves (a captured graph does not: it launches without us)."""
+    device = loop.device
+    deployment = captured(loop.deployment, False)
+    engines = open_engines(deployment, device)
+    spoiled = EngineSet(FaultyEngine(engines.decoder, faults, device), engines.rows, engines.steps)
+    return TickLoop(spoiled, loop.bundle, loop.deployment, device)
+
+
+def expected(loop: TickLoop, request: GenerationRequest, overrides: dict[int, StepParameters] | None = None) -> Any:
+    """The oracle's final latents, with the loop's own decoder engine and noise."""
+    engine, roles = loop.engines.decoder, loop.bundle.decoder
+
+    def decode(x: Any, t: float, tokens: Any, context: Any) -> Any:
+        feeds = {
+            roles.inputs.latents: x[None].astype(np.float32),
+            roles.inputs.time: np.array([t], np.float32),
+            roles.inputs.condition: tokens[None],
+            roles.inputs.condition_mask: np.ones((1, len(tokens)), np.float32),
+            roles.inputs.context: context[None],
+        }
+        return run_once(engine, feeds)[roles.outputs.velocity][0]
+
+    shape, seed = (request.frames, C), request.seed
+    noises = oracle.Noises(
+        start=noise(*shape, seed) if request.noise is None else request.noise,
+        mask=noise(*shape, seed, Purpose.MASK),
+        step=lambda k: noise(*shape, seed, Purpose.STEP, k),
+    )
+    return oracle.generate(request, decode, noises, overrides)[-1]
+
+
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops) -> None:
+    loop = loops()
+    request = make(name, **FEATURES[name])
+    np.testing.assert_allclose(run_all(loop, request).latents(name), expected(loop, request), atol=1e-4, rtol=1e-4)
+
+
+def test_stream_equals_batch_whoever_shares_the_ticks(loops: Loops) -> None:
+    requests = [make(name, **changes) for name, changes in FEATURES.items()]
+    alone = {r.id: run_all(loops(), r).latents(r.id) for r in requests}
+    together = run_all(loops(depth=8, max_rows=16), *requests[:14])
+    for request in requests[:14]:
+        np.testing.assert_allclose(together.latents(request.id), alone[request.id], atol=1e-4, rtol=1e-4)
+
+
+def test_a_result_does_not_depend_on_the_neighbours_values(loops: Loops) -> None:
+    louder = {**GUIDED, "parameters": StepParameters(guidance=7.0)}
+    one = run_all(loops(), make("a", **GUIDED), make("b", seed=1, **GUIDED))
+    other = run_all(loops(), make("a", **GUIDED), make("b", seed=2, **louder))
+    np.testing.assert_array_equal(one.latents("a"), other.latents("a"))
+
+
+def test_fused_and_two_pass_guidance_agree(loops: Loops) -> None:
+    fused = loops()
+    apart = loops(
+        fused.deployment.model_copy(
+            update={"runtime": fused.deployment.runtime.model_copy(update={"fused_guidance": False})}
+        )
+    )
+    requests = [make("a", **GUIDED), make("b", **FEATURES["guided_all"])]
+    one, other = run_all(fused, *requests), run_all(apart, *requests)
+    for name in "ab":
+        np.testing.assert_allclose(one.latents(name), other.latents(name), atol=1e-5)
+
+
+def test_rows_beyond_the_largest_range_take_more_executes(loops: Loops) -> None:
+    loop, inbox = loops(max_rows=3), Inbox()
+    for name in "abcd":
+        loop.submit(make(name, **GUIDED), inbox)
+    record = loop.tick()
+    assert record is not None
+    assert (record.rows, record.executes) == (8, 3)
+
+
+def test_unequal_tokens_share_one_execute_and_change_nothing(loops: Loops) -> None:
+    loop = loops()
+    requests = [make(str(len(c.tokens)), conditions=(c,)) for c in CONDITIONS]
+    inbox = Inbox()
+    for request in requests:
+        loop.submit(request, inbox)
+    record = loop.tick()
+    assert record is not None
+    assert record.executes == 1
+    while loop.tick() is not None:
+        pass
+    for request in requests:
+        np.testing.assert_allclose(inbox.latents(request.id), expected(loop, request), atol=1e-4)
+
+
+def test_a_decoder_without_mask_runs_unequal_tokens_apart(loops: Loops) -> None:
+    loop, inbox = loops(mask=False), Inbox()
+    for condition in (CONDITIONS[0], CONDITIONS[1], CONDITIONS[0]):
+        loop.submit(
+            make(f"{len(inbox.events)}{len(condition.tokens)}{time.perf_counter()}", conditions=(condition,)), inbox
+        )
+    record = loop.tick()
+    assert record is not None
+    assert (record.rows, record.executes) == (3, 2)
+
+
+def test_slots_of_different_length_advance_in_the_same_tick(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    for frames in (16, 32, 64):
+        loop.submit(make(str(frames), frames), inbox)
+    record = loop.tick()
+    assert record is not None
+    assert record.frames == (16, 32, 64)
+    ticks = [record.tick] + [r.tick for r in iter(loop.tick, None)]
+    assert {inbox.terminal(str(frames)).tick for frames in (16, 32, 64)} == {ticks[-1]}
+    for frames in (16, 32, 64):
+        request = make(str(frames), frames)
+        np.testing.assert_allclose(inbox.latents(str(frames)), expected(loop, request), atol=1e-4)
+
+
+def test_events_come_in_order_and_delivery_is_in_the_tick_of_the_last_step(loops: Loops) -> None:
+    inbox = run_all(loops(), make("a", steps=3))
+    assert [type(event) for event in inbox.events] == [Started, Progress, Progress, Finished]
+    assert inbox.terminal("a").tick == inbox.of("a", Started)[0].tick + 2
+
+
+def test_a_generation_of_no_steps_returns_its_source(loops: Loops) -> None:
+    source = rand(32, C)
+    inbox = run_all(loops(), make("a", source=source, denoise=0.0))
+    np.testing.assert_array_equal(inbox.latents("a"), source)
+    assert inbox.terminal("a").steps == 0
+
+
+def test_finished_latents_belong_to_the_receiver(loops: Loops) -> None:
+    loop = loops()
+    first = run_all(loop, make("a")).latents("a")
+    before = first.copy()
+    for seed in range(40):
+        run_all(loop, make(str(seed), seed=seed))
+    np.testing.assert_array_equal(first, before)
+    first[...] = 0.0
+
+
+def test_an_override_takes_effect_on_the_next_tick_and_goes_away(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request, louder = make("a", session="s"), StepParameters(velocity_scale=1.7)
+    loop.submit(request, inbox)
+    loop.tick()
+    loop.update("s", louder)
+    loop.tick()
+    loop.update("s", None)
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, {1: louder}), atol=1e-4)
+
+
+def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request = make("a", session="s")
+    noisy = StepParameters(ode_noise=0.2, dcw=Dcw("double", 0.1, 0.05))
+    loop.submit(request, inbox)
+    loop.tick()
+    loop.update("s", noisy)
+    while loop.tick() is not None:
+        pass
+    overrides = dict.fromkeys(range(1, request.steps), noisy)
+    np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, overrides), atol=1e-4)
+
+
+def test_an_override_leaves_other_sessions_alone(loops: Loops) -> None:
+    alone = run_all(loops(), make("a", session="s"), make("b", session="t")).latents("a")
+    loop = loops()
+    loop.update("t", StepParameters(velocity_scale=0.2, ode_noise=0.0))
+    np.testing.assert_array_equal(run_all(loop, make("a", session="s"), make("b", session="t")).latents("a"), alone)
+
+
+def test_guidance_can_be_switched_on_in_flight(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request = make("a", negatives=(CONDITIONS[1],), session="s")
+    loop.submit(request, inbox)
+    record = loop.tick()
+    assert record is not None
+    assert record.rows == 1
+    loop.update("s", StepParameters(guidance=3.0))
+    record = loop.tick()
+    assert record is not None
+    assert record.rows == 2
+
+
+def test_cancel_ends_waiting_and_running_generations_once(loops: Loops) -> None:
+    loop, inbox = loops(depth=1), Inbox()
+    loop.submit(make("running"), inbox)
+    loop.submit(make("waiting"), inbox)
+    loop.tick()
+    for name in ("waiting", "running", "running", "unknown"):
+        loop.cancel(name)
+    assert loop.tick() is None
+    assert isinstance(inbox.terminal("running"), Cancelled)
+    assert isinstance(inbox.terminal("waiting"), Cancelled)
+    assert loop.stats().outcomes["cancelled"] == 2
+    assert loop.stats().slots_active == 0
+
+
+def test_cancel_during_the_execute_takes_effect_before_the_commit(loops: Loops) -> None:
+    base, inbox = loops(), Inbox()
+    faults = Faults(hang_at=0)
+    loop = faulty(base, faults)
+    loop.submit(make("a", steps=1), inbox)
+    thread = threading.Thread(target=loop.tick)
+    thread.start()
+    wait_until(lambda: faults.executes > 0)
+    loop.cancel("a")
+    faults.release.set()
+    thread.join(5)
+    assert isinstance(inbox.terminal("a"), Cancelled)
+    loop.close()
+
+
+def test_a_freeze_during_the_execute_sees_a_whole_step(loops: Loops) -> None:
+    base = loops()
+    whole = run_all(base, make("a", **GUIDED)).latents("a")
+    faults = Faults(hang_at=1)
+    loop = faulty(base, faults)
+    loop.submit(make("a", **GUIDED), Inbox())
+    loop.tick()
+    thread = threading.Thread(target=loop.tick)
+    thread.start()
+    wait_until(lambda: faults.executes > 1)
+    reply = loop.freeze("a")
+    faults.release.set()
+    thread.join(5)
+    frozen, inbox = reply.result(5), Inbox()
+    assert frozen.step == 2
+    base.resume(frozen, inbox)
+    while base.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), whole)
+    loop.close()
+
+
+def test_places_are_bounded_and_come_back(loops: Loops) -> None:
+    loop, inbox = loops(depth=2), Inbox()
+    places = 2 + loop.deployment.runtime.queue
+    for index in range(places):
+        loop.submit(make(str(index)), inbox)
+    with pytest.raises(QueueFullError, match="2 slots and 8 waiting places"):
+        loop.submit(make("one too many"), inbox)
+    while loop.tick() is not None:
+        pass
+    assert loop.stats().outcomes["ok"] == places
+    loop.submit(make("fits again"), inbox)
+
+
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_a_non_finite_slot_ends_alone_and_its_neighbours_stay_bit_identical(step: int, loops: Loops) -> None:
+    base = loops()
+    names = ["a", "b", "c"]
+    clean = run_all(base, *(make(name) for name in names))
+    loop = faulty(base, Faults(nan_at={step: (1,)}))
+    inbox = run_all(loop, *(make(name) for name in names))
+    failed = inbox.terminal("b")
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, NonFiniteError)
+    for name in ("a", "c"):
+        np.testing.assert_array_equal(inbox.latents(name), clean.latents(name))
+    assert loop.stats().outcomes == {"ok": 2, "cancelled": 0, "nonfinite": 1, "engine_error": 0, "drained": 0}
+    assert np.isfinite(run_all(loop, make("next")).latents("next")).all()
+    loop.close()
+
+
+def test_a_recoverable_failure_ends_the_batch_and_the_loop_goes_on(loops: Loops) -> None:
+    loop = faulty(loops(), Faults(fail_at=frozenset({1})))
+    inbox = run_all(loop, make("a"), make("b"))
+    for name in "ab":
+        assert isinstance(inbox.terminal(name), Failed)
+        assert isinstance(inbox.terminal(name).error, EngineError)
+    assert run_all(loop, make("c")).latents("c").shape == (32, C)
+    assert loop.stats().is_alive
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_engine_tells_everybody_and_takes_no_more(loops: Loops) -> None:
+    loop, inbox = faulty(loops(depth=1), Faults(die_at=1)), Inbox()
+    loop.submit(make("running"), inbox)
+    loop.submit(make("waiting"), inbox)
+    loop.start()
+    wait_until(lambda: not loop.stats().is_alive)
+    for name in ("running", "waiting"):
+        assert isinstance(inbox.terminal(name).error, EngineDeadError)
+    with pytest.raises(EngineDeadError, match="died at execute 1"):
+        loop.submit(make("late"), inbox)
+    loop.close()
+
+
+def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.005)
+
+
+def test_the_thread_blocks_while_nothing_is_live(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.start()
+    loop.submit(make("a"), inbox)
+    wait_until(lambda: loop.stats().is_idle and inbox.events and isinstance(inbox.events[-1], Finished))
+    ticks, spent = loop.stats().ticks, time.thread_time()
+    time.sleep(0.05)
+    assert loop.stats().ticks == ticks == 4
+    assert time.thread_time() - spent < 0.04
+
+
+def test_an_id_is_inside_only_once(loops: Loops) -> None:
+    loop = loops()
+    loop.submit(make("a"), Inbox())
+    with pytest.raises(RequestError, match="inside already"):
+        loop.submit(make("a"), Inbox())
+
+
+def test_drain_lets_what_is_inside_finish_and_refuses_the_rest(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.start()
+    loop.submit(make("a", steps=50), inbox)
+    assert loop.drain(10.0)
+    assert isinstance(inbox.terminal("a"), Finished)
+    with pytest.raises(DrainingError):
+        loop.submit(make("late"), inbox)
+
+
+def test_close_ends_what_is_left_as_drained(loops: Loops) -> None:
+    loop, inbox = faulty(loops(), Faults(delay_s=0.02)), Inbox()
+    loop.start()
+    loop.submit(make("a", steps=200), inbox)
+    wait_until(lambda: bool(inbox.of("a", Started)))
+    assert not loop.drain(0.05)
+    loop.close()
+    assert isinstance(inbox.terminal("a").error, DrainingError)
+    assert loop.stats().outcomes["drained"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "guided_all", "rcfg_initialize", "rcfg_self", "sde", "mask", "everything", "two_conditions"]
+)
+def test_a_frozen_generation_goes_on_bit_identically(name: str, loops: Loops) -> None:
+    request = make("a", **{"steps": 6, **FEATURES[name]})
+    whole = run_all(loops(), request).latents("a")
+    first, inbox = loops(), Inbox()
+    first.submit(request, inbox)
+    first.tick()
+    first.tick()
+    reply = first.freeze("a")
+    first.tick()
+    data = checkpoint.dumps(reply.result(0))
+    second, resumed = loops(), Inbox()
+    second.resume(checkpoint.loads(data), resumed)
+    while second.tick() is not None:
+        pass
+    np.testing.assert_array_equal(resumed.latents("a"), whole)
+
+
+def test_a_checkpoint_keeps_the_sessions_parameters(loops: Loops) -> None:
+    def with_override(loop: TickLoop) -> TickLoop:
+        loop.update("s", StepParameters(velocity_scale=1.3))
+        return loop
+
+    request = make("a", session="s")
+    whole = run_all(with_override(loops()), request).latents("a")
+    loop = with_override(loops())
+    loop.submit(request, Inbox())
+    loop.tick()
+    reply = loop.freeze("a")
+    loop.tick()
+    second, inbox = loops(), Inbox()
+    second.resume(reply.result(0), inbox)
+    while second.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), whole)
+
+
+def test_freezing_what_is_not_in_flight_is_an_error(loops: Loops) -> None:
+    loop = loops()
+    reply = loop.freeze("nobody")
+    loop.tick()
+    with pytest.raises(RequestError, match="nobody"):
+        reply.result(0)
+
+
+def test_a_checkpoint_of_another_model_is_refused(loops: Loops) -> None:
+    loop = loops()
+    loop.submit(make("a"), Inbox())
+    loop.tick()
+    reply = loop.freeze("a")
+    loop.tick()
+    with pytest.raises(CheckpointError, match="another-model"):
+        loop.resume(replace(reply.result(0), model="another-model"), Inbox())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"frames": 31}, ShapeError, "multiples of 2"),
+        ({"frames": 128}, ShapeError, r"2\.\.64.*tickrt-build"),
+        ({"context": None}, RequestError, "needs a context"),
+        ({"context": rand(32, 3)}, RequestError, "context: has 3 channels"),
+        ({"noise": rand(32, 3)}, RequestError, "noise: has 3 channels"),
+        ({"conditions": (Condition(rand(3, 5)),)}, RequestError, r"conditions\.0\.tokens: has width 5"),
+        ({"conditions": (Condition(rand(40, D)),)}, ShapeError, r"40 tokens.*1\.\.32"),
+        ({"conditions": (CONDITIONS[0],) * 17}, RequestError, "at most 16"),
+        ({"parameters": StepParameters(channel_gain=np.ones(5))}, RequestError, "channel_gain: has 5"),
+    ],
+)
+def test_what_no_tick_could_execute_is_refused_at_the_door(
+    changes: dict[str, Any], error: type[Exception], says: str, loops: Loops
+) -> None:
+    loop = loops()
+    frames = changes.get("frames", 32)
+    values = {"context": np.zeros((frames, X), np.float32), **changes}
+    with pytest.raises(error, match=rf"(?s){says}"):
+        loop.submit(make("a", **{"frames": frames, **values}) if frames in CONTEXT else GenerationRequest(
+            frames=frames, conditions=(CONDITIONS[0],), context=values["context"]), Inbox())  # fmt: skip
+    assert loop.tick() is None
+
+
+@pytest.mark.parametrize("name", ["plain", "guided_all", "dcw_double", "mask", "sde_curve"])
+def test_a_tick_in_steady_state_allocates_nothing(name: str, loops: Loops) -> None:
+    """Whoever submits does so between ticks: drawing its noise is the submitter's own work."""
+    loop, inbox = loops(), Inbox()
+    waiting = [make(f"{name}{index}", **{"steps": 8, **FEATURES[name]}) for index in range(12)]
+    probe, records = AllocationProbe(trace=True), []
+    for tick in range(34):
+        free = 2 - loop.stats().slots_active if tick else 1
+        for request in [waiting.pop() for _ in range(free)]:
+            loop.submit(request, inbox)
+        with probe if tick >= 18 else nullcontext():
+            records.append(loop.tick())
+    assert probe.sites() == []
+    assert [record.allocations for record in records[18:] if record is not None] == [0] * 16
+    assert sum(isinstance(event, Started) for event in inbox.events) > 6
+
+
+def test_random_work_is_accounted_for_exactly(loops: Loops) -> None:
+    """Submits, cancels, overrides and faults in random order: one terminal event each, and the counts agree."""
+    random = np.random.default_rng(11)
+    loop, inbox = faulty(loops(depth=3), Faults(nan_at={7: (0,), 19: (1,)}, fail_at=frozenset({12}))), Inbox()
+    names: list[str] = []
+    features = list(FEATURES.values())
+    for index in range(60):
+        if len(names) - sum(loop.stats().outcomes.values()) < 10:
+            names.append(
+                loop.submit(make(f"r{index}", session=str(index % 3), **features[index % len(features)]), inbox)
+            )
+        if random.random() < 0.2:
+            loop.cancel(str(random.choice(names)))
+        if random.random() < 0.2:
+            loop.update(str(random.integers(3)), StepParameters(velocity_scale=float(random.random() + 0.5)))
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    kinds = [type(inbox.terminal(name)) for name in names]
+    outcomes = loop.stats().outcomes
+    assert sum(outcomes.values()) == len(names)
+    assert (outcomes["ok"], outcomes["cancelled"]) == (kinds.count(Finished), kinds.count(Cancelled))
+    assert outcomes["nonfinite"] + outcomes["engine_error"] == kinds.count(Failed) > 0
+    assert loop.stats().slots_active == loop.stats().queue_depth == 0
+    loop.close()
+
+
+def same_engines(loop: TickLoop) -> EngineSet:
+    """The loop's engines, opened a second time."""
+    return open_engines(loop.deployment, loop.device)
+
+
+def test_engines_are_swapped_between_two_ticks_and_nobody_notices(loops: Loops) -> None:
+    loop = loops()
+    alone = run_all(loop, make("a", **GUIDED)).latents("a")
+    inbox = Inbox()
+    loop.submit(make("a", **GUIDED), inbox)
+    loop.tick()
+    new = same_engines(loop)
+    reply = loop.swap(new)
+    record = loop.tick()
+    reply.result(0)
+    assert record is not None
+    assert (record.generation, record.bound) == (1, 1)
+    assert loop.engines is new
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), alone)
+
+
+def test_a_swap_while_the_loop_idles_is_carried_out(loops: Loops) -> None:
+    loop = loops()
+    loop.start()
+    loop.swap(same_engines(loop)).result(20)
+    inbox = Inbox()
+    loop.submit(make("a"), inbox)
+    assert loop.drain(20)
+    assert inbox.latents("a").shape == (32, C)
+
+
+def test_engines_of_another_model_are_refused_and_the_old_ones_go_on(loops: Loops) -> None:
+    loop, other = loops(), loops(channels=4)
+    before = loop.engines
+    inbox = Inbox()
+    loop.submit(make("a"), inbox)
+    reply = loop.swap(other.engines)
+    while loop.tick() is not None:
+        pass
+    with pytest.raises(EngineMismatchError, match="expected"):
+        reply.result(0)
+    assert loop.engines is before
+    assert np.isfinite(inbox.latents("a")).all()
+
+
+def test_engines_that_lack_a_variant_are_refused(loops: Loops) -> None:
+    loop = loops()
+    full = same_engines(loop)
+    poor = EngineSet(full.decoder, full.rows, {f: e for f, e in full.steps.items() if "dcw" not in f})
+    reply = loop.swap(poor)
+    loop.tick()
+    with pytest.raises(EngineMismatchError, match="dcw"):
+        reply.result(0)
+    full.close()
+
+
+def test_a_loop_that_has_ended_takes_no_engines(loops: Loops) -> None:
+    loop = loops()
+    loop.start()
+    loop.close()
+    with pytest.raises(EngineError, match="ended"):
+        loop.swap(loop.engines).result(0)

@@ -1,0 +1,239 @@
+"""What only a device that runs behind the host can get wrong: ticks in flight, captured graphs, copies, faults.
+
+On the simulated GPU, whose work runs as late as the rules allow.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import SIMULATED, Backend
+from conftest import Built, Loops, resized
+from generations import CONDITIONS, FEATURES, GUIDED, Inbox, make, run_all
+from simulator.fixture import Machine
+
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engines
+from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
+from runtime.requests.request import StepParameters
+from runtime.tick.events import Cancelled, Failed
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
+
+LATE = SIMULATED[0]
+WARM = 8
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return LATE
+
+
+def with_runtime(deployment: Deployment, **changes: Any) -> Deployment:
+    return deployment.model_copy(update={"runtime": deployment.runtime.model_copy(update=changes)})
+
+
+def steady(loop: TickLoop, *, depth: int = 2, ticks: int = WARM, **changes: Any) -> Inbox:
+    """A full house, after `ticks` ticks."""
+    inbox = Inbox()
+    for index in range(depth):
+        loop.submit(make(f"{index}", **{"steps": 60, **GUIDED, **changes}), inbox)
+    for _ in range(ticks):
+        assert loop.tick() is not None
+    return inbox
+
+
+def test_a_steady_tick_replays_one_captured_graph_and_allocates_nothing(loops: Loops, machine: Machine) -> None:
+    loop = loops()
+    steady(loop)
+    before = machine.counters.copy()
+    records = [loop.tick() for _ in range(10)]
+    done = machine.counters - before
+    assert all(isinstance(record, TickRecord) for record in records)
+    assert {(r.replayed, r.bound, r.captured, r.evicted, r.allocations) for r in records if r} == {(1, 0, 0, 0, 0)}
+    assert done["graph_launches"] == 10
+    assert (done["allocations"], done["synchronizes"], done["pageable_copies"]) == (0, 0, 0)
+
+
+def test_the_host_waits_only_for_a_tick_before_the_one_it_launched(loops: Loops, machine: Machine) -> None:
+    loop = loops()
+    steady(loop)
+    before = machine.counters.copy()
+    for _ in range(10):
+        loop.tick()
+        pending = loop._in_flight
+        assert [tick.done.is_done for tick in pending] == [False]
+    assert (machine.counters - before)["host_waits"] == 10
+
+
+def test_one_tick_in_flight_waits_for_itself(loops: Loops, built: Built, backend: Backend) -> None:
+    deployment = resized(built(max_rows=16, backend=backend), 4, 8)
+    loop = loops(with_runtime(deployment, ticks_in_flight=1))
+    inbox = run_all(loop, make("a", **GUIDED))
+    assert not loop._in_flight
+    np.testing.assert_array_equal(inbox.latents("a"), run_all(loops(), make("a", **GUIDED)).latents("a"))
+
+
+def test_a_graph_is_captured_at_the_third_tick_of_its_kind(loops: Loops) -> None:
+    loop = loops()
+    loop.submit(make("a", steps=12), Inbox())
+    kinds = [(r.bound, r.captured, r.replayed) for r in (loop.tick() for _ in range(10)) if r is not None]
+    bound, held, captured, replayed = (1, 0, 0), (0, 0, 0), (0, 1, 1), (0, 0, 1)
+    assert kinds == [bound, bound, held, held, captured, captured, *[replayed] * 4]
+
+
+def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine, built: Built, backend: Backend) -> None:
+    loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
+    loop._lanes._launches.captures = False
+    steady(loop)
+    record = loop.tick()
+    assert record is not None
+    assert (record.replayed, machine.counters["graph_launches"]) == (0, 0)
+
+
+def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Built, backend: Backend) -> None:
+    deployment = resized(built(max_rows=16, backend=backend), 4, 8)
+    few = loops(with_runtime(deployment, captured_graphs=2))
+    requests = [make(f"{index}", steps=3 + 2 * index, **GUIDED) for index in range(4)]
+    expected = run_all(loops(), *requests)
+    inbox, evicted = Inbox(), 0
+    for request in requests:
+        few.submit(request, inbox)
+    while (record := few.tick()) is not None:
+        evicted += record.evicted
+    assert evicted > 2
+    assert len(few._lanes._launches) <= 2
+    for request in requests:
+        np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
+
+
+def test_what_cannot_be_captured_runs_plainly(loops: Loops, machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.faults = {"uncapturable": True}
+    loop = loops()
+    with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
+        steady(loop, ticks=14)
+    record = loop.tick()
+    assert record is not None
+    assert (record.replayed, record.captured, record.bound) == (0, 0, 0)
+    assert sum("launched plainly" in message for message in caplog.messages) == 1
+
+
+def play(loop: TickLoop) -> Inbox:
+    """A lively house: starts, ends, cancels and updates at fixed ticks, features of every kind."""
+    inbox = Inbox()
+    kinds = sorted(FEATURES)
+    for tick in range(40):
+        if tick < 27:
+            name = kinds[tick % len(kinds)]
+            loop.submit(
+                make(f"{name}-{tick}", session=f"s{tick % 3}", **{"steps": 3 + tick % 4, **FEATURES[name]}), inbox
+            )
+        if tick % 5 == 2:
+            loop.cancel(f"{kinds[tick % len(kinds)]}-{tick}")
+        if tick % 7 == 3:
+            loop.update("s1", StepParameters(velocity_scale=0.8 + tick / 100, ode_noise=0.05))
+        if tick % 7 == 5:
+            loop.update("s1", None)
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    return inbox
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_lively_house_gives_what_the_cpu_gives(in_flight: int, loops: Loops, built: Built, backend: Backend) -> None:
+    gpu = resized(built(max_rows=16, backend=backend), 4, 8)
+    cpu = resized(built(max_rows=16, depth=8, codec=False, conditioner=False), 4, 8)
+    device = open_device("cpu")
+    reference = TickLoop(open_engines(cpu, device), load_bundle(cpu.bundle), cpu, device)
+    expected, found = play(reference), play(loops(with_runtime(gpu, ticks_in_flight=in_flight)))
+    reference.close()
+    ended = {event.request_id: type(event) for event in expected.events if not hasattr(event, "step")}
+    assert {event.request_id: type(event) for event in found.events if not hasattr(event, "step")} == ended
+    finished = [name for name, kind in ended.items() if kind.__name__ == "Finished"]
+    assert len(finished) > 15
+    assert Cancelled in ended.values()
+    for name in finished:
+        np.testing.assert_allclose(found.latents(name), expected.latents(name), atol=2e-4, err_msg=name)
+
+
+def test_an_execute_that_is_refused_ends_its_batch_and_not_the_loop(loops: Loops, machine: Machine) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a"), inbox)
+    machine.faults = {"enqueue_false_at": [1]}
+    assert loop.tick() is not None
+    assert isinstance(inbox.terminal("a"), Failed)
+    assert isinstance(inbox.terminal("a").error, EngineError)
+    machine.faults = {}
+    assert np.isfinite(run_all(loop, make("b")).latents("b")).all()
+
+
+def test_no_memory_at_the_first_execute_is_said_and_survived(loops: Loops, machine: Machine) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a"), inbox)
+    machine.faults = {"enqueue_oom_at": [1]}
+    loop.tick()
+    assert isinstance(inbox.terminal("a").error, OutOfMemoryError)
+    machine.faults = {}
+    assert np.isfinite(run_all(loop, make("b")).latents("b")).all()
+
+
+def test_an_error_that_comes_later_ends_the_loop_and_everybody_is_told(loops: Loops, machine: Machine) -> None:
+    loop = loops()
+    inbox = steady(loop, depth=3)
+    machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 4]}
+    with pytest.raises(EngineDeadError, match="cudaErrorIllegalAddress"):
+        run_all(loop)
+    loop.close()
+    assert all(isinstance(inbox.terminal(str(index)), Failed) for index in range(3))
+
+
+def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Machine) -> None:
+    loop, inbox = loops(), Inbox()
+    machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 30]}
+    loop.submit(make("a", steps=200), inbox)
+
+    def run() -> None:
+        with suppress(EngineDeadError):
+            loop.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not loop.stats().is_alive
+    assert isinstance(inbox.terminal("a").error, EngineDeadError)
+    with pytest.raises(EngineDeadError):
+        loop.submit(make("b"), inbox)
+
+
+def test_empty_lanes_go_while_ticks_are_in_flight(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    lengths = (16, 32, 64)
+    for index, frames in enumerate(lengths * 4):
+        loop.submit(make(f"{index}", frames, steps=2), inbox)
+        loop.tick()
+        for other in range(4, 12, 2):
+            loop._lanes.open(other, live=set(lengths))
+    while loop.tick() is not None:
+        pass
+    reference = run_all(loops(), make("0", 16, steps=2))
+    np.testing.assert_allclose(inbox.latents("0"), reference.latents("0"), atol=1e-5)
+
+
+def test_conditions_of_many_lengths_share_executes(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    for index, condition in enumerate(CONDITIONS):
+        loop.submit(make(f"{index}", steps=6, conditions=(condition,)), inbox)
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    for index, condition in enumerate(CONDITIONS):
+        alone = run_all(loop, make(f"{index}", steps=6, conditions=(condition,)))
+        np.testing.assert_allclose(inbox.latents(f"{index}"), alone.latents(f"{index}"), atol=1e-4)
