@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from engine_build import inventory, outline
-from engine_build.builder import build
+from engine_build.build.builder import build
+from engine_build.build.environment import place_of, place_or_why_not
+from engine_build.build.rebuild_check import decide
 from engine_build.config import BuildRequest, load_request, read_options
-from engine_build.decisions import decide
-from engine_build.inventory_report import print_entries, print_inspection
-from engine_build.place import place_of, place_or_why_not
-from engine_build.report import ConsoleReport, print_decisions, size
+from engine_build.reports import dry_run as outline
+from engine_build.reports import inventory
+from engine_build.reports.console import ConsoleReport, print_decisions, size
+from engine_build.reports.inventory_console import print_entries, print_inspection
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, TickError

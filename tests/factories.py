@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from engine_build.graph_writer import GraphWriter
+from engine_build.graphs.graph_writer import GraphWriter
 
 WIDTH = 16
 VOCABULARY = 257

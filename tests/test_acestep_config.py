@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from engine_build.acestep.bundle_text import BundleFacts, bundle_text
 from engine_build.config import check_ranges, read_options
+from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError

@@ -23,7 +23,8 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
     """Train on the corpus and export the bundle."""
-    from engine_build.demo_model import export_bundle, train
+    from engine_build.demo_model import bundle as export_bundle
+    from engine_build.demo_model import train
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
@@ -33,7 +34,7 @@ def train(
 @app.command()
 def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
     """Export a checkpoint's averaged weights as the bundle."""
-    from engine_build.demo_model.export_bundle import export_bundle
+    from engine_build.demo_model.bundle import export_bundle
 
     export_bundle(checkpoint, folder)
 
@@ -44,9 +45,9 @@ def evaluate(
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
 ) -> None:
     """Measure the bundle on held-out prompts, through the real tick loop. Needs no torch."""
-    from engine_build.demo_model.bundle import read_bundle_file, write_bundle_file
-    from engine_build.demo_model.evaluate import evaluate
-    from engine_build.demo_model.player import open_player
+    from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file
+    from engine_build.demo_model.evaluation.evaluate import evaluate
+    from engine_build.demo_model.evaluation.player import open_player
 
     with open_player(folder) as player:
         figures = evaluate(player)
@@ -61,8 +62,8 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="The PNG; samples.png in the bundle's folder by default.")] = None,
 ) -> None:
     """Draw spectrograms and piano rolls of three prompts."""
-    from engine_build.demo_model.player import open_player
-    from engine_build.demo_model.plot import plot
+    from engine_build.demo_model.evaluation.player import open_player
+    from engine_build.demo_model.evaluation.plot import plot
 
     with open_player(folder) as player:
         plot(player, out or folder / "samples.png")

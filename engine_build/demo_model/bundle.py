@@ -1,103 +1,62 @@
-"""The bundle's folder: every graph, the tokenizer and bundle.toml. Needs no torch."""
+"""A trained checkpoint -> the demo bundle's folder."""
 
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
+import torch
 
-from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
-from engine_build.demo_model.conditioner import build_conditioner
-from engine_build.demo_model.latents import (
-    CANVAS_FRAMES,
-    CHANNELS,
-    FRAME_RATE_HZ,
-    HOP_SAMPLES,
-    SAMPLE_RATE_HZ,
-    SILENCE,
-    FloatArray,
+from engine_build.demo_model.bundle_text import (
+    SIZE_LIMIT_BYTES,
+    bundle_size_bytes,
+    write_bundle_file,
+    write_codec,
+    write_text_side,
 )
-from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
-from engine_build.toml_text import table_text
+from engine_build.demo_model.latents import CHANNELS
+from engine_build.demo_model.model import CONDITION_WIDTH, DemoModel, num_parameters
+from engine_build.export.cleanup import paths_in
+from engine_build.export.masked_decoder import DecoderShape, export_decoder, max_error
 
-BUNDLE_FILE: Final = "bundle.toml"
-OVERLAP_FRAMES: Final = 64
-SIZE_LIMIT_BYTES: Final = 16 * 2**20
-
-_TABLES: Final[dict[str, dict[str, Any]]] = {
-    "": {
-        "schema_version": 1,
-        "name": "tickrt-demo",
-        "version": "1.0.0",
-        "family": "flow",
-        "license": "Apache-2.0",
-        "description": "A small music model of ACE-Step's architecture, trained on songs written by rule.",
-    },
-    "latents": {
-        "channels": CHANNELS,
-        "frame_rate_hz": FRAME_RATE_HZ,
-        "frame_multiple": 2,
-        "canvas_frames": CANVAS_FRAMES,
-    },
-    "decoder": {"graph": "decoder.onnx"},
-    "decoder.inputs": {
-        "latents": "hidden_states",
-        "time": "timestep",
-        "condition": "encoder_hidden_states",
-        "condition_mask": "condition_mask",
-        "context": "context_latents",
-    },
-    "decoder.outputs": {"velocity": "velocity"},
-    "context": {"layout": "known+mask", "overlap_frames": OVERLAP_FRAMES, "silence": [SILENCE] * CHANNELS},
-    "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES},
-    "codec.decode": {
-        "graph": "codec_decode.onnx",
-        "margin_frames": DECODE_MARGIN_FRAMES,
-        "inputs": {"latents": "latents", "start_frame": "start_frame"},
-        "outputs": {"audio": "audio"},
-    },
-    "codec.encode": {
-        "graph": "codec_encode.onnx",
-        "margin_frames": ENCODE_MARGIN_FRAMES,
-        "inputs": {"audio": "audio"},
-        "outputs": {"latents": "latents"},
-    },
-    "conditioner": {
-        "graph": "conditioner.onnx",
-        "tokenizer": "tokenizer.json",
-        "max_tokens": MAX_TOKENS,
-        "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
-        "outputs": {"condition": "condition", "mask": "condition_mask"},
-    },
-    "sampler": {"steps": 16, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
-}
+SHAPE: Final = DecoderShape(CHANNELS, 2 * CHANNELS, CONDITION_WIDTH, frame_multiple=2)
+_CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
+_ERROR_LIMIT: Final = 1e-5
+_RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
 
 
-def write_codec(folder: Path) -> None:
-    """Write both halves of the codec; they depend on no weights."""
-    onnx.save(build_decoder(), folder / "codec_decode.onnx")
-    onnx.save(build_encoder(), folder / "codec_encode.onnx")
+def load_average(checkpoint: Path) -> tuple[DemoModel, dict[str, Any]]:
+    """The averaged weights of a checkpoint as a model, and the figures of its training."""
+    state = torch.load(checkpoint, weights_only=True)
+    model = DemoModel()
+    model.load_state_dict(state["average"])
+    figures = {
+        "parameters": num_parameters(model),
+        "steps": state["step"],
+        "minutes": round(state["elapsed_s"] / 60, 1),
+    }
+    return model.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
 
 
-def write_text_side(folder: Path, token_table: FloatArray) -> None:
-    """Write the tokenizer and the conditioner with its table of tokens f32 `[NUM_TOKENS, D]`."""
-    onnx.save(build_conditioner(token_table), folder / "conditioner.onnx")
-    (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
+def export_bundle(checkpoint: Path, folder: Path) -> None:
+    """Write the whole bundle and check it: decoder against torch, no machine paths, size.
+
+    Raises:
+        RuntimeError: a check failed; the text says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model, figures = load_average(checkpoint)
+    export_decoder(model.decoder, SHAPE, folder / "decoder.onnx")
+    write_text_side(folder, model.token_table().detach().numpy())
+    write_codec(folder)
+    error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
+    write_bundle_file(folder, figures | {"export_max_error": error}, {})
+    _check(folder, error)
 
 
-def write_bundle_file(folder: Path, training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
-    """Write bundle.toml; the figures of training and evaluation are free tables of plain values."""
-    tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
-    text = "\n".join(table_text(name, values) for name, values in tables.items())
-    (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
-
-
-def read_bundle_file(folder: Path) -> dict[str, Any]:
-    """bundle.toml as nested dictionaries."""
-    return tomllib.loads((folder / BUNDLE_FILE).read_text(encoding="utf-8"))
-
-
-def bundle_size_bytes(folder: Path) -> int:
-    """Size of everything in the folder."""
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+def _check(folder: Path, error: float) -> None:
+    if error > _ERROR_LIMIT:
+        raise RuntimeError(f"decoder.onnx differs from torch by {error:.1e}, allowed is {_ERROR_LIMIT:.0e}")
+    for file in folder.iterdir():
+        if file.suffix in (".onnx", ".json", ".toml") and (found := paths_in(file)):
+            raise RuntimeError(f"{file.name} holds paths of this machine, such as {found[0]!r}")
+    if (size := bundle_size_bytes(folder)) > SIZE_LIMIT_BYTES:
+        raise RuntimeError(f"the bundle has {size} bytes, allowed are {SIZE_LIMIT_BYTES}")

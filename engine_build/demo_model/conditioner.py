@@ -6,11 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from engine_build.demo_model.corpus import TEMPOS_BPM
-from engine_build.demo_model.graphs import GraphWriter
-from engine_build.demo_model.latents import FloatArray
-from engine_build.demo_model.tokenizer import vocabulary, word_to_concept_ids
-from engine_build.demo_model.vocabulary import (
+from engine_build.demo_model.corpus.songs import TEMPOS_BPM
+from engine_build.demo_model.corpus.vocabulary import (
     BPM_CONCEPTS,
     CONCEPT_IDS,
     CONCEPTS,
@@ -20,6 +17,9 @@ from engine_build.demo_model.vocabulary import (
     TEMPO_WORDS_BPM,
     WORD_CONCEPTS,
 )
+from engine_build.demo_model.graphs import GraphWriter
+from engine_build.demo_model.latents import FloatArray
+from engine_build.demo_model.tokenizer import vocabulary, word_to_concept_ids
 
 _NOTHING: Final = len(WORD_CONCEPTS)
 

@@ -7,10 +7,10 @@ import torch
 from diffusers import AceStepTransformer1DModel
 from torch import Tensor, nn
 
-from engine_build.demo_model.corpus import HALF_FRAME, TEMPOS_BPM
+from engine_build.demo_model.corpus.songs import HALF_FRAME, TEMPOS_BPM
+from engine_build.demo_model.corpus.vocabulary import NUM_TOKENS, fixed_columns
 from engine_build.demo_model.latents import CHANNELS, FRAME_RATE_HZ
-from engine_build.demo_model.vocabulary import NUM_TOKENS, fixed_columns
-from engine_build.masked_decoder import MaskedDecoder
+from engine_build.export.masked_decoder import MaskedDecoder
 
 CONDITION_WIDTH: Final = 64
 DECODER_CONFIG: Final = {

@@ -11,9 +11,9 @@ from typing import Any, Final
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from engine_build.demo_model.corpus import LAYERS, TEMPOS_BPM
-from engine_build.demo_model.music import NOTE_NAMES
-from engine_build.demo_model.vocabulary import CONCEPT_IDS, KEY_CONCEPTS
+from engine_build.demo_model.corpus.songs import LAYERS, TEMPOS_BPM
+from engine_build.demo_model.corpus.theory import NOTE_NAMES
+from engine_build.demo_model.corpus.vocabulary import CONCEPT_IDS, KEY_CONCEPTS
 
 MAX_TOKENS: Final = 32
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_build.demo_model.batches import LONG_EVERY, SONG_FRAMES, Batch, Pool, draw_batch, make_pool
+from engine_build.demo_model.corpus.batches import LONG_EVERY, SONG_FRAMES, Batch, Pool, draw_batch, make_pool
 from engine_build.demo_model.latents import CANVAS_FRAMES
 from engine_build.demo_model.model import DemoModel, new_model, num_parameters
 

@@ -10,8 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graph_view import GraphView, replace_nodes
-from engine_build.precision.parts import NodePart
+from engine_build.graphs.graph_view import GraphView, replace_nodes
+from engine_build.precision.node_rules import NodePart
 from runtime.errors import BuildError
 
 DATA_MIN_BYTES = 1024

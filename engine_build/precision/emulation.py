@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-from engine_build.graph_view import GraphView, attribute, replace_nodes
-from engine_build.precision.parts import LAYOUT
+from engine_build.graphs.graph_view import GraphView, attribute, replace_nodes
+from engine_build.precision.node_rules import LAYOUT
 
 LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 

@@ -13,10 +13,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from engine_build.flops import product_flops, product_values
-from engine_build.graph_file import Graph
-from engine_build.graph_view import node_name
-from engine_build.onnxruntime_builder import (
+from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.graph_view import node_name, product_flops, product_values
+from engine_build.graphs.reference_session import (
     DATA_FOLDER_ENTRY,
     exact_options,
     model_of,

@@ -14,10 +14,10 @@ from typing import Literal
 import onnx
 from onnx import TensorProto, defs
 
-from engine_build.graph_view import GraphView, node_name
+from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter, Weights
-from engine_build.precision.parts import parts_of
-from engine_build.precision.prepare import prepared
+from engine_build.precision.node_rules import parts_of
+from engine_build.precision.normalize import prepared
 from runtime.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16"]

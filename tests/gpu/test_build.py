@@ -10,10 +10,10 @@ from factories import tiny_deployment
 from paths import ROOT
 from typer.testing import CliRunner, Result
 
-from engine_build.builder import build_deployment
+from engine_build.build.builder import build_deployment
+from engine_build.build.environment import place_or_why_not
 from engine_build.cli import app
 from engine_build.config import load_request, read_options
-from engine_build.place import place_or_why_not
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once

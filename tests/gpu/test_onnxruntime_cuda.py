@@ -11,10 +11,10 @@ import pytest
 from factories import tiny_deployment
 from paths import ROOT
 
-from engine_build.builder import build_deployment
-from engine_build.graph_file import read_graph
-from engine_build.onnxruntime_builder import need_cuda_provider
-from engine_build.precision.feeds import decoder_feeds
+from engine_build.build.builder import build_deployment
+from engine_build.build.onnxruntime_compiler import need_cuda_provider
+from engine_build.graphs.graph_file import read_graph
+from engine_build.precision.sample_states import decoder_feeds
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device

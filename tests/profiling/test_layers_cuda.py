@@ -9,7 +9,7 @@ from factories import tiny_deployment
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.builder import build_deployment
+from engine_build.build.builder import build_deployment
 from profiling.ceilings import measure_ceilings
 from profiling.layers_measure import measure, sizes_of
 from profiling.rollups import by_kind

@@ -12,7 +12,7 @@ import soundfile
 from http_harness import Served, serving
 from paths import ROOT
 
-from engine_build.builder import build_deployment
+from engine_build.build.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from server.bench import measure
 

@@ -19,7 +19,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from simulator.fixture import Machine
 
-import engine_build.onnxruntime_builder as builder
+import engine_build.build.onnxruntime_compiler as builder
 import runtime.engines.onnxruntime as engines
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD
 

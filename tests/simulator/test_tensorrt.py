@@ -17,7 +17,7 @@ import pytest
 from simulator.fixture import Machine, child_environment, provoked, simulated
 from simulator.plans import CHANNELS, MANY_ROWS, ROWS, Lines, build_plan, small_graph
 
-from engine_build.graph_writer import GraphWriter
+from engine_build.graphs.graph_writer import GraphWriter
 
 THREAD_LOCAL = 1
 SHAPES = {"x": (2, 4, CHANNELS), "t": (2,), "bias": (CHANNELS,)}

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
-from engine_build.demo_model.corpus import LAYERS, draw_song, render
+from engine_build.demo_model.corpus.songs import LAYERS, draw_song, render
 from engine_build.demo_model.latents import (
     CHANNELS,
     FIRST_PITCH,

@@ -6,8 +6,8 @@ import onnxruntime as ort
 import pytest
 
 from engine_build.demo_model.conditioner import build_conditioner
+from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, BPM_CONCEPTS, CONCEPT_IDS, NUM_TOKENS, token_ids
 from engine_build.demo_model.tokenizer import build_tokenizer
-from engine_build.demo_model.vocabulary import ALWAYS_ID, BPM_CONCEPTS, CONCEPT_IDS, NUM_TOKENS, token_ids
 
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 TABLE = np.random.default_rng(0).standard_normal((NUM_TOKENS, 8)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine_build.demo_model.corpus import draw_song, render
+from engine_build.demo_model.corpus.songs import draw_song, render
 from engine_build.demo_model.latents import CHANNELS, SILENCE, latents_from_levels, levels_from_latents
 
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine_build.demo_model import __main__ as main
-from engine_build.demo_model.bundle import read_bundle_file, write_bundle_file
+from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file
 
 
 def test_help_names_every_command() -> None:
@@ -22,8 +22,8 @@ def test_evaluate_writes_the_figures_and_keeps_those_of_training(
         def __exit__(self, *_: object) -> None: ...
 
     write_bundle_file(tmp_path, {"steps": 5}, {})
-    monkeypatch.setattr("engine_build.demo_model.player.open_player", lambda folder: Opened())
-    monkeypatch.setattr("engine_build.demo_model.evaluate.evaluate", lambda player: {"in_key": 0.5})
+    monkeypatch.setattr("engine_build.demo_model.evaluation.player.open_player", lambda folder: Opened())
+    monkeypatch.setattr("engine_build.demo_model.evaluation.evaluate.evaluate", lambda player: {"in_key": 0.5})
     result = CliRunner().invoke(main.app, ["evaluate", "--folder", str(tmp_path), "--write"])
     assert result.output.strip() == '{"in_key": 0.5}'
     tables = read_bundle_file(tmp_path)

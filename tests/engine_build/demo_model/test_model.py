@@ -8,10 +8,10 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus import TEMPOS_BPM, nearest_frame  # noqa: E402
+from engine_build.demo_model.corpus.songs import TEMPOS_BPM, nearest_frame  # noqa: E402
+from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, CONCEPT_IDS  # noqa: E402
 from engine_build.demo_model.latents import CHANNELS  # noqa: E402
 from engine_build.demo_model.model import DemoModel, new_model, num_parameters  # noqa: E402
-from engine_build.demo_model.vocabulary import ALWAYS_ID, CONCEPT_IDS  # noqa: E402
 
 FRAMES = 64
 

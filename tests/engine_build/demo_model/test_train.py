@@ -11,7 +11,7 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.batches import LONG_EVERY, make_pool  # noqa: E402
+from engine_build.demo_model.corpus.batches import LONG_EVERY, make_pool  # noqa: E402
 from engine_build.demo_model.train import TrainConfig, Trainer, learning_rate, train, training_batch  # noqa: E402
 
 CONFIG = TrainConfig(steps=4, num_songs=4, batch_size=2, checkpoint_every=2, log_every=2, warmup_steps=1, minutes=5.0)

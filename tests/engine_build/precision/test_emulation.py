@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from paths import TESTS
 
-from engine_build.graph_view import GraphView
-from engine_build.graph_writer import GraphWriter
+from engine_build.graphs.graph_view import GraphView
+from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import RECIPES, apply_recipe
 

@@ -10,10 +10,10 @@ import pytest
 from factories import tiny_bundle
 from paths import ROOT
 
-from engine_build.graph_file import Graph, graph_of, read_graph
-from engine_build.graph_writer import GraphWriter
+from engine_build.graphs.graph_file import Graph, graph_of, read_graph
+from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.error import RecipeError, measure, recipe_error
-from engine_build.precision.feeds import decoder_feeds
+from engine_build.precision.sample_states import decoder_feeds
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
 

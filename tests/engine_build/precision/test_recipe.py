@@ -13,9 +13,9 @@ from factories import TinySpec, tiny_decoder
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
-from engine_build.graph_view import GraphView
-from engine_build.graph_writer import GraphWriter
-from engine_build.precision.parts import PARTS, PRODUCTS
+from engine_build.graphs.graph_view import GraphView
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.precision.node_rules import PARTS, PRODUCTS
 from engine_build.precision.recipe import RECIPES, apply_recipe, explain, without_kernel, write_recipe
 from runtime.errors import BuildError
 

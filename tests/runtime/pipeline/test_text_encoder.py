@@ -9,7 +9,7 @@ import pytest
 from factories import TinySpec, tiny_bundle, tiny_conditioner
 from graph_engine import GraphEngine
 
-from engine_build.graph_writer import GraphWriter
+from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.text_encoder import Conditioner

@@ -1,0 +1,1 @@
+"""Compiling graphs into engines: what to build, whether to rebuild, the compilers, verification."""

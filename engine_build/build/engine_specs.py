@@ -1,0 +1,324 @@
+"""The engines of a deployment, each as a job: its graph, what its tensors mean, and the sizes they may have.
+
+Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
+K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the conditioner's output tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
+from engine_build.graphs.graph_file import Graph, graph_of, read_graph
+from engine_build.graphs.step_graph import rows_graph, step_graph
+from engine_build.graphs.tensor_roles import Port, check_free, check_ports
+from engine_build.graphs.tick_inputs import InputSpec, rows_inputs, step_inputs
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
+from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
+from runtime.denoise.row_buffers import row_multiple
+from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
+from runtime.errors import ConfigError
+from runtime.requests.request import MAX_CONDITIONS
+
+Sizes = Mapping[str, int]
+Range = tuple[int, int, int]
+
+SAMPLE_FRAMES = 32
+# Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
+LARGEST_SAMPLE = 6000
+_TOKENIZER_FIX = "let conditioner.tokenizer in bundle.toml name a tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine to build. Verification runs at the sizes in `samples`; memory is counted at those in `largest`.
+
+    `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles.
+    """
+
+    name: str
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    samples: tuple[Sizes, ...]
+    largest: Sizes
+    ranges: tuple[Mapping[str, Range], ...]
+    features: tuple[str, ...] = ()
+    shapes: tuple[ShapeRanges, ...] = field(default=())
+
+    @property
+    def kind(self) -> str:
+        """decoder, rows, step, codec_decode, codec_encode or conditioner."""
+        return self.name.partition(".")[0]
+
+
+def jobs_of(request: BuildRequest) -> list[Job]:
+    """Every engine of a deployment, decoder first. Raises ConfigError or BuildError where a graph does not fit."""
+    bundle, deployment = request.bundle, request.deployment
+    jobs = [_decoder_job(bundle, deployment)]
+    jobs += [_rows_job(bundle, deployment, name) for name in ROWS_VARIANTS]
+    jobs += [_step_job(bundle, deployment, name) for name in request.options.step_variants]
+    if bundle.codec is not None:
+        jobs += _codec_jobs(bundle, bundle.codec, deployment)
+    if bundle.conditioner is not None:
+        jobs.append(_conditioner_job(bundle, bundle.conditioner, jobs[0]))
+    return jobs
+
+
+def _decoder_job(bundle: Bundle, deployment: Deployment) -> Job:
+    names = bundle.decoder.inputs
+    ports = [
+        Port("decoder.inputs.latents", names.latents, "RTC"),
+        Port("decoder.inputs.time", names.time, "R", values="unit"),
+        Port("decoder.inputs.condition", names.condition, "RLD"),
+    ]
+    if names.condition_mask is not None:
+        ports.append(Port("decoder.inputs.condition_mask", names.condition_mask, "RL", values="keep"))
+    if names.context is not None:
+        ports.append(Port("decoder.inputs.context", names.context, "RTX"))
+    outputs = (Port("decoder.outputs.velocity", bundle.decoder.outputs.velocity, "RTC"),)
+    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    known = {"C": bundle.latents.channels, "X": bundle.context_channels}
+    sizes = check_ports(graph, ports, outputs, known)
+    if "D" not in sizes:
+        raise ConfigError(f"{graph.label}: the last dimension of {names.condition!r} is free, expected a fixed width")
+    free = _extent(deployment)
+    check_free(graph, (*ports, *outputs), free)
+    return Job(
+        name="decoder",
+        graph=graph,
+        inputs=tuple(ports),
+        outputs=outputs,
+        samples=tuple({**sizes, **sample} for ranges in deployment.shapes for sample in decoder_samples(ranges)),
+        largest={**sizes, **{letter: high for letter, (_, high) in free.items()}},
+        ranges=decoder_ranges(deployment),
+        shapes=deployment.shapes,
+    )
+
+
+def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
+    """The deployment's shape ranges, one optimization profile each."""
+    return tuple(
+        {"R": _range(shape.rows), "T": _range(shape.frames), "L": _range(shape.tokens)} for shape in deployment.shapes
+    )
+
+
+def tick_ranges(
+    deployment: Deployment, features: Collection[str], *, is_step: bool, row_multiple: int = 1
+) -> tuple[dict[str, Range], ...]:
+    """What rows and step graphs may meet: every slot with all its conditions, at every length of a shape range.
+
+    Rows of all executes of a tick lie in one buffer, each execute's at a multiple of `row_multiple`. Only blends have
+    more than one positive and one negative row.
+    """
+    depth, first = deployment.runtime.depth, deployment.shapes[0].frames
+    frames = (min(shape.frames.min for shape in deployment.shapes), first.opt, _max_frames(deployment))
+    per_slot = 2 if is_step and "blend" not in features else 2 * MAX_CONDITIONS
+    conditions = (1, 2, MAX_CONDITIONS) if "blend" in features else (1, 1, 1)
+    bands = (-(-frames[0] // 2), -(-frames[1] // 2), -(-frames[2] // 2))
+    return (
+        {
+            "S": (1, depth, depth),
+            "R": (1, 2 * depth, per_slot * depth * row_multiple),
+            "T": frames,
+            "B": bands,
+            "K": conditions,
+            "N": conditions,
+        },
+    )
+
+
+def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
+    """Windows of one frame up to the bundle's `window_frames`, with the margin on both sides."""
+    margins = 2 * half.margin_frames
+    frames = (1, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
+    samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
+    return ({"B": (1, 1, 1), "T": frames, "W": samples},)
+
+
+def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:
+    """One text at a time, of any length."""
+    return ({"B": (1, 1, 1), "L": (1, -(-max_tokens // 2), max_tokens)},)
+
+
+def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
+    """Corners of a range, kept small: all at min, opt lengths, the longest with fewest rows, most rows but short.
+
+    Of these only the first may be more work than LARGEST_SAMPLE.
+    """
+    rows, frames, tokens = ranges.rows, ranges.frames, ranges.tokens
+    yield {"R": rows.min, "T": frames.min, "L": tokens.min}
+    others = (
+        {"R": max(rows.min, min(2, rows.max)), "T": frames.opt, "L": tokens.opt},
+        {"R": rows.min, "T": frames.max, "L": tokens.max},
+        {"R": rows.max, "T": frames.min, "L": tokens.opt},
+    )
+    yield from (sizes for sizes in others if sizes["R"] * sizes["T"] <= LARGEST_SAMPLE)
+
+
+def _rows_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
+    features = frozenset() if variant == PLAIN else frozenset(variant.split(FEATURE_SEPARATOR))
+    outputs = [_output("hidden_states", "RTC")]
+    if "mask" in features:
+        outputs.append(_output("masked_latents", "STC"))
+    graph = graph_of(rows_graph(bundle.latents.channels, features))
+    return _tick_job(f"rows.{variant}", graph, rows_inputs(features), outputs, features, bundle, deployment)
+
+
+def _step_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
+    features = parse_variant(variant)
+    outputs = [_output("next_latents", "STC"), Port("finite", "finite", "S", "bool")]
+    if "guidance" in features:
+        outputs.append(_output("next_momentum_state", "STC"))
+    if "rcfg" in features:
+        outputs.append(_output("next_kept_negative", "STC"))
+    graph = graph_of(step_graph(bundle.latents.channels, features))
+    name = f"step.{variant_name(features)}"
+    return _tick_job(name, graph, step_inputs(features), outputs, features, bundle, deployment)
+
+
+def _tick_job(
+    name: str,
+    graph: Graph,
+    specs: Iterable[InputSpec],
+    outputs: list[Port],
+    features: frozenset[str],
+    bundle: Bundle,
+    deployment: Deployment,
+) -> Job:
+    multiple, conditions = bundle.latents.frame_multiple, 2 if "blend" in features else 1
+    known = {"C": bundle.latents.channels, "1": 1}
+    latents = bundle.latents
+    # Canvases are whole multiples of the smallest: what aligns that one aligns them all.
+    aligned = row_multiple(latents.frame_multiple, latents.channels)
+    ranges = tick_ranges(deployment, features, is_step=name.startswith("step."), row_multiple=aligned)
+    samples = [(1, 1, multiple), (3, 7, bundle.latents.round_up(SAMPLE_FRAMES)), (2, 4, multiple * 5)]
+    inside = [_inside(ranges[0], *sample) for sample in samples]
+    largest = (deployment.runtime.depth, deployment.max_rows, _max_frames(deployment))
+    return Job(
+        name=name,
+        graph=graph,
+        inputs=tuple(_tick_port(spec) for spec in specs),
+        outputs=tuple(outputs),
+        samples=tuple(_tick_sizes(*sample, conditions, known) for sample in inside),
+        largest=_tick_sizes(*largest, conditions, known),
+        ranges=ranges,
+        features=tuple(sorted(features)),
+    )
+
+
+def _inside(ranges: Mapping[str, Range], slots: int, rows: int, frames: int) -> tuple[int, int, int]:
+    def inside(letter: str, size: int) -> int:
+        return min(max(size, ranges[letter][0]), ranges[letter][2])
+
+    return inside("S", slots), inside("R", rows), inside("T", frames)
+
+
+def _range(limits: ShapeRange) -> Range:
+    return limits.min, limits.opt, limits.max
+
+
+def _tick_sizes(slots: int, rows: int, frames: int, conditions: int, known: Sizes) -> Sizes:
+    bands = -(-frames // 2)
+    return {**known, "S": slots, "R": rows, "T": frames, "B": bands, "K": conditions, "N": conditions}
+
+
+def _tick_port(spec: InputSpec) -> Port:
+    if spec.dtype == "bool":
+        return Port(spec.name, spec.name, spec.letters, "bool", "flag")
+    if spec.dtype == "int64":
+        return Port(spec.name, spec.name, spec.letters, "int64", "count", "S" if spec.name == "row_slots" else "R")
+    return Port(spec.name, spec.name, spec.letters, values="normal" if "C" in spec.letters else "unit")
+
+
+def _output(name: str, letters: str) -> Port:
+    return Port(name, name, letters)
+
+
+def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[Job]:
+    known = {"C": bundle.latents.channels, "A": codec.channels}
+    window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
+    frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
+    samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
+    longest = _max_frames(deployment)
+    largest = {**known, "B": 1, "T": longest, "W": longest * codec.hop_samples}
+    names = codec.decode.inputs
+    ports = [Port("codec.decode.inputs.latents", names.latents, "BTC")]
+    if names.start_frame is not None:
+        ports.append(Port("codec.decode.inputs.start_frame", names.start_frame, "B", "int64", "count", "T"))
+    audio = Port("codec.decode.outputs.audio", codec.decode.outputs.audio, "BAW")
+    ranges = codec_ranges(codec.hop_samples, codec.decode)
+    yield _file_job("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
+    if codec.encode is not None:
+        audio = Port("codec.encode.inputs.audio", codec.encode.inputs.audio, "BAW", values="unit")
+        latents = Port("codec.encode.outputs.latents", codec.encode.outputs.latents, "BTC")
+        ranges = codec_ranges(codec.hop_samples, codec.encode)
+        yield _file_job("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
+
+
+def _conditioner_job(bundle: Bundle, conditioner: ConditionerSpec, decoder: Job) -> Job:
+    longest = conditioner.max_tokens
+    known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, conditioner)}
+    ports = [
+        Port("conditioner.inputs.tokens", conditioner.inputs.tokens, "BL", "int64", "count", "V"),
+        Port("conditioner.inputs.mask", conditioner.inputs.mask, "BL", "int64", "keep"),
+    ]
+    outputs = [
+        Port("conditioner.outputs.condition", conditioner.outputs.condition, "BPD"),
+        Port("conditioner.outputs.mask", conditioner.outputs.mask, "BP"),
+    ]
+    samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
+    ranges = token_ranges(longest)
+    return _file_job("conditioner", bundle, conditioner.graph, ports, outputs, samples, samples[-1], ranges)
+
+
+def _vocabulary(bundle: Bundle, conditioner: ConditionerSpec) -> int:
+    path = bundle.graph_path(conditioner.tokenizer)
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary, added = table["model"]["vocab"], table.get("added_tokens", [])
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        return int(1 + max([*ids, *(token["id"] for token in added)]))
+    except OSError as error:
+        raise ConfigError(f"no tokenizer at {path}: {error.strerror}", fix=_TOKENIZER_FIX) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no Hugging Face tokenizer file: {error!r}", fix=_TOKENIZER_FIX) from error
+
+
+def _file_job(
+    name: str,
+    bundle: Bundle,
+    file: str,
+    inputs: list[Port],
+    outputs: list[Port],
+    samples: list[dict[str, int]],
+    largest: Mapping[str, int],
+    ranges: tuple[Mapping[str, Range], ...],
+) -> Job:
+    graph = read_graph(bundle.graph_path(file))
+    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACD"})
+    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
+    return Job(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
+
+
+def profiles_of(job: Job) -> list[dict[str, str]]:
+    """Per optimization profile: input name -> its smallest, usual and largest shape, as "1x2x8 4x32x8 8x64x8"."""
+    return [{port.name: _shapes(port, job.largest, ranges) for port in job.inputs} for ranges in job.ranges]
+
+
+def _shapes(port: Port, fixed: Sizes, ranges: Mapping[str, Range]) -> str:
+    sizes = [ranges.get(letter, (fixed[letter],) * 3) for letter in port.letters]
+    return " ".join("x".join(str(size[place]) for size in sizes) for place in range(3))
+
+
+def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:
+    """(min, max) over all shape ranges of what varies at run time."""
+    dimensions = {"R": "rows", "T": "frames", "L": "tokens"}
+    ranges = {letter: [getattr(shape, name) for shape in deployment.shapes] for letter, name in dimensions.items()}
+    return {letter: (min(r.min for r in found), max(r.max for r in found)) for letter, found in ranges.items()}
+
+
+def _max_frames(deployment: Deployment) -> int:
+    return max(ranges.frames.max for ranges in deployment.shapes)

@@ -1,0 +1,155 @@
+"""Compiles graphs with ONNX Runtime, for targets cpu and cuda."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import defs, shape_inference
+
+from engine_build.config import BuildConfig
+from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.reference_session import (
+    DATA_FOLDER_ENTRY,
+    FIX_KERNELS,
+    exact_options,
+    model_of,
+    onnxruntime,
+    session,
+)
+from runtime.engines.onnxruntime_cuda import (
+    CUDA_PROVIDER,
+    SESSION_ENTRIES,
+    check_on_device,
+    kernels_missing,
+    provider_options,
+)
+from runtime.errors import BuildError, EngineError
+
+DATA_MIN_BYTES = 1024
+
+
+CUDA_OPSET = 18
+
+
+def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> None:
+    """ONNX Runtime's offline optimization for the CPU. Raises BuildError."""
+    session(graph.source, writing_options(graph, engine, options), graph.label)
+
+
+def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool) -> None:
+    """ONNX Runtime's offline optimization for its CUDA provider, at most "extended": "all" adds layouts of a CPU.
+
+    Raises BuildError, also where data would travel through the host because an operator has no CUDA kernel.
+    """
+    level = "extended" if options.optimization == "all" else options.optimization
+    chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
+    source = graph.source
+    if isinstance(source, Path):
+        chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(source.parent.resolve()))
+    model = lowered(model_of(graph))
+    opened = _cuda_session(model.SerializeToString(), chosen, graph.label, tf32)
+    _check_on_gpu(graph.label, opened, onnx.load(engine, load_external_data=False))
+
+
+def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph at opset CUDA_OPSET where it says nothing that came later; else unchanged.
+
+    The CUDA provider registers most kernels for one version of an operator: Pad, Equal, ReduceMin and ReduceMax of
+    opsets 19 and 20, which only take more types than before, run on the host (onnxruntime issue 26393).
+    """
+    lower = onnx.ModelProto()
+    lower.CopyFrom(model)
+    for item in lower.opset_import:
+        if item.domain in ("", "ai.onnx"):
+            item.version = min(item.version, CUDA_OPSET)
+    try:
+        shape_inference.infer_shapes(lower, check_type=True, strict_mode=True)
+    except shape_inference.InferenceError:
+        return model
+    return lower if all(_is_known(node) for node in lower.graph.node) else model
+
+
+def _is_known(node: onnx.NodeProto) -> bool:
+    """Whether CUDA_OPSET has an operator, with all of the node's attributes."""
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    if not defs.has(node.op_type, CUDA_OPSET):
+        return False
+    return {item.name for item in node.attribute} <= set(defs.get_schema(node.op_type, CUDA_OPSET).attributes)
+
+
+def open_cuda(engine: Path, options: BuildConfig, *, tf32: bool) -> Any:
+    """A session over a file that was compiled for the CUDA provider, on a stream of its own. Raises BuildError."""
+    return _cuda_session(engine, exact_options(options.threads), str(engine), tf32)
+
+
+def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
+    """Session options that optimize a graph and write the result to `engine`.
+
+    Large weights go into a file beside the engine; so do weights that come from such a file, because ONNX Runtime would
+    otherwise write a graph that still points to the original.
+    """
+    ort = onnxruntime()
+    levels = {
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }
+    chosen = exact_options(options.threads)
+    chosen.graph_optimization_level = levels[options.optimization]
+    chosen.optimized_model_filepath = str(engine)
+    if graph.has_data_files or graph.weights_bytes > options.inline_limit_bytes:
+        prefix = "session.optimized_model_external_initializers"
+        chosen.add_session_config_entry(f"{prefix}_file_name", f"{engine.name}.data")
+        chosen.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(DATA_MIN_BYTES))
+    return chosen
+
+
+def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> Any:
+    """A session of the CUDA provider, all of whose work is on the GPU. Raises BuildError."""
+    need_cuda_provider()
+    onnxruntime().preload_dlls()
+    for key, value in SESSION_ENTRIES.items():
+        chosen.add_session_config_entry(key, value)
+    opened = session(source, chosen, label, [(CUDA_PROVIDER, provider_options(None, tf32=tf32))])
+    opened.disable_fallback()
+    if CUDA_PROVIDER not in opened.get_providers():
+        raise BuildError(
+            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
+            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
+        )
+    return opened
+
+
+def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
+    """Raises BuildError where a node on the host reads data; sizes are computed there on purpose."""
+    data = _data_values(compiled.graph)
+    reading = {node.name for node in compiled.graph.node if data.intersection(node.input) and node.op_type != "Shape"}
+    parts = opened.get_provider_graph_assignment_info()
+    try:
+        check_on_device(label, parts, FIX_KERNELS)
+    except EngineError as error:
+        raise BuildError(error.what, fix=error.fix) from error
+    on_host = [node for part in parts if part.ep_name != CUDA_PROVIDER for node in part.get_nodes()]
+    if found := [f"{node.name} ({node.op_type})" for node in on_host if node.name in reading]:
+        raise BuildError(f"{label}: {kernels_missing(found)}", fix=FIX_KERNELS)
+
+
+def _data_values(graph: onnx.GraphProto) -> set[str]:
+    """The values that depend on more than the sizes of the inputs."""
+    found = {value.name for value in graph.input}
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and found.intersection(node.input):
+            found.update(node.output)
+    return found
+
+
+def need_cuda_provider() -> None:
+    """Raises BuildError where ONNX Runtime comes without its CUDA provider."""
+    if CUDA_PROVIDER not in onnxruntime().get_available_providers():
+        raise BuildError(
+            "target cuda needs ONNX Runtime with its CUDA provider, this environment has it without",
+            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
+        )

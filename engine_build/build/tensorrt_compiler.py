@@ -1,0 +1,217 @@
+"""TensorRT's builder: an ONNX graph to a plan. The only module of this room that imports tensorrt.
+
+It runs in a child process (build_process.py), after the driver was probed: without a driver a Builder crashes the
+process. The same calls serve TensorRT 10.16 and 11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import tensorrt as trt
+
+from engine_build.build.timing_cache import read_cache, set_aside, updating
+from engine_build.build.worker import PlanRequest, parse_shapes
+from runtime.errors import BuildError
+
+FLAGS: Mapping[str, str] = {"refit": "REFIT", "tf32": "TF32", "version_compatible": "VERSION_COMPATIBLE"}
+VERBOSITIES: Mapping[str, str] = {"none": "NONE", "layer_names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
+COMPATIBILITIES: Mapping[str, str] = {
+    "none": "NONE",
+    "ampere_plus": "AMPERE_PLUS",
+    "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
+}
+PARSE_ERRORS_SHOWN = 3
+
+Tell = Callable[[str, str], None]
+
+
+def versions() -> dict[str, str]:
+    """TensorRT's version and its ONNX parser's."""
+    return {"tensorrt": str(trt.__version__), "onnx_parser": str(trt.get_nv_onnx_parser_version())}
+
+
+class Log(trt.ILogger):  # type: ignore[misc]
+    """Hands messages from INFO on to `tell(severity, text)`; TensorRT calls it from several threads."""
+
+    def __init__(self, tell: Tell) -> None:
+        trt.ILogger.__init__(self)
+        self._tell = tell
+        self._lock = threading.Lock()
+
+    def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+        """Take one message."""
+        if severity != trt.ILogger.Severity.VERBOSE:
+            with self._lock:
+                self._tell(severity.name, msg)
+
+
+class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    """Ends the build at its next step once `cancelled` is set; TensorRT calls it from several threads."""
+
+    def __init__(self, cancelled: threading.Event) -> None:
+        trt.IProgressMonitor.__init__(self)
+        self._cancelled = cancelled
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        """A phase begins."""
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        """Whether to go on."""
+        return not self._cancelled.is_set()
+
+    def phase_finish(self, phase_name: str) -> None:
+        """A phase is over."""
+
+
+class Writer(trt.IStreamWriter):  # type: ignore[misc]
+    """Writes a plan as it comes, and hashes it on the way. `error` is why a piece could not be written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        trt.IStreamWriter.__init__(self)
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        """Take one piece; all of it, or none: an exception must not pass through TensorRT."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            return 0
+        self.hash.update(data)
+        return len(data)
+
+
+def build_plan(request: PlanRequest, cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
+    """Build a plan into `request.plan`; gives its SHA-256 and the names of the flags that were set.
+
+    Raises BuildError, also where `cancelled` was set. Whoever calls knows that there is a driver.
+    """
+    log = Log(tell)
+    builder = trt.Builder(log)
+    if request.threads:
+        builder.max_threads = request.threads
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    # The network's weights lie in the parser's memory, and callbacks in ours: all of it lives until the plan is built.
+    parser = _parse(network, log, request)
+    config = _configured(builder, request)
+    for index, profile in enumerate(request.profiles):
+        _add_profile(builder, network, config, profile, index)
+    monitor = Monitor(cancelled)
+    config.progress_monitor = monitor
+    cache = _use_timing_cache(config, request, tell)
+    sha256 = _write(builder, network, config, request, cancelled)
+    del parser, monitor
+    if cache is not None and request.timing_cache is not None:
+        _merge_timing_cache(config, cache, request.timing_cache)
+    return {"sha256": sha256, "flags": _flag_names(config)}
+
+
+def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> trt.OnnxParser:
+    parser = trt.OnnxParser(network, log)
+    if parser.parse_from_file(str(request.graph)):
+        return parser
+    errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
+    found = "; ".join(_explained(error) for error in errors)
+    raise BuildError(f"TensorRT does not take {request.label}: {found}", fix="polygraphy inspect model FILE")
+
+
+def _explained(error: trt.ParserError) -> str:
+    return f"node {error.node_name()!r} ({error.node_operator()}): {error.desc()}"
+
+
+def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfig:
+    options, config = request.options, builder.create_builder_config()
+    for option, flag in FLAGS.items():
+        if options[option]:
+            config.set_flag(getattr(trt.BuilderFlag, flag))
+        else:
+            config.clear_flag(getattr(trt.BuilderFlag, flag))
+    config.builder_optimization_level = options["optimization_level"]
+    config.profiling_verbosity = getattr(trt.ProfilingVerbosity, VERBOSITIES[options["verbosity"]])
+    compatibility = COMPATIBILITIES[options["hardware_compatibility"]]
+    config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, compatibility)
+    if options["max_aux_streams"] is not None:
+        config.max_aux_streams = options["max_aux_streams"]
+    if options["workspace_mib"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_mib"] << 20)
+    return config
+
+
+def _add_profile(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    shapes: Mapping[str, str],
+    index: int,
+) -> None:
+    profile = builder.create_optimization_profile()
+    for tensor in (network.get_input(index) for index in range(network.num_inputs)):
+        if tensor.is_shape_tensor:
+            raise BuildError(f"TensorRT takes the input {tensor.name!r} for a shape; it must hold data")
+        if -1 not in tuple(tensor.shape):
+            continue
+        low, usual, high = parse_shapes(shapes[tensor.name])
+        try:
+            profile.set_shape(tensor.name, low, usual, high)
+        except (RuntimeError, ValueError) as error:
+            raise BuildError(f"shape range {index}: {tensor.name!r} from {low} to {high}: {error}") from error
+    is_static = all(-1 not in tuple(network.get_input(index).shape) for index in range(network.num_inputs))
+    if not is_static and config.add_optimization_profile(profile) < 0:
+        raise BuildError(f"TensorRT refuses shape range {index}: {dict(shapes)}", fix="check [[shapes]]")
+
+
+def _use_timing_cache(config: trt.IBuilderConfig, request: PlanRequest, tell: Tell) -> trt.ITimingCache | None:
+    """The times of earlier builds. A file that TensorRT does not take is set aside, and a new one begun."""
+    if request.timing_cache is None:
+        config.set_flag(trt.BuilderFlag.DISABLE_TIMING_CACHE)
+        return None
+    data = read_cache(request.timing_cache)
+    cache = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, False):
+        aside = set_aside(request.timing_cache)
+        tell("WARNING", f"the timing cache was damaged or of another device; it is now {aside}, a new one is begun")
+        cache = config.create_timing_cache(b"")
+        if cache is None or not config.set_timing_cache(cache, False):
+            raise BuildError("TensorRT takes no timing cache, not even an empty one", fix="timing_cache = false")
+    return cache
+
+
+def _merge_timing_cache(config: trt.IBuilderConfig, cache: trt.ITimingCache, path: Path) -> None:
+    """What this build measured, together with what others wrote meanwhile."""
+    with updating(path) as (data, replacement):
+        others = config.create_timing_cache(data) if data else None
+        if others is None or cache.combine(others, False):
+            replacement.append(bytes(cache.serialize()))
+
+
+def _write(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    request: PlanRequest,
+    cancelled: threading.Event,
+) -> str:
+    try:
+        with request.plan.open("wb") as file:
+            writer = Writer(file)
+            is_built = builder.build_serialized_network_to_stream(network, config, writer)
+            if writer.error is not None:
+                raise writer.error
+    except OSError as error:
+        raise BuildError(f"{request.plan} cannot be written: {error.strerror}", fix="make room on the disk") from error
+    if cancelled.is_set():
+        raise BuildError("cancelled")
+    if not is_built:
+        raise BuildError(f"TensorRT could not build {request.label}")
+    return writer.hash.hexdigest()
+
+
+def _flag_names(config: trt.IBuilderConfig) -> list[str]:
+    return sorted(name for name, flag in trt.BuilderFlag.__members__.items() if config.get_flag(flag))

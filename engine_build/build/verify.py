@@ -1,0 +1,140 @@
+"""How far an engine is from its graph, on sample inputs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from polygraphy.backend.onnxrt import OnnxrtRunner
+from polygraphy.comparator import Comparator
+from polygraphy.logger import G_LOGGER
+
+from engine_build.build.engine_specs import Job, Sizes
+from engine_build.graphs.tensor_roles import Port
+from runtime.errors import BuildError
+
+SMALLEST_PEAK = 1e-6
+
+
+FREE_LETTER = "P"
+
+
+def verify(job: Job, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
+    """Run graph and engine, both as ONNX Runtime sessions, and measure how far they are apart.
+
+    Gives max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError above `tolerance`
+    (of max_rel), and where either gives a value that is not finite.
+    """
+    return _measure(job, _outputs(graph_session, job), _outputs(engine_session, job), tolerance)
+
+
+def verify_outputs(job: Job, graph_session: Any, outputs: Iterable[Arrays], tolerance: float) -> dict[str, float]:
+    """As verify, for an engine that has already run: its outputs at the job's first samples, one or more of them."""
+    return _measure(job, _outputs(graph_session, job), outputs, tolerance)
+
+
+def sample_feeds(job: Job) -> Iterator[dict[str, NDArray[Any]]]:
+    """Inputs for each of the job's samples: the same ones every time."""
+    return (inputs_at(job.inputs, job.samples, index) for index in range(len(job.samples)))
+
+
+def _outputs(session: Any, job: Job) -> Iterator[Arrays]:
+    for arrays in sample_feeds(job):
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            results = Comparator.run([OnnxrtRunner(session, name="session")], data_loader=[arrays])
+        yield results["session"][0]
+
+
+def _measure(job: Job, expected: Iterable[Arrays], found: Iterable[Arrays], tolerance: float) -> dict[str, float]:
+    error = {"max_abs": 0.0, "max_rel": 0.0}
+    # The engine's outputs come first: where there are fewer of them, the graph is not run for the others.
+    for sizes, given, wanted in zip(job.samples, found, expected, strict=False):
+        for port in job.outputs:
+            where = _where(job, port, sizes)
+            _check_shape(where, port, wanted[port.name].shape, sizes)
+            measured = _error(where, wanted[port.name], given[port.name])
+            error = {name: max(error[name], value) for name, value in measured.items()}
+    if error["max_rel"] > tolerance:
+        raise BuildError(
+            f"engine {job.name!r} is off by {error['max_rel']:.2g} of its largest output, "
+            f"expected at most {tolerance:.2g}",
+            fix="a lower optimization or a higher precision in [build], or a higher tolerance if that is what you want",
+        )
+    return error
+
+
+def _check_shape(where: str, port: Port, shape: tuple[int, ...], sizes: Sizes) -> None:
+    """The graph's output has the size that the bundle promises; how many tokens a conditioner makes is up to it."""
+    promised = tuple(sizes[letter] for letter in port.letters)
+    if any(a != b for a, b, letter in zip(promised, shape, port.letters, strict=True) if letter != FREE_LETTER):
+        raise BuildError(
+            f"{where}: the graph gives shape {list(shape)}, bundle.toml promises {list(promised)}",
+            fix="correct hop_samples, channels or frame_multiple in bundle.toml",
+        )
+
+
+def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str, float]:
+    if expected.shape != found.shape:
+        raise BuildError(f"{where}: the engine gives shape {found.shape}, the graph {expected.shape}")
+    for name, values in (("graph", expected), ("engine", found)):
+        if not np.isfinite(values).all():
+            raise BuildError(f"{where}: the {name} gives values that are not finite", fix="check the weights")
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    largest = float(difference.max(initial=0.0))
+    peak = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
+    return {"max_abs": largest, "max_rel": largest / max(peak, SMALLEST_PEAK)}
+
+
+def _where(job: Job, port: Port, sizes: Sizes) -> str:
+    shape = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys(_letters(job.inputs)) if letter in sizes)
+    return f"{job.name}: {port.name} at {shape}"
+
+
+def _letters(ports: Iterable[Port]) -> Iterator[str]:
+    for port in ports:
+        yield from (letter for letter in port.letters if letter.isalpha())
+
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+SEED = 20_251_120
+
+
+def inputs_at(inputs: Sequence[Port], samples: Sequence[Mapping[str, int]], index: int) -> dict[str, NDArray[Any]]:
+    """The inputs for one of the samples (sizes of the shape letters)."""
+    random = np.random.default_rng([SEED, index])
+    return {port.name: _sample(port, samples[index], random) for port in inputs}
+
+
+def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[Any]:
+    shape = [sizes[letter] for letter in port.letters]
+    if port.values == "count":
+        return random.integers(0, sizes[port.limit], shape, np.int64)
+    if port.values == "flag":
+        return random.random(shape) < 0.5
+    if port.values == "keep":
+        kept = random.random(shape) < 0.7
+        kept[..., 0] = True
+        return kept.astype(port.dtype)
+    if port.values == "unit":
+        return random.uniform(0.05, 1.0, shape).astype(port.dtype)
+    return random.standard_normal(shape).astype(port.dtype)
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays under their names into a .npz file."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Read them back."""
+    with np.load(path) as arrays:
+        return dict(arrays)

@@ -1,0 +1,103 @@
+"""The bundle's folder: every graph, the tokenizer and bundle.toml. Needs no torch."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
+from engine_build.demo_model.conditioner import build_conditioner
+from engine_build.demo_model.latents import (
+    CANVAS_FRAMES,
+    CHANNELS,
+    FRAME_RATE_HZ,
+    HOP_SAMPLES,
+    SAMPLE_RATE_HZ,
+    SILENCE,
+    FloatArray,
+)
+from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
+from engine_build.export.toml_text import table_text
+
+BUNDLE_FILE: Final = "bundle.toml"
+OVERLAP_FRAMES: Final = 64
+SIZE_LIMIT_BYTES: Final = 16 * 2**20
+
+_TABLES: Final[dict[str, dict[str, Any]]] = {
+    "": {
+        "schema_version": 1,
+        "name": "tickrt-demo",
+        "version": "1.0.0",
+        "family": "flow",
+        "license": "Apache-2.0",
+        "description": "A small music model of ACE-Step's architecture, trained on songs written by rule.",
+    },
+    "latents": {
+        "channels": CHANNELS,
+        "frame_rate_hz": FRAME_RATE_HZ,
+        "frame_multiple": 2,
+        "canvas_frames": CANVAS_FRAMES,
+    },
+    "decoder": {"graph": "decoder.onnx"},
+    "decoder.inputs": {
+        "latents": "hidden_states",
+        "time": "timestep",
+        "condition": "encoder_hidden_states",
+        "condition_mask": "condition_mask",
+        "context": "context_latents",
+    },
+    "decoder.outputs": {"velocity": "velocity"},
+    "context": {"layout": "known+mask", "overlap_frames": OVERLAP_FRAMES, "silence": [SILENCE] * CHANNELS},
+    "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES},
+    "codec.decode": {
+        "graph": "codec_decode.onnx",
+        "margin_frames": DECODE_MARGIN_FRAMES,
+        "inputs": {"latents": "latents", "start_frame": "start_frame"},
+        "outputs": {"audio": "audio"},
+    },
+    "codec.encode": {
+        "graph": "codec_encode.onnx",
+        "margin_frames": ENCODE_MARGIN_FRAMES,
+        "inputs": {"audio": "audio"},
+        "outputs": {"latents": "latents"},
+    },
+    "conditioner": {
+        "graph": "conditioner.onnx",
+        "tokenizer": "tokenizer.json",
+        "max_tokens": MAX_TOKENS,
+        "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
+        "outputs": {"condition": "condition", "mask": "condition_mask"},
+    },
+    "sampler": {"steps": 16, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
+}
+
+
+def write_codec(folder: Path) -> None:
+    """Write both halves of the codec; they depend on no weights."""
+    onnx.save(build_decoder(), folder / "codec_decode.onnx")
+    onnx.save(build_encoder(), folder / "codec_encode.onnx")
+
+
+def write_text_side(folder: Path, token_table: FloatArray) -> None:
+    """Write the tokenizer and the conditioner with its table of tokens f32 `[NUM_TOKENS, D]`."""
+    onnx.save(build_conditioner(token_table), folder / "conditioner.onnx")
+    (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
+
+
+def write_bundle_file(folder: Path, training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+    """Write bundle.toml; the figures of training and evaluation are free tables of plain values."""
+    tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
+    text = "\n".join(table_text(name, values) for name, values in tables.items())
+    (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
+
+
+def read_bundle_file(folder: Path) -> dict[str, Any]:
+    """bundle.toml as nested dictionaries."""
+    return tomllib.loads((folder / BUNDLE_FILE).read_text(encoding="utf-8"))
+
+
+def bundle_size_bytes(folder: Path) -> int:
+    """Size of everything in the folder."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

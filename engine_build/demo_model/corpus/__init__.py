@@ -1,0 +1,1 @@
+"""The demo model's training songs, written by rule, with their prompts and vocabulary."""

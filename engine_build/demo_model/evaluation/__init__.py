@@ -1,0 +1,1 @@
+"""Playing and measuring the demo model on prompts that training never saw."""

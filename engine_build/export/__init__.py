@@ -1,0 +1,1 @@
+"""Checkpoints to bundles: `python -m engine_build.export`."""

@@ -1,0 +1,139 @@
+"""python -m engine_build.export acestep: a checkpoint, or the published sizes with random weights, as a bundle."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from runtime.errors import BuildError, ConfigError, TickError
+
+if TYPE_CHECKING:
+    from engine_build.export.acestep.sources import Source
+
+EXIT_CONFIG = 2
+EXIT_BUILD = 3
+NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.callback()
+def export() -> None:
+    """Model checkpoints as bundles: ONNX graphs and bundle.toml. Needs pip install 'tickrt[export]'."""
+
+
+@app.command()
+def acestep(
+    out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle that is there is replaced.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder in diffusers' layout: transformer/, vae/; for texts condition_encoder/ and others."
+        ),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for measuring.")
+    ] = False,
+    deployment: Annotated[
+        Path | None, typer.Option(help="Where a first deployment file goes, if there is none. Default: OUT.toml.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")] = None,
+    canvas_seconds: Annotated[
+        float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
+    ] = 60.0,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")] = 0,
+    layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=8, help="With --random: hidden size, of 2048.")] = None,
+    intermediate: Annotated[int | None, typer.Option(min=8, help="With --random: the MLP's size, of 6144.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="With --random: attention heads, of 16.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="With --random: key and value heads, of 8.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=8, help="With --random: a head's width, of 128.")] = None,
+    condition: Annotated[int | None, typer.Option(min=8, help="With --random: condition width, of 2048.")] = None,
+) -> None:
+    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has a text encoder, conditioner.
+
+    Every graph is compared with its module. Afterwards: tickrt-build DEPLOYMENT, tickrt-bench DEPLOYMENT.
+
+    Exit status: 0 done, 2 the checkpoint or the options are wrong, 3 a graph could not be exported.
+    """
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "encoder_hidden_size": condition,
+    }
+    try:
+        _need_packages()
+        source = _source(checkpoint, random, seed, _said(sizes))
+        _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
+    except TickError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_BUILD) from None
+
+
+def main() -> None:
+    """The command's entry."""
+    app(prog_name="python -m engine_build.export")
+
+
+def _need_packages() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BuildError(
+            f"exporting needs {', '.join(missing)}, not installed here", fix="pip install 'tickrt[export]'"
+        )
+
+
+def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int]) -> Source:
+    from engine_build.export.acestep.sources import Checkpoint, RandomWeights
+
+    if random == (checkpoint is not None):
+        raise ConfigError("expected either --checkpoint FOLDER or --random", fix="--random --layers 2 for a quick look")
+    if checkpoint is not None:
+        if sizes:
+            raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
+        return Checkpoint(checkpoint)
+    return RandomWeights(seed, transformer_changes=sizes)
+
+
+def _export(
+    source: Source, out: Path, deployment: Path | None, *, name: str | None, canvas_s: float, with_text: bool
+) -> None:
+    from engine_build.export.acestep.bundle_text import deployment_text
+    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
+
+    console = Console(stderr=True)
+    options = Options(bundle_name(name or source.name), canvas_s, with_text, description=source.description)
+    facts = export_bundle(source, out, options, lambda text: console.print(text, highlight=False))
+    path = deployment or out.with_name(f"{out.name}.toml")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(deployment_text(facts, out, path), encoding="utf-8")
+    size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
+    print(f"{_shown(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
+    if facts.conditioner is None:
+        print("It takes no text: " + ("only its null condition." if facts.has_null_condition else "condition tokens."))
+    print(f"tickrt-build {_shown(path)}\ntickrt-bench {_shown(path)}")
+
+
+def _said(values: dict[str, int | None]) -> dict[str, int]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+if __name__ == "__main__":
+    main()

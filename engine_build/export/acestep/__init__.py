@@ -1,0 +1,1 @@
+"""ACE-Step v1.5 as a bundle, exported from diffusers' model."""

@@ -1,0 +1,167 @@
+"""bundle.toml of an exported ACE-Step, and a deployment file to begin with. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from engine_build.export.toml_text import table_text, value_text
+
+# The pipeline's defaults. Guidance is distilled into turbo checkpoints: there it is off.
+STEPS: Final = 8
+SHIFT: Final = 3.0
+GUIDANCE: Final = 7.0
+# Half of what Oobleck's decoder costs in memory is gone with windows of 5 s, for one sixth more work at the margins.
+WINDOW_FRAMES: Final = 128
+OVERLAP_S: Final = 10.0
+
+DECODER: Final = "decoder.onnx"
+DECODE: Final = "codec_decode.onnx"
+ENCODE: Final = "codec_encode.onnx"
+CONDITIONER: Final = "conditioner.onnx"
+TOKENIZER: Final = "tokenizer.json"
+SILENCE: Final = "silence.npy"
+NULL_CONDITION: Final = "null_condition.npy"
+
+
+@dataclass(frozen=True)
+class BundleFacts:
+    """Everything that bundle.toml says. `silence`: one frame, or None where silence.npy holds a sequence."""
+
+    name: str
+    description: str
+    channels: int
+    frame_rate_hz: float
+    frame_multiple: int
+    canvas_frames: int
+    is_turbo: bool
+    sample_rate_hz: int
+    audio_channels: int
+    hop_samples: int
+    decode_margin_frames: int
+    encode_margin_frames: int
+    silence: tuple[float, ...] | None
+    has_null_condition: bool
+    conditioner: Mapping[str, Any] | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def overlap_frames(self) -> int:
+        """What the next stretch keeps: 10 s, at most a quarter of the canvas."""
+        wished = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
+        return max(wished // self.frame_multiple, 1) * self.frame_multiple
+
+    def even(self, frames: int) -> int:
+        """Rounded up to a multiple."""
+        return -(-frames // self.frame_multiple) * self.frame_multiple
+
+
+def bundle_text(facts: BundleFacts) -> str:
+    """bundle.toml."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "": {
+            "schema_version": 1,
+            "name": facts.name,
+            "family": "flow",
+            "description": facts.description,
+        },
+        "latents": {
+            "channels": facts.channels,
+            "frame_rate_hz": facts.frame_rate_hz,
+            "frame_multiple": facts.frame_multiple,
+            "canvas_frames": facts.canvas_frames,
+        },
+        **_decoder_tables(facts),
+        **_codec_tables(facts),
+        **_conditioner_table(facts),
+        "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
+        "training": facts.figures,
+    }
+    return "\n".join(table_text(name, values) for name, values in tables.items())
+
+
+def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    null = {"null_condition": NULL_CONDITION} if facts.has_null_condition else {}
+    return {
+        "decoder": {"graph": DECODER, **null},
+        "decoder.inputs": {
+            "latents": "hidden_states",
+            "time": "timestep",
+            "condition": "encoder_hidden_states",
+            "condition_mask": "condition_mask",
+            "context": "context_latents",
+        },
+        "decoder.outputs": {"velocity": "velocity"},
+        "context": {
+            "layout": "known+mask",
+            "overlap_frames": facts.overlap_frames,
+            "silence": SILENCE if facts.silence is None else facts.silence,
+        },
+    }
+
+
+def _codec_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    """Margins are multiples, as windows are: a codec whose frames come in pairs sees whole pairs."""
+    return {
+        "codec": {
+            "sample_rate_hz": facts.sample_rate_hz,
+            "channels": facts.audio_channels,
+            "hop_samples": facts.hop_samples,
+        },
+        "codec.decode": {
+            "graph": DECODE,
+            "margin_frames": facts.even(facts.decode_margin_frames),
+            "window_frames": facts.even(WINDOW_FRAMES),
+            "inputs": {"latents": "latents"},
+            "outputs": {"audio": "audio"},
+        },
+        "codec.encode": {
+            "graph": ENCODE,
+            "margin_frames": facts.even(facts.encode_margin_frames),
+            "window_frames": facts.even(WINDOW_FRAMES),
+            "inputs": {"audio": "audio"},
+            "outputs": {"latents": "latents"},
+        },
+    }
+
+
+def _conditioner_table(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    if facts.conditioner is None:
+        return {}
+    table = {
+        "graph": CONDITIONER,
+        "tokenizer": TOKENIZER,
+        **facts.conditioner,
+        "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
+        "outputs": {"condition": "condition", "mask": "condition_mask"},
+    }
+    return {"conditioner": table}
+
+
+def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
+    """A deployment of the bundle on ONNX Runtime's CPU provider: small, so that it runs where it was exported."""
+    canvas, multiple = facts.canvas_frames, facts.frame_multiple
+    tokens = 64
+    if facts.conditioner is not None:
+        tokens = facts.conditioner["max_tokens"] + facts.conditioner["prefix_tokens"]
+    return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
+
+[deployment]
+bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
+target = "cpu"
+
+[[shapes]]
+rows = {{ min = 1, opt = 2, max = 4 }}
+frames = {{ min = {multiple}, opt = {canvas}, max = {canvas} }}
+tokens = {{ min = 1, opt = {min(tokens, 32)}, max = {tokens} }}
+
+[runtime]
+depth = 2
+queue = 8
+
+[build]
+step_variants = ["plain", "guidance", "mask", "guidance+mask"]
+"""

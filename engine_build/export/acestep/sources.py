@@ -1,0 +1,226 @@
+"""Where the modules come from: a checkpoint in diffusers' layout, or the published configuration with random weights.
+
+Modules are made one at a time and in float32, so that whoever exports one after the other never holds two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
+from safetensors import SafetensorError
+from torch import nn
+
+from engine_build.export.torch_export import quiet
+from runtime.errors import ConfigError
+
+TRANSFORMER: Final = "transformer"
+VAE: Final = "vae"
+CONDITION_ENCODER: Final = "condition_encoder"
+TEXT_ENCODER: Final = "text_encoder"
+TOKENIZER: Final = "tokenizer"
+CLASSES: Final = {
+    TRANSFORMER: "AceStepTransformer1DModel",
+    VAE: "AutoencoderOobleck",
+    CONDITION_ENCODER: "AceStepConditionEncoder",
+}
+# What is published with ACE-Step v1.5's turbo checkpoint; diffusers' own defaults are the rest of it.
+TURBO_CONFIG: Final[Mapping[str, Any]] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "encoder_hidden_size": 2048,
+    "is_turbo": True,
+}
+VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10], "sampling_rate": 48_000}
+# Small enough that 24 layers of residuals stay near 1, large enough that every layer changes something.
+WEIGHT_STD: Final = 0.02
+
+
+class Source(Protocol):
+    """What an export is made of. Every call makes a module anew; None where the source has none."""
+
+    @property
+    def name(self) -> str:
+        """What the bundle may be called."""
+
+    @property
+    def description(self) -> str:
+        """What the bundle says of itself."""
+
+    def transformer(self) -> nn.Module:
+        """diffusers' AceStepTransformer1DModel."""
+
+    def vae(self) -> nn.Module:
+        """diffusers' AutoencoderOobleck."""
+
+    def condition_encoder(self) -> nn.Module | None:
+        """diffusers' AceStepConditionEncoder."""
+
+    def text_encoder(self) -> tuple[nn.Module, Any] | None:
+        """A transformers model that makes the text's hidden states, and its fast tokenizer."""
+
+    def null_condition(self) -> torch.Tensor | None:
+        """Tokens f32 `[1, D]` that mean no condition, where no condition encoder knows them."""
+
+
+class Checkpoint:
+    """A folder as diffusers saves it: transformer/, vae/ and, for texts, condition_encoder/, text_encoder/, tokenizer/.
+
+    Raises ConfigError where a folder is missing or holds another model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.description = f"ACE-Step, exported from {self.name}."
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}", fix="--checkpoint FOLDER, or --random")
+        for part in (TRANSFORMER, VAE):
+            self._check(part, optional=False)
+        self._check(CONDITION_ENCODER, optional=True)
+
+    def transformer(self) -> nn.Module:
+        """The denoiser."""
+        return self._load(AceStepTransformer1DModel, TRANSFORMER)
+
+    def vae(self) -> nn.Module:
+        """The codec."""
+        return self._load(AutoencoderOobleck, VAE)
+
+    def condition_encoder(self) -> nn.Module | None:
+        """Text, lyrics and timbre to condition tokens."""
+        if not self._has(CONDITION_ENCODER):
+            return None
+        from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
+
+        return self._load(AceStepConditionEncoder, CONDITION_ENCODER)
+
+    def text_encoder(self) -> tuple[nn.Module, Any] | None:
+        """The text's hidden states. Raises ConfigError where the folder is there and transformers is not installed."""
+        if not (self._has(TEXT_ENCODER) and self._has(CONDITION_ENCODER)):
+            return None
+        if not self._has(TOKENIZER):
+            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
+        if importlib.util.find_spec("transformers") is None:
+            raise ConfigError(
+                f"{self.folder / TEXT_ENCODER} needs the package transformers, which is not installed",
+                fix="pip install 'tickrt[export]'; or --no-text",
+            )
+        from transformers import AutoModel, AutoTokenizer
+
+        with quiet(), _loading(self.folder / TEXT_ENCODER):
+            model = AutoModel.from_pretrained(self.folder / TEXT_ENCODER, dtype=torch.float32, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(self.folder / TOKENIZER, local_files_only=True)
+        return model.eval(), tokenizer
+
+    def null_condition(self) -> None:
+        """None: it is the condition encoder's."""
+
+    def _has(self, part: str) -> bool:
+        return (self.folder / part).is_dir()
+
+    def _check(self, part: str, *, optional: bool) -> None:
+        path = self.folder / part / "config.json"
+        if optional and not self._has(part):
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
+        except (OSError, ValueError, AttributeError):
+            raise ConfigError(
+                f"{self.folder} is no checkpoint in diffusers' layout: {path} is missing or cannot be read",
+                fix="convert the original with scripts/convert_ace_step_to_diffusers.py of diffusers' repository",
+            ) from None
+        if found != CLASSES[part]:
+            raise ConfigError(
+                f"{path} describes a {found}, expected {CLASSES[part]}", fix="name an ACE-Step checkpoint"
+            )
+
+    def _load(self, kind: Any, part: str) -> nn.Module:
+        with quiet(), _loading(self.folder / part):
+            module: nn.Module = kind.from_pretrained(
+                self.folder / part,
+                torch_dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                low_cpu_mem_usage=importlib.util.find_spec("accelerate") is not None,
+            )
+        return module.eval()
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    """What diffusers and transformers raise for damaged files, as one error that names the folder."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be loaded: {error}", fix="copy or download it again") from error
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """The published configuration with seeded random weights: the same graphs and the same work, no music.
+
+    `transformer_changes` and `vae_changes` replace values of the configuration.
+    """
+
+    seed: int = 0
+    transformer_changes: Mapping[str, Any] = field(default_factory=dict)
+    vae_changes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "acestep-random"
+
+    @property
+    def description(self) -> str:
+        """It says that this makes no music."""
+        return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
+
+    def transformer(self) -> nn.Module:
+        """Linear and convolution weights are normal, norms 1, biases 0."""
+        config = {**TURBO_CONFIG, **self.transformer_changes}
+        with quiet(), torch.device("meta"):
+            module = AceStepTransformer1DModel(**config)
+        module.to_empty(device="cpu")
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                self._fill(name, parameter)
+        return module.eval()
+
+    def vae(self) -> nn.Module:
+        """The module's own initialisation, which keeps audio near full scale."""
+        with quiet(), torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            module: nn.Module = AutoencoderOobleck(**{**VAE_CONFIG, **self.vae_changes})
+        return module.eval()
+
+    def condition_encoder(self) -> None:
+        """None: condition tokens of this source are random too."""
+
+    def text_encoder(self) -> None:
+        """None."""
+
+    def null_condition(self) -> torch.Tensor:
+        """One random token."""
+        width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
+        return torch.randn(1, width, generator=self._generator("null_condition"))
+
+    def _fill(self, name: str, parameter: nn.Parameter) -> None:
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, WEIGHT_STD, generator=self._generator(name))
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+    def _generator(self, name: str) -> torch.Generator:
+        """A stream of numbers per name: a layer's weights do not depend on how many layers there are."""
+        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

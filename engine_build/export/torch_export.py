@@ -1,0 +1,93 @@
+"""torch modules as ONNX files, never with more in memory than the weights and the largest of them once more."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from torch import Tensor, nn
+
+from engine_build.export.cleanup import tidy
+
+OPSET: Final = 20
+# One ONNX file holds 2 GiB; far below that, weights of their own are easier to copy and to map.
+INLINE_LIMIT_BYTES: Final = 64 << 20
+MAX_BATCH: Final = 4096
+MAX_LENGTH: Final = 65_536
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """torch and diffusers warn of their own deprecations and options; nobody who exports can act on those."""
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    noisy.setLevel(level)
+
+
+def export_graph(
+    module: nn.Module,
+    file: Path,
+    example: tuple[Tensor, ...],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    dynamic_shapes: tuple[dict[int, Any], ...],
+    dimensions: dict[str, str] | None = None,
+) -> None:
+    """Write a module as an ONNX file; large weights go into a file beside it, `NAME.data`.
+
+    `example`: inputs to trace it with. `dynamic_shapes`: per input, axis -> torch.export.Dim. `dimensions`: other names
+    for free dimensions.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size_bytes = sum(value.numel() * value.element_size() for value in (*module.parameters(), *module.buffers()))
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=dynamic_shapes,
+            verbose=False,
+        )
+        data = file.with_name(f"{file.name}.data")
+        data.unlink(missing_ok=True)
+        program.save(file, external_data=size_bytes > INLINE_LIMIT_BYTES)
+    model = onnx.load(file, load_external_data=False)
+    tidy(model, dimensions or {})
+    file.write_bytes(model.SerializeToString())
+    onnx.checker.check_model(str(file), full_check=True)
+
+
+def free(name: str, largest: int = MAX_LENGTH) -> Any:
+    """A free dimension, 1 to `largest`."""
+    return torch.export.Dim(name, min=1, max=largest)
+
+
+def open_frugally(file: Path) -> Any:
+    """An ONNX Runtime session that runs a file as it is written and makes no second copy of its weights."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def output_error(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> float:
+    """Largest absolute difference of a module's only output: its ONNX file against torch, on inputs by name."""
+    with quiet(), torch.no_grad():
+        expected = module(*inputs.values()).numpy()
+    found = open_frugally(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    return float(np.abs(found - expected).max())

@@ -1,0 +1,1 @@
+"""ONNX graphs: reading, viewing, writing, and the step graph."""

@@ -1,0 +1,159 @@
+"""A read-only view of an ONNX graph: producers, consumers, shapes, and the work of its nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from runtime.engines import operator_flops as flops
+from runtime.engines.operator_flops import PRODUCTS, Shape
+from runtime.errors import BuildError
+
+# Whoever computes in float64 has a reason to: that is no business of a recipe's.
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+TIME, DATA = 1, 2
+
+
+SHAPE_OPS = frozenset({"Shape", "Size"})
+
+
+class GraphView:
+    """Edges of a model's main graph. Nodes are named by their place in it: names may be missing or double.
+
+    `types` maps a value to its element type; `initializers` a constant to its tensor. Raises BuildError where a value's
+    type cannot be inferred.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.nodes: Sequence[onnx.NodeProto] = model.graph.node
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.inputs = [value for value in model.graph.input if value.name not in self.initializers]
+        self.outputs = {value.name for value in model.graph.output}
+        self.producers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for place, node in enumerate(self.nodes):
+            for name in node.input:
+                if name and place not in self.readers[name][-1:]:
+                    self.readers[name].append(place)
+        self.types = _types(model)
+        self._sources = self._data_sources()
+
+    def is_float(self, value: str) -> bool:
+        """Whether a value holds floating-point numbers."""
+        return self.types.get(value) in FLOATS
+
+    def is_constant(self, value: str) -> bool:
+        """Whether a value is an initializer."""
+        return value in self.initializers
+
+    def floats_in(self, place: int) -> list[str]:
+        """The floating-point inputs of a node, constants included."""
+        return [name for name in self.nodes[place].input if name and self.is_float(name)]
+
+    def floats_out(self, place: int) -> list[str]:
+        """The floating-point outputs of a node."""
+        return [name for name in self.nodes[place].output if name and self.is_float(name)]
+
+    def maker(self, value: str) -> onnx.NodeProto | None:
+        """The node that makes a value; None for inputs and constants."""
+        place = self.producers.get(value)
+        return None if place is None else self.nodes[place]
+
+    def sources(self, value: str) -> int:
+        """What a value's numbers come from: TIME (inputs with one number per row), DATA (other inputs), both or 0.
+
+        Sizes do not count: what only depends on how long something is, is a table.
+        """
+        return self._sources.get(value, 0)
+
+    def makers_before(self, value: str) -> set[int]:
+        """Every node that a value comes from; sizes do not count."""
+        pending, found = [value], set[int]()
+        while pending:
+            place = self.producers.get(pending.pop())
+            if place is not None and place not in found and self.nodes[place].op_type not in SHAPE_OPS:
+                found.add(place)
+                pending += self.nodes[place].input
+        return found
+
+    def reading(self, place: int) -> Iterator[int]:
+        """The nodes that read something of a node, each once."""
+        seen: set[int] = set()
+        for name in self.nodes[place].output:
+            for reader in self.readers.get(name, ()):
+                if reader not in seen:
+                    seen.add(reader)
+                    yield reader
+
+    def _data_sources(self) -> dict[str, int]:
+        found = {value.name: _source(value) for value in self.inputs}
+        for node in self.nodes:
+            source = 0
+            if node.op_type not in SHAPE_OPS:
+                for name in node.input:
+                    source |= found.get(name, 0)
+            found.update(dict.fromkeys(node.output, source))
+        return found
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """A node's name; its first output's where it has none."""
+    return str(node.name or node.output[0])
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """A node's attribute as a plain value."""
+    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+def replace_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Give a model these nodes, some of which may be its own."""
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+
+
+def _source(value: onnx.ValueInfoProto) -> int:
+    kind = value.type.tensor_type
+    return TIME if kind.elem_type in FLOATS and len(kind.shape.dim) <= 1 else DATA
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types of all values. Weights in files of their own are not needed, nor read."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.value_info[:]
+    try:
+        graph = shape_inference.infer_shapes(bare, strict_mode=True).graph
+    except (shape_inference.InferenceError, ValueError) as error:
+        fix = "polygraphy inspect model FILE"
+        raise BuildError(f"types of the graph cannot be inferred: {error}", fix=fix) from error
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for values in (graph.input, graph.output, graph.value_info):
+        types.update({value.name: value.type.tensor_type.elem_type for value in values})
+    unknown = [name for node in graph.node for name in node.output if name and not types.get(name)]
+    if unknown:
+        raise BuildError(f"the type of {unknown[0]!r} cannot be inferred, nor of {len(unknown) - 1} more values")
+    return types
+
+
+def product_values(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """The values whose shapes `product_flops` needs."""
+    names = [name for node in nodes if node.op_type in PRODUCTS for name in (*node.input[:2], *node.output[:1])]
+    return list(dict.fromkeys(names))
+
+
+def product_flops(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
+    """Multiplications and additions of a matrix product or convolution; 0 for every other operator."""
+    if node.op_type not in PRODUCTS:
+        return 0
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    first, second, out = (shapes[name] for name in (node.input[0], node.input[1], node.output[0]))
+    return flops.product_flops(node.op_type, attributes, first, second, out)

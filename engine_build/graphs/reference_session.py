@@ -1,0 +1,73 @@
+"""ONNX Runtime sessions on graphs: the CPU reference that engines are compared with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from engine_build.config import BuildConfig
+from engine_build.graphs.graph_file import Graph
+from runtime.engines.onnxruntime_cuda import CPU_PROVIDER
+from runtime.errors import BuildError
+
+DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
+
+
+FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
+
+
+def onnxruntime() -> Any:
+    """The module. Raises BuildError where it is not installed."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise BuildError("ONNX Runtime is not installed; it builds and checks engines", fix="pip install 'tickrt[cpu]'")
+    import onnxruntime
+
+    return onnxruntime
+
+
+def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
+    """A session over a file that was compiled for the CPU. Raises BuildError."""
+    return session(engine, exact_options(options.threads), str(engine))
+
+
+def graph_session(graph: Graph, options: BuildConfig) -> Any:
+    """A session that runs the graph on the CPU as it is written. Raises BuildError."""
+    return session(graph.source, exact_options(options.threads), graph.label)
+
+
+def model_of(graph: Graph) -> onnx.ModelProto:
+    """A graph as a model, without what lies in files of its own."""
+    if isinstance(graph.source, bytes):
+        return onnx.load_model_from_string(graph.source)
+    return onnx.load(graph.source, load_external_data=False)
+
+
+def exact_options(threads: int) -> Any:
+    """Options that run a graph exactly as it is written."""
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options
+
+
+def session(source: Path | bytes, options: Any, label: str, providers: Sequence[Any] = (CPU_PROVIDER,)) -> Any:
+    """A session over a file or a graph's bytes. Raises BuildError."""
+    name = source if isinstance(source, bytes) else str(source)
+    try:
+        return onnxruntime().InferenceSession(name, options, providers=list(providers))
+    except onnxruntime_errors() as error:
+        fix = "polygraphy inspect model FILE" if CPU_PROVIDER in providers else FIX_KERNELS
+        raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix=fix) from error
+
+
+def onnxruntime_errors() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises; its errors have no common base."""
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented")
+    module = onnxruntime().capi.onnxruntime_pybind11_state
+    return tuple(getattr(module, name) for name in (*names, "RuntimeException"))

@@ -1,0 +1,322 @@
+"""The solver as ONNX graphs over all slots at once: `rows` runs before the decoder, `step` after it.
+
+A graph is written for a set of features; an input of a feature that a slot does not use has a neutral value, so one
+slot's choice is never a branch. All arithmetic is float32 and per slot: a NaN stays in its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx
+
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.graphs.tick_inputs import ROWS_FEATURES, STEP_FEATURES, InputSpec, rows_inputs, step_inputs
+from runtime.engines.engine import variant_name
+from runtime.errors import BuildError
+
+APG_NORM_LIMIT = 2.5
+BLEND_EPSILON = 1e-8
+NORM_EPSILON = 1e-12
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
+    """Latents of all slots -> the decoder's input, one line per row; steps 1 and 2. Raises BuildError.
+
+    Outputs: hidden_states `[R,T,C]`; with `mask` also masked_latents `[S,T,C]`, in which the gain is not applied.
+    """
+    features = _checked(features, ROWS_FEATURES)
+    graph = GraphWriter(f"rows.{variant_name(features)}")
+    inputs = _Inputs(graph, channels, rows_inputs(features))
+    latents = _mask_before(graph, inputs) if "mask" in features else inputs["latents"]
+    gained = _scaled(graph, latents, inputs["channel_gain"]) if "gain" in features else latents
+    hidden = graph.op("Gather", gained, inputs["row_slots"], axis=0)
+    graph.output("hidden_states", hidden, ("rows", "frames", channels))
+    if "mask" in features:
+        graph.output("masked_latents", latents, ("slots", "frames", channels))
+    return graph.model()
+
+
+def step_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
+    """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
+
+    Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` next_momentum_state, with `rcfg`
+    next_kept_negative, both `[S,T,C]`.
+    """
+    features = _checked(features, STEP_FEATURES)
+    graph = GraphWriter(f"step.{variant_name(features)}")
+    inputs = _Inputs(graph, channels, step_inputs(features))
+    velocity = _velocity(graph, inputs, "positive")
+    if "guidance" in features:
+        velocity = _guide(graph, inputs, velocity, channels)
+    latents = _integrate(graph, inputs, velocity, features)
+    if "dcw" in features:
+        latents = _dcw(graph, inputs, velocity, latents, channels)
+    finite = _finite(graph, latents)
+    graph.output("next_latents", latents, ("slots", "frames", channels))
+    graph.output("finite", finite, ("slots",), np.bool_)
+    return graph.model()
+
+
+class _Inputs(Mapping[str, str]):
+    """The graph's inputs by name, and each as a column that broadcasts against `[S,T,C]`, made once."""
+
+    def __init__(self, graph: GraphWriter, channels: int, specs: Iterable[InputSpec]) -> None:
+        self._graph = graph
+        self._specs = {spec.name: spec for spec in specs}
+        for spec in self._specs.values():
+            graph.input(spec.name, spec.shape(channels), np.dtype(spec.dtype))
+        self._columns: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        return self._specs[name].name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def column(self, name: str) -> str:
+        """`[S]` -> `[S,1,1]`, `[S,T]` -> `[S,T,1]`."""
+        if name not in self._columns:
+            axes = [1, 2] if self._specs[name].letters == "S" else [2]
+            with self._graph.scope("columns"):
+                self._columns[name] = _unsqueeze(self._graph, name, *axes)
+        return self._columns[name]
+
+
+def _checked(features: Iterable[str], known: frozenset[str]) -> frozenset[str]:
+    features = frozenset(features)
+    if unknown := features - known:
+        raise BuildError(f"unknown features {sorted(unknown)}, expected some of {sorted(known)}")
+    if "rcfg" in features and "guidance" not in features:
+        raise BuildError("the feature rcfg needs guidance", fix="build guidance+rcfg")
+    return features
+
+
+def _mask_before(graph: GraphWriter, inputs: _Inputs) -> str:
+    """1. m x + (1-m)(t n + (1-t) o)."""
+    with graph.scope("mask"):
+        time = inputs.column("time")
+        noised = _mix(graph, time, inputs["mask_noise"], inputs["original"])
+        return _mix(graph, inputs.column("mask"), inputs["latents"], noised)
+
+
+def _scaled(graph: GraphWriter, latents: str, gain: str) -> str:
+    """2. The gain never enters the state."""
+    with graph.scope("gain"):
+        return graph.op("Mul", latents, gain)
+
+
+def _velocity(graph: GraphWriter, inputs: _Inputs, side: str) -> str:
+    """3. Each slot's own row, or the blend of its rows."""
+    with graph.scope(side):
+        rows = inputs[f"{side}_rows"]
+        if f"{side}_weights" in inputs:
+            return _blend(graph, inputs["velocity"], rows, inputs[f"{side}_weights"])
+        return graph.op("Gather", inputs["velocity"], _squeeze(graph, rows, 1), axis=0)
+
+
+def _blend(graph: GraphWriter, velocity: str, rows: str, weights: str) -> str:
+    """sum(w_i v_i) / max(sum(w_i), 1e-8) per frame; a row of weight 0 is not looked at, whatever it holds."""
+    with graph.scope("blend"):
+        gathered = graph.op("Gather", velocity, rows, axis=0)  # [S,K,T,C]
+        weight = _unsqueeze(graph, weights, 3)  # [S,K,T,1]
+        unused = graph.op("Equal", weight, graph.constant(0.0))
+        weighted = graph.op("Where", unused, graph.constant(0.0), graph.op("Mul", gathered, weight))
+        conditions = graph.constant([1], np.int64)
+        total = graph.op("ReduceSum", weighted, conditions, keepdims=0)
+        share = graph.op("ReduceSum", weight, conditions, keepdims=0)
+        return graph.op("Div", total, graph.op("Max", share, graph.constant(BLEND_EPSILON)))
+
+
+def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) -> str:
+    """4. Adaptive projected guidance (Sadat et al., 2024) with momentum, and the rescale."""
+    negative = _negative(graph, inputs, channels)
+    with graph.scope("guidance"):
+        difference = _momentum(graph, inputs, graph.op("Sub", positive, negative), channels)
+        length = _norm(graph, positive)
+        orthogonal = _project(graph, _limit(graph, difference), positive, length)
+        strength = graph.op("Sub", inputs.column("guidance"), graph.constant(1.0))
+        guided = graph.op("Add", positive, graph.op("Mul", strength, orthogonal))
+        return _rescale(graph, inputs, guided, length)
+
+
+def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
+    """The negative rows' velocity, or the one that the slot has kept."""
+    fresh = _velocity(graph, inputs, "negative")
+    if "use_kept" not in inputs:
+        return fresh
+    with graph.scope("rcfg"):
+        negative = graph.op("Where", inputs.column("use_kept"), inputs["kept_negative"], fresh)
+    graph.output("next_kept_negative", negative, ("slots", "frames", channels))
+    return "next_kept_negative"
+
+
+def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:
+    """M <- d + mu M; M is the difference from here on."""
+    with graph.scope("momentum"):
+        kept = graph.op("Mul", inputs.column("momentum"), inputs["momentum_state"])
+        momentum = graph.op("Add", difference, kept)
+    graph.output("next_momentum_state", momentum, ("slots", "frames", channels))
+    return "next_momentum_state"
+
+
+def _limit(graph: GraphWriter, difference: str) -> str:
+    """d min(1, 2.5/|d|), written so that |d| = 0 divides nothing by zero."""
+    with graph.scope("limit"):
+        limit = graph.constant(APG_NORM_LIMIT)
+        return graph.op("Mul", difference, graph.op("Div", limit, graph.op("Max", _norm(graph, difference), limit)))
+
+
+def _project(graph: GraphWriter, difference: str, positive: str, length: str) -> str:
+    """d without its component along v_pos, per channel over time; all of d where v_pos is 0."""
+    with graph.scope("project"):
+        along = graph.op("ReduceSum", graph.op("Mul", difference, positive), _time_axis(graph), keepdims=1)
+        share = graph.op("Div", graph.op("Div", along, length), length)
+        return graph.op("Sub", difference, graph.op("Mul", share, positive))
+
+
+def _rescale(graph: GraphWriter, inputs: _Inputs, guided: str, length: str) -> str:
+    """r v |v_pos|/|v| + (1-r) v as v (1 + r (|v_pos|/|v| - 1)); |v| = 0 leaves v as it is, zero."""
+    with graph.scope("rescale"):
+        excess = graph.op("Sub", graph.op("Div", length, _norm(graph, guided)), graph.constant(1.0))
+        factor = graph.op("Add", graph.op("Mul", inputs.column("rescale"), excess), graph.constant(1.0))
+        return graph.op("Mul", guided, factor)
+
+
+def _integrate(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
+    """5 and 6. Euler where nothing touches x0; else through x0."""
+    if not features & {"mask", "target", "sde"}:
+        latents = _euler(graph, inputs, velocity)
+        return _add_noise(graph, inputs, latents) if "ode_noise" in features else latents
+    clean = _clean(graph, inputs, velocity, features)
+    latents = _ode(graph, inputs, clean)
+    if "ode_noise" in features:
+        latents = _add_noise(graph, inputs, latents)
+    return _sde(graph, inputs, clean, latents) if "sde" in features else latents
+
+
+def _euler(graph: GraphWriter, inputs: _Inputs, velocity: str) -> str:
+    """x + (t'-t) s v."""
+    with graph.scope("euler"):
+        elapsed = _unsqueeze(graph, graph.op("Sub", inputs["next_time"], inputs["time"]), 1)
+        factor = _unsqueeze(graph, graph.op("Mul", elapsed, inputs["velocity_scale"]), 2)
+        return graph.op("Add", inputs["latents"], graph.op("Mul", velocity, factor))
+
+
+def _clean(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
+    """5. x0 = x - t s v, then what the mask keeps, then the target."""
+    with graph.scope("clean"):
+        factor = graph.op("Mul", inputs.column("time"), inputs.column("velocity_scale"))
+        clean = graph.op("Sub", inputs["latents"], graph.op("Mul", velocity, factor))
+    if "mask" in features:
+        with graph.scope("mask"):
+            clean = _mix(graph, inputs.column("mask"), clean, inputs["original"])
+    if "target" in features:
+        with graph.scope("target"):
+            alpha = graph.op("Mul", inputs.column("target_curve"), inputs.column("target_gate"))
+            clean = _mix(graph, alpha, inputs["target"], clean)
+    return clean
+
+
+def _ode(graph: GraphWriter, inputs: _Inputs, clean: str) -> str:
+    """6. (t'/t) x + (1 - t'/t) x0; exactly x0 at t' = 0."""
+    with graph.scope("ode"):
+        ratio = graph.op("Div", inputs.column("next_time"), inputs.column("time"))
+        return _mix(graph, ratio, inputs["latents"], clean)
+
+
+def _add_noise(graph: GraphWriter, inputs: _Inputs, latents: str) -> str:
+    """6. Plus noise * curve * t'."""
+    with graph.scope("ode_noise"):
+        amount = graph.op("Mul", inputs.column("ode_noise"), inputs.column("next_time"))
+        return graph.op("Add", latents, graph.op("Mul", amount, inputs["step_noise"]))
+
+
+def _sde(graph: GraphWriter, inputs: _Inputs, clean: str, ode: str) -> str:
+    """6. t' noise + (1-t') (c x0 + (1-c) source) in the slots that take the SDE."""
+    with graph.scope("sde"):
+        mixed = _mix(graph, inputs.column("sde_curve"), clean, inputs["source"])
+        noised = _mix(graph, inputs.column("next_time"), inputs["step_noise"], mixed)
+        return graph.op("Where", inputs.column("sde"), noised, ode)
+
+
+def _dcw(graph: GraphWriter, inputs: _Inputs, velocity: str, latents: str, channels: int) -> str:
+    """7. The new x moves along its difference from y = x_before - t v, per frame (pix) and per Haar band."""
+    with graph.scope("dcw"):
+        drift = graph.op("Mul", velocity, inputs.column("time"))
+        difference = graph.op("Sub", latents, graph.op("Sub", inputs["latents"], drift))
+        pixels = graph.op("Mul", inputs.column("dcw_pix"), difference)
+        moved = graph.op("Add", latents, pixels)
+        return graph.op("Add", moved, _haar_correction(graph, inputs, difference, channels))
+
+
+def _haar_correction(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:
+    """lambda_l on the low band and lambda_h on the high band of the difference, transformed back.
+
+    The transform is linear, so one level of it and its inverse come to half the sum and half the difference of a pair.
+    """
+    with graph.scope("haar"):
+        first, second = _pairs(graph, difference, channels)
+        low = graph.op("Mul", _band(graph, inputs, "low"), graph.op("Add", first, second))
+        high = graph.op("Mul", _band(graph, inputs, "high"), graph.op("Sub", first, second))
+        pairs = graph.op("Concat", graph.op("Add", low, high), graph.op("Sub", low, high), axis=2)
+        frames = graph.op("Reshape", pairs, graph.constant([0, -1, channels], np.int64))
+        zero, one = graph.constant([0], np.int64), graph.constant([1], np.int64)
+        return graph.op("Slice", frames, zero, _length(graph, difference), one)
+
+
+def _pairs(graph: GraphWriter, frames: str, channels: int) -> list[str]:
+    """`[S,T,C]` -> the first and the second of each pair of frames, `[S,B,1,C]`; a zero frame is added to an odd T."""
+    odd = graph.op("Mod", _length(graph, frames), graph.constant([2], np.int64))
+    before, after = graph.constant([0, 0, 0, 0], np.int64), graph.constant([0], np.int64)
+    even = graph.op("Pad", frames, graph.op("Concat", before, odd, after, axis=0))
+    pairs = graph.op("Reshape", even, graph.constant([0, -1, 2, channels], np.int64))
+    return graph.ops("Split", 2, pairs, axis=2, num_outputs=2)
+
+
+def _band(graph: GraphWriter, inputs: _Inputs, band: str) -> str:
+    """Half of lambda, `[S,B,1,1]`: lambda_l = t low, lambda_h = (1-t) high."""
+    time = graph.op("Mul", _unsqueeze(graph, inputs["time"], 1), graph.constant(0.5))
+    weight = time if band == "low" else graph.op("Sub", graph.constant(0.5), time)
+    return _unsqueeze(graph, graph.op("Mul", inputs[f"dcw_{band}"], weight), 2, 3)
+
+
+def _finite(graph: GraphWriter, latents: str) -> str:
+    """Per slot: the sum of magnitudes is a number. NaN and infinity compare as false."""
+    with graph.scope("finite"):
+        total = graph.op("ReduceL1", latents, graph.constant([1, 2], np.int64), keepdims=0)
+        return graph.op("Less", total, graph.constant(LARGEST))
+
+
+def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
+    """share * inside + (1 - share) * outside; exactly one of them where the share is 0 or 1."""
+    rest = graph.op("Sub", graph.constant(1.0), share)
+    return graph.op("Add", graph.op("Mul", share, inside), graph.op("Mul", rest, outside))
+
+
+def _norm(graph: GraphWriter, value: str) -> str:
+    """Norm per channel over time `[S,1,C]`, at least 1e-12 so that one can divide by it."""
+    length = graph.op("ReduceL2", value, _time_axis(graph), keepdims=1)
+    return graph.op("Max", length, graph.constant(NORM_EPSILON))
+
+
+def _time_axis(graph: GraphWriter) -> str:
+    return graph.constant([1], np.int64)
+
+
+def _length(graph: GraphWriter, frames: str) -> str:
+    """T as `[1]` int64."""
+    return graph.op("Shape", frames, start=1, end=2)
+
+
+def _unsqueeze(graph: GraphWriter, value: str, *axes: int) -> str:
+    return graph.op("Unsqueeze", value, graph.constant(axes, np.int64))
+
+
+def _squeeze(graph: GraphWriter, value: str, axis: int) -> str:
+    return graph.op("Squeeze", value, graph.constant([axis], np.int64))

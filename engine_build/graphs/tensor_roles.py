@@ -1,0 +1,116 @@
+"""Tensor roles against graphs: what bundle.toml says a tensor is, and whether the graph has it like that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.engines.manifest import TensorInfo
+from runtime.errors import ConfigError
+
+if TYPE_CHECKING:  # a build process knows ports, and has no need of onnx
+    from engine_build.graphs.graph_file import Graph
+
+WORDS = {
+    "A": "audio channels",
+    "B": "batch",
+    "C": "latent channels",
+    "D": "condition width",
+    "L": "condition tokens",
+    "P": "condition tokens",
+    "R": "rows",
+    "T": "frames",
+    "W": "samples",
+    "X": "context channels",
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
+
+    `values` says what verification feeds: normal, unit (0..1), keep (0 or 1, the first 1), count (0..limit-1), flag.
+    """
+
+    role: str
+    name: str
+    letters: str
+    dtype: str = "float32"
+    values: str = "normal"
+    limit: str = ""
+
+
+def check_ports(
+    graph: Graph, inputs: Sequence[Port], outputs: Sequence[Port], known: Mapping[str, int]
+) -> dict[str, int]:
+    """Every role names a tensor of the right dtype and shape, and no tensor is without a role.
+
+    `known` are sizes that the bundle fixes. Gives them back with the sizes that the graph fixes. Raises ConfigError.
+    """
+    sizes = dict(known)
+    for kind, ports, tensors in (("input", inputs, graph.inputs), ("output", outputs, graph.outputs)):
+        found = {tensor.name: tensor for tensor in tensors}
+        for port in ports:
+            _check_port(graph, kind, port, found, sizes)
+        _check_no_strangers(graph, kind, ports, found)
+    return sizes
+
+
+def check_free(graph: Graph, ports: Iterable[Port], free: Mapping[str, tuple[int, int]]) -> None:
+    """Dimensions that vary at run time, letter -> (min, max), are not fixed in the graph. Raises ConfigError."""
+    tensors = {tensor.name: tensor for tensor in (*graph.inputs, *graph.outputs)}
+    for port in ports:
+        for axis, letter in enumerate(port.letters):
+            size = tensors[port.name].shape[axis]
+            if letter in free and isinstance(size, int) and free[letter] != (size, size):
+                low, high = free[letter]
+                raise ConfigError(
+                    f"{graph.label}: dimension {axis} of {port.name!r} ({WORDS[letter]}) is fixed at {size}, "
+                    f"expected it free for {low}..{high}",
+                    fix="export the graph with a dynamic dimension there",
+                )
+
+
+def _check_port(graph: Graph, kind: str, port: Port, found: Mapping[str, TensorInfo], sizes: dict[str, int]) -> None:
+    if port.name not in found:
+        raise ConfigError(
+            f"{port.role} names {port.name!r}, which is no {kind} of {graph.label}; its {kind}s are {_listed(found)}",
+            fix=f"set {port.role} in bundle.toml to one of them",
+        )
+    tensor = found[port.name]
+    where = f"{graph.label}: {kind} {port.name!r} ({port.role})"
+    if tensor.dtype != port.dtype:
+        raise ConfigError(f"{where} is {tensor.dtype}, expected {port.dtype}", fix=f"tensors: {_listed(found)}")
+    if len(tensor.shape) != len(port.letters):
+        raise ConfigError(
+            f"{where} has shape {_shape(tensor)}, expected {_words(port)}", fix=f"tensors: {_listed(found)}"
+        )
+    for axis, (letter, size) in enumerate(zip(port.letters, tensor.shape, strict=True)):
+        if isinstance(size, int) and sizes.setdefault(letter, size) != size:
+            raise ConfigError(
+                f"{where} has shape {_shape(tensor)}: dimension {axis} ({WORDS[letter]}) is {size}, "
+                f"expected {sizes[letter]}",
+                fix="correct bundle.toml, or name the right tensor",
+            )
+
+
+def _check_no_strangers(graph: Graph, kind: str, ports: Iterable[Port], found: Mapping[str, TensorInfo]) -> None:
+    strangers = sorted(set(found) - {port.name for port in ports})
+    if strangers:
+        raise ConfigError(
+            f"{graph.label} has the {kind}s {', '.join(strangers)}, to which bundle.toml gives no role",
+            fix=f"name their roles in bundle.toml, or take the {kind}s out of the graph",
+        )
+
+
+def _listed(found: Mapping[str, TensorInfo]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.dtype}{_shape(tensor)}" for tensor in found.values())
+
+
+def _shape(tensor: TensorInfo) -> str:
+    return f"[{', '.join(str(size) for size in tensor.shape)}]"
+
+
+def _words(port: Port) -> str:
+    return f"[{', '.join(WORDS[letter] for letter in port.letters)}]"

@@ -1,0 +1,130 @@
+"""What a graph needs before its precisions are set. None of it changes what the graph computes in full precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from engine_build.graphs.graph_view import GraphView, replace_nodes
+from engine_build.precision.casts import Weights
+from runtime.engines.operator_flops import PRODUCTS
+
+MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def prepared(model: onnx.ModelProto, limit: float, weights: Weights) -> onnx.ModelProto:
+    """A copy to rewrite: constants are initializers, scales stand before moves, masks stay within `limit`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _constants_to_initializers(copy)
+    hoist_scales(copy)
+    bound_masks(copy, limit, weights)
+    return copy
+
+
+def hoist_scales(model: onnx.ModelProto) -> None:
+    """Multiply by a number before values are moved instead of behind it: attention's scale, on queries and keys.
+
+    There the values are still in full precision, so the scale itself (0.2973 for 128 channels, 0.2969 in bf16) and the
+    scaled values are rounded together, once.
+    """
+    view = GraphView(model)
+    moved: dict[int, onnx.NodeProto] = {}
+    renamed: dict[str, str] = {}
+    for place, node in enumerate(view.nodes):
+        if (first := _first_move(view, place)) is not None:
+            factor, value = _factor(view, node), _scaled_value(view, node)
+            early = f"{node.output[0]}.early"
+            moved[first] = helper.make_node("Mul", [view.nodes[first].input[0], factor], [early], name=node.name)
+            moved[first].metadata_props.extend(node.metadata_props)
+            renamed[node.output[0]] = value
+    nodes = []
+    for place, node in enumerate(view.nodes):
+        if node.output[0] in renamed:
+            continue
+        if place in moved:
+            nodes.append(moved[place])
+            node.input[0] = moved[place].output[0]
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        nodes.append(node)
+    replace_nodes(model, nodes)
+
+
+def bound_masks(model: onnx.ModelProto, limit: float, weights: Weights) -> None:
+    """Let what is added to attention scores be at least `-limit`: a score added to it stays a number.
+
+    Exporters write the smallest fp32 number, which is minus infinity in 16 bits; a row of those has no softmax.
+    """
+    view = GraphView(model)
+    bounded: dict[str, onnx.TensorProto] = {}
+    for place in _mask_nodes(view):
+        node = view.nodes[place]
+        for index, name in enumerate(node.input):
+            if view.is_float(name) and view.is_constant(name):
+                if name not in bounded:
+                    bounded[name] = _bounded(view.initializers[name], limit, weights)
+                node.input[index] = bounded[name].name
+    model.graph.initializer.extend(tensor for name, tensor in bounded.items() if tensor.name != name)
+
+
+def _constants_to_initializers(model: onnx.ModelProto) -> None:
+    nodes = []
+    for node in model.graph.node:
+        tensor = next((item.t for item in node.attribute if item.name == "value"), None)
+        if node.op_type == "Constant" and tensor is not None:
+            model.graph.initializer.add().CopyFrom(tensor)
+            model.graph.initializer[-1].name = node.output[0]
+        else:
+            nodes.append(node)
+    replace_nodes(model, nodes)
+
+
+def _first_move(view: GraphView, place: int) -> int | None:
+    """The first of the moves behind which a multiplication by a number stands; None where it stands elsewhere."""
+    node, first = view.nodes[place], None
+    if node.op_type != "Mul" or node.output[0] in view.outputs or not _factor(view, node):
+        return None
+    reader, value = place, _scaled_value(view, node)
+    while (maker := view.producers.get(value)) is not None and view.nodes[maker].op_type in MOVES:
+        if value in view.outputs or _others_read(view, value, reader):
+            break
+        reader = first = maker
+        value = view.nodes[maker].input[0]
+    return first
+
+
+def _others_read(view: GraphView, value: str, reader: int) -> bool:
+    """Whether anybody but `reader` reads the numbers of a value (not just its size)."""
+    return any(other != reader and view.nodes[other].op_type != "Shape" for other in view.readers[value])
+
+
+def _factor(view: GraphView, node: onnx.NodeProto) -> str:
+    """The operand of a multiplication that is one number; empty where there is none."""
+    tensors = [view.initializers[name] for name in node.input if view.is_constant(name) and view.is_float(name)]
+    return next((str(tensor.name) for tensor in tensors if len(tensor.dims) == 0), "")
+
+
+def _scaled_value(view: GraphView, node: onnx.NodeProto) -> str:
+    factor = _factor(view, node)
+    return next(str(name) for name in node.input if name != factor)
+
+
+def _mask_nodes(view: GraphView) -> set[int]:
+    """Nodes that make what is added to attention scores."""
+    found = set[int]()
+    for node in view.nodes:
+        added = view.maker(node.input[0]) if node.op_type == "Softmax" else None
+        if added is not None and added.op_type == "Add":
+            for name in added.input:
+                before = view.makers_before(name)
+                if not any(view.nodes[place].op_type in PRODUCTS for place in before):
+                    found |= before
+    return found
+
+
+def _bounded(tensor: onnx.TensorProto, limit: float, weights: Weights) -> onnx.TensorProto:
+    array = weights.read(tensor)
+    if not (np.isfinite(array) & (np.abs(array) > limit)).any():
+        return tensor
+    return weights.write(f"{tensor.name}.bounded", np.clip(array, -limit, limit).astype(array.dtype))

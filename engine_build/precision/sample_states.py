@@ -1,0 +1,101 @@
+"""Inputs that a decoder really meets: the states of a generation that it makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_build.graphs.graph_file import Graph, read_graph
+from engine_build.graphs.reference_session import exact_options, session
+from runtime.config.bundle import Bundle
+from runtime.engines.engine import NodeTimes
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.pipeline.text_encoder import Conditioner
+from runtime.requests.timesteps import schedule
+
+STEPS = 8
+LONGEST_FRAMES = 256
+GUIDANCE = 3.0
+PROMPTS = ("", "slow piano and strings in C major at 80 bpm")
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def decoder_feeds(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
+    """Inputs of the decoder along a generation that it makes itself: a prompt and the null condition, with guidance.
+
+    One feed per step, from noise to music: rows 2, the canvas (at most LONGEST_FRAMES). Raises BuildError, ConfigError.
+    """
+    names, runner = bundle.decoder.inputs, session(graph.source, exact_options(threads), graph.label)
+    frames = bundle.latents.round_up(min(bundle.latents.canvas_frames, LONGEST_FRAMES))
+    fixed = dict(_conditions(bundle, graph, threads))
+    if names.context is not None:
+        known = np.concatenate([bundle.silence(frames), np.ones((frames, bundle.latents.channels), np.float32)], axis=1)
+        fixed[names.context] = np.stack([known, known])
+    x = np.random.default_rng(0).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
+    times = schedule(steps, shift=bundle.sampler.shift)
+    for t, following in pairwise(times):
+        feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
+        yield feed
+        negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]
+        x = x + (following - t) * (negative + GUIDANCE * (positive - negative))
+
+
+def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The condition of both rows, padded to one length, and its mask where the decoder takes one."""
+    names = bundle.decoder.inputs
+    tokens = list(_tokens(bundle, graph, threads))
+    if names.condition_mask is None:
+        tokens = [tokens[1], tokens[1]]
+    longest = max(len(row) for row in tokens)
+    yield names.condition, np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
+    if names.condition_mask is not None:
+        mask = [[float(place < len(row)) for place in range(longest)] for row in tokens]
+        yield names.condition_mask, np.array(mask, np.float32)
+
+
+def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.float32]]:
+    if bundle.conditioner is None:
+        width = next(info.shape[-1] for info in graph.inputs if info.name == bundle.decoder.inputs.condition)
+        yield from np.random.default_rng(1).standard_normal((2, 8, int(width))).astype(np.float32)
+        return
+    engine = _GraphEngine(read_graph(bundle.graph_path(bundle.conditioner.graph)), threads)
+    conditioner = Conditioner(bundle, engine)
+    yield from (conditioner.encode(_shortened(prompt, conditioner)) for prompt in PROMPTS)
+
+
+def _shortened(prompt: str, conditioner: Conditioner) -> str:
+    """As many of its words as the model takes."""
+    words = prompt.split()
+    while words and conditioner.token_count(" ".join(words)) > conditioner.spec.max_tokens:
+        words.pop()
+    return " ".join(words)
+
+
+class _GraphEngine:
+    """A graph as an engine that is only run on host arrays."""
+
+    manifest: Manifest
+
+    def __init__(self, graph: Graph, threads: int) -> None:
+        self.name = graph.label
+        self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in graph.inputs}
+        self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in graph.outputs}
+        self._session = session(graph.source, exact_options(threads), graph.label)
+
+    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        names = list(self.outputs)
+        return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+
+    def bind(self, tensors: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def profile(self, feeds: Arrays, runs: int) -> tuple[NodeTimes, ...]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        del self._session

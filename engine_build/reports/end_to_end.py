@@ -1,0 +1,119 @@
+"""Whole generations in a precision recipe, through the real tick loop: how far what is played moves."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_build.build.builder import build_deployment
+from engine_build.graphs.graph_file import read_graph
+from engine_build.precision.error import write_emulated
+from engine_build.precision.recipe import RecipeName
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.requests.request import GenerationRequest
+from runtime.tick.events import Event, Failed, Finished
+
+Latents = NDArray[np.float32]
+
+_DEPLOYMENT = """\
+[deployment]
+bundle = "bundle"
+target = "cpu"
+
+[[shapes]]
+rows = {{ min = 1, opt = 4, max = 8 }}
+frames = {{ min = {multiple}, opt = {canvas}, max = {canvas} }}
+tokens = {{ min = 1, opt = {tokens}, max = {tokens} }}
+
+[runtime]
+depth = 4
+queue = 256
+
+[build]
+tolerance = 0.5
+step_variants = ["guidance"]
+"""
+
+
+@dataclass(frozen=True)
+class Played:
+    """Latents `[N, T, C]` of the same requests, from the float32 decoder and from the recipe's."""
+
+    exact: Latents
+    rounded: Latents
+
+    @property
+    def rms_rel(self) -> NDArray[np.float64]:
+        """Per generation: root mean square of the difference, over that of the float32 latents' variation."""
+        difference = np.sqrt(np.mean((self.rounded - self.exact).astype(np.float64) ** 2, axis=(1, 2)))
+        variation = np.sqrt(np.var(self.exact.astype(np.float64), axis=(1, 2)))
+        return np.asarray(difference / variation)
+
+
+def play_both(
+    deployment: Deployment, recipe: RecipeName, prompts: Sequence[str], *, seed: int = 0, steps: int | None = None
+) -> Played:
+    """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
+
+    Both run the step, rows and conditioner engines of the target cpu; only the decoder differs. The engines are built
+    in a temporary folder.
+    """
+    with TemporaryDirectory() as scratch:
+        exact = _played(_copy(deployment, Path(scratch) / "fp32", "fp32"), prompts, seed, steps)
+        rounded = _played(_copy(deployment, Path(scratch) / recipe, recipe), prompts, seed, steps)
+    return Played(exact, rounded)
+
+
+def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
+    """A deployment of its own with a copy of the bundle, whose decoder is the emulated recipe."""
+    shutil.copytree(deployment.bundle, folder / "bundle")
+    bundle = load_bundle(deployment.bundle)
+    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    if recipe != "fp32":
+        write_emulated(graph, recipe, folder / "bundle" / bundle.decoder.graph)
+    path = folder / "play.toml"
+    latents, tokens = bundle.latents, deployment.max_tokens
+    path.write_text(
+        _DEPLOYMENT.format(multiple=latents.frame_multiple, canvas=latents.canvas_frames, tokens=tokens),
+        encoding="utf-8",
+    )
+    return path
+
+
+def _played(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
+    build_deployment(load_deployment(path))
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
+    with open_studio(load_deployment(path)) as studio:
+        requests = [studio.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
+        return _finished(studio, [replace(request, id=str(index)) for index, request in enumerate(requests)])
+
+
+def _finished(studio: Studio, requests: Sequence[GenerationRequest]) -> Latents:
+    """All requests at once; the latents of each. Raises the error of one that failed."""
+    ended: dict[str, Event] = {}
+    all_ended = threading.Event()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Finished | Failed):
+            ended[event.request_id] = event
+        if len(ended) == len(requests):
+            all_ended.set()
+
+    for request in requests:
+        studio.loop.submit(request, listen)
+    all_ended.wait()
+    events = [ended[request.id] for request in requests]
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.error
+    return np.stack([event.latents for event in events if isinstance(event, Finished)])

@@ -1,0 +1,411 @@
+"""Building for real: engines that run, reuse with a reason, and nothing left behind when something fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from factories import TinySpec, tiny_decoder, tiny_deployment
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from engine_build.build import engine_folder
+from engine_build.build import environment as place
+from engine_build.build import onnxruntime_compiler as onnxruntime_builder
+from engine_build.build import rebuild_check as decisions
+from engine_build.build import targets as compilers
+from engine_build.build.builder import build, build_deployment
+from engine_build.build.rebuild_check import Decision, decide
+from engine_build.build.targets import Work
+from engine_build.config import ALL_STEP_FEATURES, load_request
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.engine import run_once
+from runtime.engines.loading import open_engine
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
+from runtime.errors import BuildError, EngineMismatchError
+
+FEW = '[build]\nstep_variants = ["plain"]\n'
+
+
+class Notes:
+    """A report that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    @contextmanager
+    def building(self, decision: Decision) -> Iterator[None]:
+        yield
+
+    def built(self, decision: Decision, manifest: Manifest) -> None:
+        self.lines[decision.job.name] = decision.reason
+
+    def reused(self, decision: Decision) -> None:
+        self.lines[decision.job.name] = "reused"
+
+    def removed(self, name: str) -> None:
+        self.lines[name] = "removed"
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def fresh(self) -> dict[str, str]:
+        return {name: reason for name, reason in self.lines.items() if reason != "reused"}
+
+
+def run(path: Path, **options: Any) -> dict[str, str]:
+    """Build; gives what was not reused, with the reason."""
+    notes = Notes()
+    build(load_request(path), report=notes, **options)
+    return notes.fresh
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """A deployment that is built once and only read."""
+    deployment = load_deployment(tiny_deployment(tmp_path_factory.mktemp("shared")))
+    build_deployment(deployment)
+    return deployment
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A small deployment of the test's own."""
+    return tiny_deployment(tmp_path, more=FEW)
+
+
+@pytest.fixture
+def folder(path: Path) -> Path:
+    """Its engines, built."""
+    run(path)
+    return load_deployment(path).engine_folder()
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_every_engine_opens_and_says_what_it_is(shared: Deployment) -> None:
+    folder = shared.engine_folder()
+    names = sorted(file.name.removesuffix(".manifest.json") for file in folder.glob("*.manifest.json"))
+    assert sorted(file.name.removesuffix(".onnx") for file in folder.glob("*.onnx")) == names
+    assert len(list(folder.iterdir())) == 2 * len(names) == 2 * 24
+    for name in names:
+        engine = open_engine(folder, name, open_device("cpu"), threads=1)
+        manifest = engine.manifest
+        assert (manifest.name, manifest.target) == (name, "cpu")
+        assert manifest.error["max_rel"] <= 1e-5
+        assert manifest.build_s >= 0
+        assert set(manifest.tool_versions) == {"onnxruntime"}
+        verify_file(manifest, folder)
+        engine.close()
+
+
+def test_an_engine_computes_what_its_graph_computes(shared: Deployment) -> None:
+    engine = open_engine(shared.engine_folder(), "decoder", open_device("cpu"), threads=1)
+    random = np.random.default_rng(0)
+    shapes = {"rows": 3, "frames": 10, "tokens": 5}
+    feeds = {
+        name: random.standard_normal([shapes.get(str(size), size) for size in info.shape]).astype(np.float32)
+        for name, info in engine.inputs.items()
+    }
+    expected = ReferenceEvaluator(tiny_decoder(TinySpec())).run(None, feeds)[0]
+    np.testing.assert_allclose(run_once(engine, feeds)["velocity"], expected, atol=1e-5)
+
+
+def test_manifests_come_back_in_order_and_are_on_disk(path: Path) -> None:
+    manifests = build_deployment(load_deployment(path))
+    folder = load_deployment(path).engine_folder()
+    assert [manifest.name for manifest in manifests][:2] == ["decoder", "rows.plain"]
+    for manifest in manifests:
+        assert read_manifest(manifest_path(folder, manifest.name)) == manifest
+    assert manifests[0].shapes == load_deployment(path).shapes
+    assert manifests[0].graph_sha256 == file_sha256(load_deployment(path).bundle / "decoder.onnx")
+
+
+def test_a_second_build_reuses_everything(path: Path, folder: Path) -> None:
+    before = snapshot(folder)
+    assert run(path) == {}
+    assert snapshot(folder) == before
+
+
+def test_the_same_graph_gives_the_same_bytes(path: Path, folder: Path) -> None:
+    before = {name: content for name, (content, _) in snapshot(folder).items() if name.endswith(".onnx")}
+    fresh = run(path, force=True)
+    assert set(fresh.values()) == {"--force"}
+    assert {name: content for name, (content, _) in snapshot(folder).items() if name.endswith(".onnx")} == before
+
+
+def test_a_changed_graph_rebuilds_its_engine_only(path: Path, folder: Path) -> None:
+    onnx.save(tiny_decoder(TinySpec(seed=5)), load_deployment(path).bundle / "decoder.onnx")
+    assert run(path) == {"decoder": "the graph changed"}
+
+
+def test_other_ranges_rebuild_the_decoder(path: Path, folder: Path) -> None:
+    edit(path, "opt = 32, max = 64", "opt = 32, max = 48")
+    fresh = run(path)
+    assert list(fresh) == ["decoder"]
+    assert fresh["decoder"].startswith("shapes is")
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ('optimization = "basic"', "build.optimization is 'extended', wanted 'basic'"),
+        ("tolerance = 1e-3", "build.tolerance is 0.0001, wanted 0.001"),
+        ("inline_limit_bytes = 100", "build.inline_limit_bytes is"),
+    ],
+)
+def test_other_options_rebuild_everything(path: Path, folder: Path, option: str, reason: str) -> None:
+    path.write_text(path.read_text() + option + "\n")
+    fresh = run(path)
+    assert len(fresh) == 10
+    assert all(reason in said for said in fresh.values())
+    assert run(path) == {}
+
+
+def test_threads_do_not_make_another_engine(path: Path, folder: Path) -> None:
+    path.write_text(path.read_text() + "threads = 1\n")
+    assert run(path) == {}
+
+
+def test_another_onnx_runtime_rebuilds_everything(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "tool_versions", lambda target: {"onnxruntime": "99.0"})
+    fresh = run(path)
+    assert len(fresh) == 10
+    assert "tool_versions.onnxruntime" in fresh["decoder"]
+    assert fresh["decoder"].endswith("wanted '99.0'")
+
+
+def test_optimization_all_names_the_processor(path: Path) -> None:
+    path.write_text(path.read_text() + 'optimization = "all"\n')
+    manifests = {manifest.name: manifest for manifest in build_deployment(load_deployment(path))}
+    assert set(manifests["decoder"].device) == {"arch", "cpu"}
+
+
+def test_damage_is_noticed_and_mended(path: Path, folder: Path) -> None:
+    (folder / "conditioner.manifest.json").write_text("{")
+    (folder / "codec_decode.onnx").write_bytes(b"damaged")
+    (folder / "codec_encode.onnx").unlink()
+    (folder / "rows.gain.manifest.json").unlink()
+    fresh = run(path)
+    assert set(fresh) == {"conditioner", "codec_decode", "codec_encode", "rows.gain"}
+    assert "damaged" in fresh["conditioner"]
+    assert "SHA-256" in fresh["codec_decode"]
+    assert "missing" in fresh["codec_encode"]
+    assert fresh["rows.gain"] == "not built yet"
+    assert run(path) == {}
+
+
+def test_engines_that_are_not_wanted_any_more_go(path: Path, folder: Path) -> None:
+    edit(path, '["plain"]', "[]")
+    assert run(path) == {"step.plain": "removed"}
+    assert not list(folder.glob("step.plain*"))
+    assert (folder / f"step.{ALL_STEP_FEATURES}.onnx").exists()
+
+
+def test_large_weights_go_into_a_data_file(path: Path) -> None:
+    path.write_text(path.read_text() + "inline_limit_bytes = 5000\n")
+    manifests = {manifest.name: manifest for manifest in build_deployment(load_deployment(path))}
+    folder = load_deployment(path).engine_folder()
+    assert set(manifests["codec_decode"].data_files) == {"codec_decode.onnx.data"}
+    assert manifests["decoder"].data_files == {}
+    files = [folder / "codec_decode.onnx", folder / "codec_decode.onnx.data"]
+    assert manifests["codec_decode"].size_bytes == sum(file.stat().st_size for file in files)
+    assert files[1].stat().st_size > 40_000 > files[0].stat().st_size
+    engine = open_engine(folder, "codec_decode", open_device("cpu"), threads=1)
+    audio = run_once(engine, {"latents": np.ones((1, 4, 8), np.float32), "start_frame": np.zeros(1, np.int64)})["audio"]
+    assert np.isfinite(audio).all()
+    assert np.abs(audio).max() > 0
+    first = snapshot(folder)
+    run(path, force=True)
+    assert snapshot(folder)["codec_decode.onnx.data"][0] == first["codec_decode.onnx.data"][0]
+    files[1].write_bytes(bytes(files[1].stat().st_size))
+    with pytest.raises(EngineMismatchError, match=r"codec_decode\.onnx\.data"):
+        open_engine(folder, "codec_decode", open_device("cpu"), threads=1)
+
+
+def test_a_graph_with_external_data_is_built(path: Path) -> None:
+    file = load_deployment(path).bundle / "decoder.onnx"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location="decoder.weights", size_threshold=64)
+    assert file.stat().st_size < (load_deployment(path).bundle / "decoder.weights").stat().st_size
+    assert "decoder" in run(path)
+    engine = open_engine(load_deployment(path).engine_folder(), "decoder", open_device("cpu"), threads=1)
+    assert set(engine.manifest.data_files) == {"decoder.onnx.data"}
+    engine.close()
+    (load_deployment(path).bundle / "decoder.weights").unlink()
+    with pytest.raises(BuildError, match=r"decoder\.weights, which does not exist"):
+        run(path)
+
+
+def unknown_operator(file: Path) -> None:
+    model = onnx.load(file)
+    model.graph.node[0].domain = "com.example"
+    model.graph.node[0].op_type = "Magic"
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    onnx.save(model, file)
+
+
+def weights_that_are_not_finite(file: Path) -> None:
+    model = onnx.load(file)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "w_out")
+    weight.CopyFrom(numpy_helper.from_array(np.full(tuple(weight.dims), np.nan, np.float32), "w_out"))
+    onnx.save(model, file)
+
+
+def a_graph_that_needs_four_frames(file: Path) -> None:
+    model = onnx.load(file)
+    shape = numpy_helper.from_array(np.array([0, 4, -1, 8]), "by_four")
+    back = numpy_helper.from_array(np.array([0, -1, 8]), "back")
+    model.graph.initializer.extend([shape, back])
+    model.graph.node.insert(0, helper.make_node("Reshape", ["hidden_states", "by_four"], ["folded"]))
+    model.graph.node.insert(1, helper.make_node("Reshape", ["folded", "back"], ["unfolded"]))
+    model.graph.node[2].input[0] = "unfolded"
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (unknown_operator, "ONNX Runtime does not take .*decoder.onnx"),
+        (weights_that_are_not_finite, "the graph gives values that are not finite"),
+        (a_graph_that_needs_four_frames, "decoder.onnx fails to run at a shape"),
+    ],
+)
+def test_a_graph_that_cannot_be_built_leaves_nothing(path: Path, damage: Any, says: str) -> None:
+    damage(load_deployment(path).bundle / "decoder.onnx")
+    with pytest.raises(BuildError, match=says) as caught:
+        run(path)
+    assert caught.value.fix
+    assert list(load_deployment(path).engine_folder().iterdir()) == []
+
+
+def compile_something_else(work: Work) -> dict[str, Any]:
+    """A miscompilation: the engine is another model."""
+    onnx.save(tiny_decoder(TinySpec(seed=9)), work.engine)
+    return {}
+
+
+def fail_half_way(work: Work) -> dict[str, Any]:
+    work.engine.write_bytes(b"half")
+    raise OSError(28, "No space left on device")
+
+
+def interrupt(work: Work) -> dict[str, Any]:
+    work.engine.write_bytes(b"half")
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("compile_", "error", "says"),
+    [
+        (compile_something_else, BuildError, "is off by .* of its largest output, expected at most 0.0001"),
+        (fail_half_way, BuildError, "cannot be written to .*: No space left"),
+        (interrupt, KeyboardInterrupt, None),
+    ],
+)
+def test_a_failure_in_the_middle_leaves_the_folder_as_it_was(
+    path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compile_: Any,
+    error: type[BaseException],
+    says: str | None,
+) -> None:
+    before = snapshot(folder)
+    table: Any = compilers.COMPILERS
+    monkeypatch.setitem(table, "cpu", compilers.Compiler(".onnx", compile_, table["cpu"].measure))
+    with pytest.raises(error, match=says):
+        run(path, force=True)
+    assert snapshot(folder) == before
+    monkeypatch.undo()
+    assert run(path) == {}
+
+
+def test_an_interruption_while_publishing_leaves_no_half_engine(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[str] = []
+
+    def publish(partial: Path, final: Path) -> None:
+        if published:
+            raise KeyboardInterrupt
+        published.append(final.name)
+        partial.replace(final)
+
+    monkeypatch.setattr(engine_folder, "publish", publish)
+    with pytest.raises(KeyboardInterrupt):
+        run(path, force=True)
+    assert published == ["decoder.onnx"]
+    assert not list(folder.glob("decoder.*"))
+    assert not list(folder.glob("*.partial"))
+    monkeypatch.undo()
+    assert run(path) == {"decoder": "not built yet"}
+
+
+def test_what_a_killed_build_left_is_removed(path: Path, folder: Path) -> None:
+    left = folder / "decoder.abc123.partial"
+    left.mkdir()
+    (left / "decoder.onnx").write_bytes(b"half")
+    assert run(path) == {}
+    assert not left.exists()
+
+
+def test_two_builds_do_not_meet(path: Path, folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BuildError, match="another build is at work"):
+            run(path)
+    finally:
+        os.close(descriptor)
+    assert run(path) == {}
+
+
+def test_a_folder_that_cannot_be_made_is_said(path: Path) -> None:
+    (path.parent / ".engines").write_text("a file where a folder should be")
+    with pytest.raises(BuildError, match=r"cannot use .*for engines"):
+        run(path)
+
+
+def test_other_targets_say_what_is_missing(path: Path) -> None:
+    for target, package in (("cuda", "CUDA provider"), ("tensorrt", "package tensorrt")):
+        with pytest.raises(BuildError, match=package) as caught:
+            run(path, target=target)
+        assert f"tickrt[{target}]" in caught.value.fix
+    assert not (path.parent / ".engines").exists()
+
+
+def test_an_environment_without_onnx_runtime_is_told_what_to_install(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime_builder.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BuildError, match="not installed") as caught:
+        run(path)
+    assert caught.value.fix == "pip install 'tickrt[cpu]'"
+
+
+def test_decisions_count_files_and_memory(shared: Deployment) -> None:
+    found = {decision.job.name: decision for decision in decide(load_request(shared.path), "cpu")}
+    decoder = found["decoder"]
+    assert decoder.size_bytes == (shared.engine_folder() / "decoder.onnx").stat().st_size
+    rows, frames, tokens = 8, 64, 32
+    tensors = 4 * rows * (frames * 8 + 1 + tokens * 12 + tokens + frames * 16 + frames * 8)
+    assert decoder.memory_bytes == decoder.size_bytes + tensors
+    steps = [decision for name, decision in found.items() if name.startswith("step.")]
+    assert decisions.total_memory_bytes(steps) < sum(decision.memory_bytes for decision in steps) / 4

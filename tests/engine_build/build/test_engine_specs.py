@@ -1,0 +1,182 @@
+"""Jobs: which engines a deployment has, and what is wrong with a bundle before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from factories import tiny_deployment
+
+from engine_build.build.engine_specs import Job, decoder_samples, jobs_of, profiles_of
+from engine_build.build.worker import parse_shapes
+from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
+from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.denoise.row_buffers import row_multiple
+from runtime.errors import BuildError, ConfigError, TickError
+from runtime.requests.request import MAX_CONDITIONS
+
+
+def jobs(folder: Path, **changes: object) -> dict[str, Job]:
+    return {job.name: job for job in jobs_of(load_request(tiny_deployment(folder, **changes)))}  # type: ignore[arg-type]
+
+
+def with_bundle(folder: Path, old: str, new: str) -> Path:
+    """A deployment whose bundle.toml is edited."""
+    path = tiny_deployment(folder)
+    bundle = folder / "tiny" / "bundle.toml"
+    assert old in bundle.read_text()
+    bundle.write_text(bundle.read_text().replace(old, new))
+    return path
+
+
+def test_a_deployment_has_these_engines(tmp_path: Path) -> None:
+    expected = ["decoder", *(f"rows.{name}" for name in ROWS_VARIANTS), *(f"step.{name}" for name in STEP_VARIANTS)]
+    assert list(jobs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "conditioner"]
+
+
+@pytest.mark.parametrize(
+    ("part", "without"),
+    [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("conditioner", {"conditioner"})],
+)
+def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, without: set[str]) -> None:
+    assert set(jobs(tmp_path / "all")) - set(jobs(tmp_path / "less", **{part: False})) == without
+
+
+def test_names_come_from_roles(tmp_path: Path) -> None:
+    made = jobs(tmp_path, prefix="my_")
+    assert [port.name for port in made["decoder"].inputs][:2] == ["my_hidden_states", "my_timestep"]
+    assert made["conditioner"].outputs[0].name == "my_condition"
+
+
+def test_a_decoder_without_mask_or_context_has_fewer_inputs(tmp_path: Path) -> None:
+    made = jobs(tmp_path, mask=False, context=False)
+    assert [port.name for port in made["decoder"].inputs] == ["hidden_states", "timestep", "encoder_hidden_states"]
+
+
+def test_features_are_in_the_job(tmp_path: Path) -> None:
+    made = jobs(tmp_path)
+    assert made["step.dcw+guidance"].features == ("dcw", "guidance")
+    assert made["step.plain"].features == made["decoder"].features == ()
+
+
+def test_every_sample_has_every_size_and_memory_too(tmp_path: Path) -> None:
+    for job in jobs(tmp_path).values():
+        letters = {letter for port in (*job.inputs, *job.outputs) for letter in port.letters}
+        limits = {port.limit for port in job.inputs} - {""}
+        for sizes in (*job.samples, job.largest):
+            assert (letters | limits) <= set(sizes), job.name
+
+
+def test_samples_lie_inside_the_range() -> None:
+    ranges = ShapeRanges(
+        rows=ShapeRange(min=3, opt=4, max=8),
+        frames=ShapeRange(min=4, opt=6, max=12),
+        tokens=ShapeRange(min=2, opt=2, max=9),
+    )
+    samples = list(decoder_samples(ranges))
+    assert all(ranges.holds(sample["R"], sample["T"], sample["L"]) for sample in samples)
+    assert {sample["T"] for sample in samples} == {4, 6, 12}
+    assert max(sample["R"] for sample in samples) == 8
+
+
+def test_samples_of_long_canvases_stay_affordable() -> None:
+    canvas, tokens = ShapeRange(min=6000, opt=6000, max=6000), ShapeRange(min=1, opt=2, max=9)
+    few = ShapeRanges(rows=ShapeRange(min=1, opt=4, max=8), frames=canvas, tokens=tokens)
+    many = ShapeRanges(rows=ShapeRange(min=9, opt=16, max=16), frames=canvas, tokens=tokens)
+    assert [sample["R"] for sample in decoder_samples(few)] == [1, 1]
+    assert [sample["R"] for sample in decoder_samples(many)] == [9]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "says"),
+    [
+        ('latents = "hidden_states"', 'latents = "hidden"', ConfigError, "decoder.inputs.latents names 'hidden'"),
+        ('velocity = "velocity"', 'velocity = "speed"', ConfigError, "decoder.outputs.velocity names 'speed'"),
+        ('graph = "decoder.onnx"', 'graph = "dekoder.onnx"', ConfigError, "no graph at .*dekoder.onnx"),
+        ('graph = "decoder.onnx"', 'graph = "tokenizer.json"', BuildError, "tokenizer.json is no ONNX graph"),
+        ('graph = "decoder.onnx"', 'graph = "."', ConfigError, "is a folder"),
+        ('graph = "decoder.onnx"', 'graph = "conditioner.onnx"', ConfigError, "its inputs are input_ids int64"),
+        ("channels = 8", "channels = 16", ConfigError, "silence has 8 values"),
+        ('condition_mask = "condition_mask"\n', "", ConfigError, "the inputs condition_mask, to which"),
+        ('"start_frame" }', '"latents" }', ConfigError, "codec.decode.inputs.start_frame"),
+        (', start_frame = "start_frame"', "", ConfigError, "the inputs start_frame"),
+        ("channels = 2", "channels = 1", ConfigError, "audio channels"),
+        ('tokenizer = "tokenizer.json"', 'tokenizer = "t.json"', ConfigError, "no tokenizer at .*t.json"),
+        ('tokenizer = "tokenizer.json"', 'tokenizer = "bundle.toml"', ConfigError, "no Hugging Face tokenizer file"),
+        ('tokens = "input_ids"', 'tokens = "ids"', ConfigError, "conditioner.inputs.tokens names 'ids'"),
+    ],
+)
+def test_a_bundle_that_does_not_fit_its_graphs(
+    tmp_path: Path, old: str, new: str, error: type[TickError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        jobs_of(load_request(with_bundle(tmp_path, old, new)))
+
+
+def test_another_condition_width_in_the_conditioner_is_noticed(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    tiny_deployment(tmp_path / "other", condition_width=10)
+    (tmp_path / "other" / "tiny" / "conditioner.onnx").replace(tmp_path / "tiny" / "conditioner.onnx")
+    with pytest.raises(ConfigError, match=r"condition width\) is 10, expected 12"):
+        jobs_of(load_request(path))
+
+
+def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    file = tmp_path / "tiny" / "decoder.onnx"
+    model = onnx.load(file)
+    for value in (model.graph.input[0], model.graph.input[-1], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[1].dim_value = 32
+    onnx.save(model, file)
+    with pytest.raises(ConfigError, match=r"\(frames\) is fixed at 32, expected it free for 2\.\.64"):
+        jobs_of(load_request(path))
+
+
+def test_every_range_of_a_port_holds_the_samples_and_is_in_order(tmp_path: Path) -> None:
+    for job in jobs(tmp_path).values():
+        assert len(job.ranges) == (1 if job.kind != "decoder" else len(job.shapes))
+        for ranges in job.ranges:
+            assert all(low <= usual <= high for low, usual, high in ranges.values()), job.name
+        for sample in job.samples:
+            assert any(
+                all(ranges[letter][0] <= sample[letter] <= ranges[letter][2] for letter in ranges if letter in sample)
+                for ranges in job.ranges
+            ), (job.name, sample)
+
+
+@pytest.mark.parametrize(("depth", "frames"), [(1, 32), (4, 64), (64, 6000)])
+def test_tick_ranges_hold_all_that_a_tick_may_have(tmp_path: Path, depth: int, frames: int) -> None:
+    path = tiny_deployment(tmp_path, depth=depth)
+    path.write_text(path.read_text().replace("opt = 32, max = 64", f"opt = 4, max = {frames}"))
+    made = {job.name: job.ranges[0] for job in jobs_of(load_request(path))}
+    spare = row_multiple(2, 8)
+    assert spare == 4
+    most = depth * 2 * MAX_CONDITIONS * spare
+    assert made["rows.plain"]["R"][2] == made["step.blend+guidance"]["R"][2] == most
+    assert made["step.guidance"]["R"][2] == 2 * depth * spare
+    assert made["step.blend+guidance"]["K"] == made["step.blend+guidance"]["N"] == (1, 2, MAX_CONDITIONS)
+    assert made["step.guidance"]["K"] == (1, 1, 1)
+    assert made["step.dcw"]["T"][2] == frames
+    assert made["step.dcw"]["B"][2] == frames // 2
+    assert made["step.dcw"]["S"] == (1, depth, depth)
+
+
+def test_profiles_are_shapes_of_every_input(tmp_path: Path) -> None:
+    made = jobs(tmp_path)
+    (decoder,) = profiles_of(made["decoder"])
+    assert decoder["timestep"] == "1 4 8"
+    assert parse_shapes(decoder["context_latents"]) == ((1, 2, 16), (4, 32, 16), (8, 64, 16))
+    (codec,) = profiles_of(made["codec_encode"])
+    low, _, high = parse_shapes(codec["audio"])
+    assert (low, high[2] % 320) == ((1, 2, 320), 0)
+    for name, job in made.items():
+        for profile in profiles_of(job):
+            assert set(profile) == {port.name for port in job.inputs}, name
+
+
+def test_the_codec_takes_a_window_with_its_margins(tmp_path: Path) -> None:
+    job = jobs(tmp_path)["codec_decode"]
+    codec = load_request(tmp_path / "tiny.toml").bundle.codec
+    assert codec is not None
+    assert job.ranges[0]["T"][2] == codec.decode.window_frames + 2 * codec.decode.margin_frames

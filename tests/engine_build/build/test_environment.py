@@ -1,0 +1,64 @@
+"""Where a build takes place: versions and device, or all that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulator.fixture import simulated
+
+from engine_build.build.environment import driver_release, place_of, place_or_why_not
+from engine_build.config import BuildConfig
+from runtime.errors import BuildError
+
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 02:09:03 UTC 2025\nGCC version: 12.2.0"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (dvs-builder)"
+
+
+@pytest.mark.parametrize(("text", "release"), [(CLOSED, "570.124.06"), (OPEN, "580.82.07"), ("something else", "")])
+def test_the_driver_says_its_release(tmp_path: Path, text: str, release: str) -> None:
+    (tmp_path / "version").write_text(text)
+    assert driver_release(tmp_path / "version") == release
+    assert driver_release(tmp_path / "none") == ""
+
+
+def test_the_cpu_is_an_architecture_or_one_processor() -> None:
+    assert set(place_of("cpu", BuildConfig()).device) == {"arch"}
+    assert set(place_of("cpu", BuildConfig(optimization="all")).device) == {"arch", "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("compatibility", "fields"),
+    [
+        ("none", {"arch", "gpu", "compute_capability"}),
+        ("same_compute_capability", {"arch", "compute_capability"}),
+        ("ampere_plus", {"arch"}),
+    ],
+)
+def test_a_plan_is_valid_as_widely_as_it_was_built_for(compatibility: str, fields: set[str]) -> None:
+    with simulated(gpu_name="Simulated L4", cc="8.9"):
+        place = place_of("tensorrt", BuildConfig(hardware_compatibility=compatibility))  # type: ignore[arg-type]
+    assert set(place.device) == fields
+    assert (place.facts["gpu"], place.facts["compute_capability"]) == ("Simulated L4", "8.9")
+    assert place.built_on == "Simulated L4"
+    assert set(place.tool_versions) == {"tensorrt"}
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    with pytest.raises(BuildError) as caught:
+        place_of("tensorrt", BuildConfig())
+    assert caught.value.what.count("; ") == 1
+    assert caught.value.fix == (
+        "pip install 'tickrt[tensorrt]'; build on the machine that will serve, or with --target cpu"
+    )
+    found = place_or_why_not("tensorrt", BuildConfig())
+    assert found.missing is not None
+    assert found.device == {}
+
+
+def test_a_missing_driver_is_said_before_tensorrt_is_touched() -> None:
+    with simulated(no_driver=True):
+        missing = place_or_why_not("tensorrt", BuildConfig()).missing
+    assert missing is not None
+    assert "no NVIDIA driver" in missing.what
+    assert "nvidia-smi" in missing.fix

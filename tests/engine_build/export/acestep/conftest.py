@@ -1,0 +1,28 @@
+"""Tiny checkpoints and their bundles, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_acestep import save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with everything, that wants guidance."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    return save_checkpoint(tmp_path_factory.mktemp("base") / "Tiny_Base")
+
+
+@pytest.fixture(scope="session")
+def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its bundle, with a canvas of 2.4 s."""
+    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
+    from engine_build.export.acestep.sources import Checkpoint
+
+    folder = tmp_path_factory.mktemp("bundle") / "base"
+    source = Checkpoint(base)
+    export_bundle(source, folder, Options(bundle_name(source.name), canvas_s=2.4), lambda text: None)
+    return folder

@@ -1,0 +1,86 @@
+"""bundle.toml and the first deployment: what is written can be read. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_build.config import check_ranges, read_options
+from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text, deployment_text
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import load_deployment
+
+FACTS = BundleFacts(
+    name="acestep",
+    description='Says "something".\nOn two lines.',
+    channels=64,
+    frame_rate_hz=25.0,
+    frame_multiple=2,
+    canvas_frames=6000,
+    is_turbo=True,
+    sample_rate_hz=48_000,
+    audio_channels=2,
+    hop_samples=1920,
+    decode_margin_frames=9,
+    encode_margin_frames=7,
+    silence=tuple(float(value) for value in np.linspace(-1, 1, 64, dtype=np.float32)),
+    has_null_condition=False,
+)
+TEXT = {"template": '# "Caption"\n{prompt}\t\\ {seconds}<|end|>\n', "max_tokens": 256, "prefix_tokens": 12}
+
+
+def written(folder: Path, facts: BundleFacts) -> Bundle:
+    (folder / "bundle.toml").write_text(bundle_text(facts), encoding="utf-8")
+    return load_bundle(folder)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    bundle = written(tmp_path, replace(FACTS, conditioner=TEXT, figures={"layers": 24}))
+    assert bundle.description == FACTS.description
+    assert bundle.conditioner is not None
+    assert bundle.conditioner.template == TEXT["template"]
+    assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
+    assert bundle.training == {"layers": 24}
+    assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
+    assert written(tmp_path, replace(FACTS, is_turbo=False)).sampler.guidance == 7.0
+
+
+def test_margins_and_windows_are_multiples(tmp_path: Path) -> None:
+    codec = written(tmp_path, FACTS).codec
+    assert codec is not None
+    assert codec.encode is not None
+    assert (codec.decode.margin_frames, codec.encode.margin_frames) == (10, 8)
+    assert codec.decode.window_frames % 2 == codec.encode.window_frames % 2 == 0
+
+
+@pytest.mark.parametrize(("canvas", "overlap"), [(6000, 250), (1500, 250), (100, 24), (2, 2)])
+def test_the_overlap_fits_the_canvas(canvas: int, overlap: int) -> None:
+    assert replace(FACTS, canvas_frames=canvas).overlap_frames == overlap
+
+
+def test_arrays_are_named_where_there_are_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "silence.npy", np.ones((9, 64), np.float32))
+    np.save(tmp_path / "null_condition.npy", np.ones((1, 5), np.float32))
+    bundle = written(tmp_path, replace(FACTS, silence=None, has_null_condition=True))
+    assert bundle.silence(20).shape == (20, 64)
+    assert bundle.null_condition() is not None
+
+
+@pytest.mark.parametrize("conditioner", [None, TEXT])
+def test_the_first_deployment_fits_its_bundle(tmp_path: Path, conditioner: dict[str, object] | None) -> None:
+    facts = replace(FACTS, canvas_frames=1500, conditioner=conditioner)
+    folder = tmp_path / "models" / "acestep"
+    folder.mkdir(parents=True)
+    bundle = written(folder, facts)
+    path = tmp_path / "deployments" / "try.toml"
+    path.parent.mkdir()
+    path.write_text(deployment_text(facts, folder, path))
+    deployment = load_deployment(path)
+    assert deployment.bundle == folder
+    check_ranges(deployment, bundle)
+    read_options(deployment)
+    if bundle.conditioner is not None:
+        assert deployment.max_tokens >= bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens

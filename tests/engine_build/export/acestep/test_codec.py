@@ -1,0 +1,164 @@
+"""The codec's halves against diffusers' autoencoder; margins that are exactly the receptive field; joined windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from graph_engine import GraphEngine
+from numpy.typing import NDArray
+from tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
+
+from runtime.audio.codec import Codec
+from runtime.audio.windows import DecodeStream
+from runtime.config.bundle import load_bundle
+from runtime.errors import BuildError
+
+pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+FULL_SCALE_ERROR = 1e-3
+
+
+@pytest.fixture(scope="module")
+def vae(base: Path) -> Any:
+    from diffusers import AutoencoderOobleck
+
+    return AutoencoderOobleck.from_pretrained(base / "vae").eval()
+
+
+@pytest.fixture(scope="module")
+def codec(bundle: Path) -> Codec:
+    return open_codec(bundle)
+
+
+def open_codec(bundle: Path, window_frames: int = 128) -> Codec:
+    opened = load_bundle(bundle)
+    assert opened.codec is not None
+    halves = {
+        name: getattr(opened.codec, name).model_copy(update={"window_frames": window_frames})
+        for name in ("decode", "encode")
+    }
+    bounded = opened.model_copy(update={"codec": opened.codec.model_copy(update=halves)})
+    decode, encode = (GraphEngine(onnx.load(bundle / f"codec_{name}.onnx")) for name in ("decode", "encode"))
+    return Codec(bounded, decode, encode)
+
+
+def latents(frames: int, batch: int = 1) -> NDArray[np.float32]:
+    return np.random.default_rng(frames).standard_normal((batch, frames, CHANNELS)).astype(np.float32)
+
+
+def decoded(vae: Any, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    with torch.no_grad():
+        return np.asarray(vae.decode(torch.from_numpy(values).transpose(1, 2)).sample)
+
+
+def run(bundle: Path, name: str, feeds: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.asarray(onnxruntime.InferenceSession(str(bundle / name)).run(None, feeds)[0])
+
+
+@pytest.mark.parametrize(("batch", "frames"), [(1, 1), (1, 2), (3, 17), (2, 60)])
+def test_decoding_is_the_autoencoder_s(vae: Any, bundle: Path, batch: int, frames: int) -> None:
+    values = latents(frames, batch)
+    wanted = decoded(vae, values)
+    found = run(bundle, "codec_decode.onnx", {"latents": values})
+    assert found.shape == wanted.shape == (batch, 2, frames * HOP_SAMPLES)
+    assert np.abs(wanted).max() > 0.01
+    assert np.abs(found - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize(("batch", "frames"), [(1, 1), (2, 9), (1, 40)])
+def test_encoding_is_the_mode_of_the_posterior(vae: Any, bundle: Path, batch: int, frames: int) -> None:
+    audio = np.random.default_rng(0).uniform(-1, 1, (batch, 2, frames * HOP_SAMPLES)).astype(np.float32)
+    with torch.no_grad():
+        wanted = vae.encode(torch.from_numpy(audio)).latent_dist.mode().transpose(1, 2).numpy()
+    found = run(bundle, "codec_encode.onnx", {"audio": audio})
+    assert found.shape == wanted.shape == (batch, frames, CHANNELS)
+    assert np.abs(found - wanted).max() < 1e-4
+    assert np.array_equal(found, run(bundle, "codec_encode.onnx", {"audio": audio}))
+
+
+def test_the_margin_is_the_receptive_field_and_no_more(vae: Any, bundle: Path) -> None:
+    from engine_build.export.acestep.codec import decode_margin, encode_margin, layout_of
+
+    layout = layout_of(vae)
+    margin = decode_margin(bundle / "codec_decode.onnx", layout)
+    field = torch.from_numpy(latents(6 * margin)).transpose(1, 2).requires_grad_()
+    middle = 3 * margin
+    audio = vae.decode(field).sample[..., middle * HOP_SAMPLES : (middle + 1) * HOP_SAMPLES]
+    audio.abs().sum().backward()
+    touched = np.flatnonzero(field.grad.abs().amax(dim=(0, 1)).numpy())
+    assert touched[0] == middle - margin
+    assert touched[-1] == middle + margin
+    assert load_bundle(bundle).codec.decode.margin_frames == margin + margin % 2
+    encode = encode_margin(bundle / "codec_encode.onnx", layout)
+    assert 0 < encode <= load_bundle(bundle).codec.encode.margin_frames <= encode + 1
+
+
+@pytest.mark.parametrize("window", [2, 7, 16, 500])
+@pytest.mark.parametrize(("begin", "end"), [(0, 40), (20, 60), (60, 96), (0, 96)])
+def test_windows_anywhere_equal_the_full_decode(vae: Any, codec: Codec, window: int, begin: int, end: int) -> None:
+    field = latents(96)
+    whole = decoded(vae, field)[0].T
+    pieces = codec.windows(
+        field[0, begin:end], window_frames=window, start_frame=begin, before=field[0, :begin], after=field[0, end:]
+    )
+    joined = np.concatenate(list(pieces))
+    wanted = whole[begin * HOP_SAMPLES : end * HOP_SAMPLES]
+    assert np.abs(joined - wanted).max() < FULL_SCALE_ERROR * max(1.0, np.abs(whole).max())
+
+
+def test_a_narrower_margin_would_be_heard(vae: Any, bundle: Path) -> None:
+    codec, field = open_codec(bundle), latents(64)
+    codec.margin_frames = 1
+    joined = np.concatenate(list(codec.windows(field[0], window_frames=16)))
+    assert np.abs(joined - decoded(vae, field)[0].T).max() > FULL_SCALE_ERROR
+
+
+def test_long_latents_are_decoded_in_bounded_executes(vae: Any, bundle: Path) -> None:
+    codec, field = open_codec(bundle, window_frames=16), latents(250)
+    whole = decoded(vae, field)[0].T
+    assert np.abs(codec.decode(field[0]) - whole).max() < FULL_SCALE_ERROR * np.abs(whole).max()
+    stream = DecodeStream(codec, window_frames=100)
+    heard = [pcm for part in np.split(field[0], [3, 90, 91, 200]) for pcm in stream.feed(part)]
+    heard += stream.finish()
+    assert np.abs(np.concatenate(heard) - whole).max() < FULL_SCALE_ERROR * np.abs(whole).max()
+    lengths = {feeds["latents"].shape[1] for feeds in codec._decode_engine.feeds}
+    assert max(lengths) == 16 + 2 * codec.margin_frames
+
+
+def test_long_audio_is_encoded_in_bounded_executes(vae: Any, bundle: Path) -> None:
+    codec = open_codec(bundle, window_frames=16)
+    audio = np.random.default_rng(2).uniform(-1, 1, (100 * HOP_SAMPLES, 2)).astype(np.float32)
+    with torch.no_grad():
+        wanted = vae.encode(torch.from_numpy(audio.T[None].copy())).latent_dist.mode()[0].T.numpy()
+    assert np.abs(codec.encode(audio) - wanted).max() < 1e-4
+    most = max(feeds["audio"].shape[2] for feeds in codec._encode_engine.feeds)
+    assert most == (16 + 2 * codec.spec.encode.margin_frames) * HOP_SAMPLES
+
+
+def test_digital_silence_has_a_beginning_and_then_one_frame(bundle: Path) -> None:
+    from engine_build.export.acestep.codec import encode_margin, encode_silence, layout_of
+
+    layout = layout_of(tiny_vae())
+    margin = encode_margin(bundle / "codec_encode.onnx", layout)
+    silence = encode_silence(bundle / "codec_encode.onnx", layout, margin, 50)
+    wanted = run(bundle, "codec_encode.onnx", {"audio": np.zeros((1, 2, 60 * HOP_SAMPLES), np.float32)})[0, :50]
+    assert silence.shape == (50, CHANNELS)
+    assert np.abs(silence - wanted).max() < 1e-5
+    assert len(encode_silence(bundle / "codec_encode.onnx", layout, margin, 3)) == 3
+
+
+def test_odd_strides_are_refused() -> None:
+    from diffusers import AutoencoderOobleck
+
+    from engine_build.export.acestep.codec import layout_of
+
+    with pytest.raises(BuildError, match=r"downsampling_ratios \[4, 8, 5\], expected even ones"):
+        layout_of(AutoencoderOobleck(**{**VAE, "downsampling_ratios": [4, 8, 5]}))

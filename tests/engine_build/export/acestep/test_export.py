@@ -1,0 +1,182 @@
+"""Checkpoints that diffusers saved become bundles; the decoder computes what diffusers' own forward does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
+
+from engine_build.export.cleanup import paths_in
+from runtime.config.bundle import load_bundle
+from runtime.errors import BuildError, ConfigError
+
+pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+TINY = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "in_channels": 3 * CHANNELS,
+    "audio_acoustic_hidden_dim": CHANNELS,
+    "encoder_hidden_size": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def transformer(base: Path) -> Any:
+    from diffusers import AceStepTransformer1DModel
+
+    return AceStepTransformer1DModel.from_pretrained(base / "transformer").eval()
+
+
+@pytest.fixture(scope="module")
+def session(bundle: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(bundle / "decoder.onnx"))
+
+
+def export(source: Any, folder: Path, **options: Any) -> Any:
+    from engine_build.export.acestep.export import Options, export_bundle
+
+    return export_bundle(source, folder, Options("tiny", **{"canvas_s": 2.0, **options}), lambda text: None)
+
+
+def checkpoint(folder: Path) -> Any:
+    from engine_build.export.acestep.sources import Checkpoint
+
+    return Checkpoint(folder)
+
+
+def inputs(rows: int, frames: int, tokens: int, padding: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(rows * 1000 + frames)
+    mask = np.ones((rows, tokens + padding), np.float32)
+    mask[:, tokens:] = 0.0
+    return {
+        "hidden_states": random.standard_normal((rows, frames, CHANNELS)).astype(np.float32),
+        "timestep": random.random(rows).astype(np.float32),
+        "encoder_hidden_states": random.standard_normal((rows, tokens + padding, CONDITION_WIDTH)).astype(np.float32),
+        "condition_mask": mask,
+        "context_latents": random.standard_normal((rows, frames, 2 * CHANNELS)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("padding", [0, 9])
+@pytest.mark.parametrize(("rows", "frames", "tokens"), [(1, 2, 1), (1, 60, 17), (4, 34, 5), (2, 250, 80)])
+def test_the_decoder_is_diffusers_own_forward(
+    session: Any, transformer: Any, rows: int, frames: int, tokens: int, padding: int
+) -> None:
+    feeds = inputs(rows, frames, tokens, padding)
+    tensors = {name: torch.from_numpy(value) for name, value in feeds.items()}
+    with torch.no_grad():
+        wanted = transformer(
+            hidden_states=tensors["hidden_states"],
+            timestep=tensors["timestep"],
+            timestep_r=tensors["timestep"],
+            encoder_hidden_states=tensors["encoder_hidden_states"][:, :tokens],
+            context_latents=tensors["context_latents"],
+        ).sample.numpy()
+    (found,) = session.run(None, feeds)
+    assert np.abs(wanted).max() > 0.1
+    assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_the_bundle_says_what_the_checkpoint_is(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    assert loaded.name == "tiny-base"
+    assert (loaded.latents.channels, loaded.latents.frame_rate_hz, loaded.latents.frame_multiple) == (CHANNELS, 25.0, 2)
+    assert loaded.latents.canvas_frames == 60
+    assert (loaded.sampler.steps, loaded.sampler.shift, loaded.sampler.guidance) == (8, 3.0, 7.0)
+    assert loaded.codec is not None
+    assert (loaded.codec.sample_rate_hz, loaded.codec.hop_samples, loaded.codec.channels) == (8000, 320, 2)
+    assert loaded.conditioner is not None
+    assert loaded.conditioner.template.startswith("# Instruction\nFill the audio semantic mask")
+    assert "- duration: {seconds} seconds\n<|endoftext|>" in loaded.conditioner.template
+    assert loaded.training["decoder_max_error"] < 1e-5
+
+
+def test_silence_is_the_pipeline_s_sequence(bundle: Path, base: Path) -> None:
+    encoder = checkpoint(base).condition_encoder()
+    assert np.array_equal(load_bundle(bundle).silence(60), encoder.silence_latent[0, :60].numpy())
+
+
+def test_nothing_of_this_machine_is_in_it(bundle: Path) -> None:
+    for file in bundle.iterdir():
+        if file.suffix in (".onnx", ".toml"):
+            assert not paths_in(file), file.name
+
+
+def test_without_a_text_encoder_there_is_no_conditioner(tmp_path: Path) -> None:
+    facts = export(checkpoint(save_checkpoint(tmp_path / "c", turbo=True, text=False)), tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle")
+    assert (loaded.conditioner, facts.conditioner) == (None, None)
+    assert loaded.sampler.guidance == 1.0
+    null = loaded.null_condition()
+    assert null is not None
+    assert null.shape == (1, CONDITION_WIDTH)
+
+
+def test_decoder_and_codec_are_enough(tmp_path: Path) -> None:
+    export(checkpoint(save_checkpoint(tmp_path / "c", text=False, encoder=False)), tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle")
+    assert loaded.null_condition() is None
+    assert loaded.silence(10).shape == (10, CHANNELS)
+    assert np.abs(loaded.silence(10)).max() > 0.0
+
+
+def test_random_weights_make_a_bundle_with_its_weights_beside_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_build.export.acestep.sources import RandomWeights
+
+    monkeypatch.setattr("engine_build.export.torch_export.INLINE_LIMIT_BYTES", 1000)
+    facts = export(RandomWeights(1, transformer_changes=TINY, vae_changes=VAE), tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle")
+    assert facts.figures["layers"] == 2
+    assert facts.is_turbo
+    null = loaded.null_condition()
+    assert null is not None
+    assert null.shape == (1, 12)
+    for name in ("decoder", "codec_decode", "codec_encode"):
+        assert (tmp_path / "bundle" / f"{name}.onnx.data").stat().st_size > 1000
+        onnxruntime.InferenceSession(str(tmp_path / "bundle" / f"{name}.onnx"))
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    from engine_build.export.acestep.sources import RandomWeights
+
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "bundle.toml").write_text("# an older one")
+    wide = TINY | {"audio_acoustic_hidden_dim": 6, "in_channels": 18}
+    with pytest.raises(BuildError, match="latents of 6 channels and a context of 12, the vae has 8 channels"):
+        export(RandomWeights(transformer_changes=wide, vae_changes=VAE), folder)
+    assert (folder / "bundle.toml").read_text() == "# an older one"
+    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "songs").write_text("mine")
+    from engine_build.export.acestep.sources import RandomWeights
+
+    with pytest.raises(ConfigError, match=r"is no bundle: it is not replaced"):
+        export(RandomWeights(transformer_changes=TINY, vae_changes=VAE), tmp_path)
+    assert (tmp_path / "songs").read_text() == "mine"
+
+
+def test_a_text_encoder_needs_transformers(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else find(name))
+    with pytest.raises(ConfigError, match=r"(?s)needs the package transformers.*tickrt\[export\]"):
+        checkpoint(base).text_encoder()

@@ -1,0 +1,139 @@
+"""Graph files as users have them: whole, with external data, cut off, missing, not ONNX at all."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from factories import TinySpec, tiny_bundle, tiny_decoder
+from onnx import TensorProto, helper
+
+from engine_build.graphs.graph_file import graph_of, read_graph
+from runtime.errors import BuildError, ConfigError
+
+
+def external(folder: Path, location: str = "decoder.onnx.data") -> Path:
+    """The tiny decoder with all of its weights in a file beside it."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "decoder.onnx"
+    model = tiny_decoder(TinySpec())
+    onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=0)
+    return path
+
+
+def test_a_file_is_read_hashed_and_measured(tmp_path: Path) -> None:
+    path = tiny_bundle(tmp_path) / "decoder.onnx"
+    graph = read_graph(path)
+    assert graph.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert graph.size_bytes == path.stat().st_size
+    assert [tensor.name for tensor in graph.inputs][:2] == ["hidden_states", "timestep"]
+    assert graph.inputs[0].shape == ("rows", "frames", 8)
+    assert (graph.outputs[0].dtype, graph.label) == ("float32", str(path))
+    assert 2000 < graph.weights_bytes < path.stat().st_size
+
+
+def test_a_written_graph_has_the_hash_of_its_bytes() -> None:
+    graph = graph_of(tiny_decoder(TinySpec()))
+    assert isinstance(graph.source, bytes)
+    assert graph.sha256 == hashlib.sha256(graph.source).hexdigest()
+
+
+def test_external_data_counts_in_hash_and_size(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    before = read_graph(path)
+    assert before.size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert before.weights_bytes == read_graph(tiny_bundle(tmp_path / "inline") / "decoder.onnx").weights_bytes
+    data = path.with_name("decoder.onnx.data")
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    assert read_graph(path).sha256 != before.sha256
+
+
+def test_missing_external_data_is_named(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    path.with_name("decoder.onnx.data").unlink()
+    with pytest.raises(BuildError, match=r"decoder\.onnx\.data, which does not exist") as caught:
+        read_graph(path)
+    assert "decoder.onnx.data" in caught.value.fix
+
+
+def test_truncated_external_data_is_noticed(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    data = path.with_name("decoder.onnx.data")
+    data.write_bytes(data.read_bytes()[:-4])
+    with pytest.raises(BuildError, match="is truncated"):
+        read_graph(path)
+
+
+def test_external_data_stays_in_the_graphs_folder(tmp_path: Path) -> None:
+    path = external(tmp_path / "bundle")
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../decoder.onnx.data"
+    path.write_bytes(model.SerializeToString())
+    path.with_name("decoder.onnx.data").rename(tmp_path / "decoder.onnx.data")
+    with pytest.raises(BuildError, match="in its own folder"):
+        read_graph(path)
+
+
+def test_a_missing_file_lists_what_there_is(tmp_path: Path) -> None:
+    folder = tiny_bundle(tmp_path)
+    with pytest.raises(ConfigError, match=r"no graph at .*decode\.onnx .*codec_decode\.onnx"):
+        read_graph(folder / "decode.onnx")
+
+
+def test_a_folder_is_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder, expected an ONNX file"):
+        read_graph(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 2000, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tiny_bundle(tmp_path) / "decoder.onnx"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(BuildError, match=r"no ONNX graph.*bytes"):
+        read_graph(path)
+
+
+@pytest.mark.parametrize("content", [b"hello world\n" * 20, b"\x7fELF" + bytes(200), b"PK\x03\x04" + bytes(100), b"\n"])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(content)
+    with pytest.raises(BuildError, match="no ONNX graph"):
+        read_graph(path)
+
+
+def test_weights_that_are_also_inputs_are_no_inputs(tmp_path: Path) -> None:
+    model = tiny_decoder(TinySpec())
+    weight = model.graph.initializer[0]
+    model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
+    path = tmp_path / "decoder.onnx"
+    onnx.save(model, path)
+    assert weight.name not in [tensor.name for tensor in read_graph(path).inputs]
+
+
+def test_free_dimensions_without_a_name_are_not_taken_for_equal(tmp_path: Path) -> None:
+    model = tiny_decoder(TinySpec())
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[0].Clear()
+    names = [tensor.shape[0] for tensor in graph_of(model).inputs]
+    assert len(set(names)) == len(names)
+    assert names[0] == "hidden_states.0"
+
+
+def test_a_tensor_without_a_shape_is_refused() -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(BuildError, match="'velocity' has no shape"):
+        graph_of(model)
+
+
+def test_constants_inside_nodes_count_as_weights() -> None:
+    tensor = helper.make_tensor("value", TensorProto.FLOAT, [3], np.float32([1, 2, 3]))
+    node = helper.make_node("Constant", [], ["y"], value=tensor)
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
+    assert graph_of(helper.make_model(helper.make_graph([node], "constant", [], [output]))).weights_bytes == 12

@@ -1,0 +1,86 @@
+"""Roles against graphs: whatever is wrong, the message names the role, the tensor, and what the graph has."""
+
+from __future__ import annotations
+
+import pytest
+from factories import TinySpec, tiny_decoder
+
+from engine_build.graphs.graph_file import Graph, graph_of
+from engine_build.graphs.tensor_roles import Port, check_free, check_ports
+from runtime.errors import ConfigError
+
+INPUTS = (
+    Port("decoder.inputs.latents", "hidden_states", "RTC"),
+    Port("decoder.inputs.time", "timestep", "R"),
+    Port("decoder.inputs.condition", "encoder_hidden_states", "RLD"),
+    Port("decoder.inputs.condition_mask", "condition_mask", "RL"),
+    Port("decoder.inputs.context", "context_latents", "RTX"),
+)
+OUTPUTS = (Port("decoder.outputs.velocity", "velocity", "RTC"),)
+KNOWN = {"C": 8, "X": 16}
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return graph_of(tiny_decoder(TinySpec()))
+
+
+def changed(index: int, **fields: str) -> tuple[Port, ...]:
+    ports = list(INPUTS)
+    said = {"role": ports[index].role, "name": ports[index].name, "letters": ports[index].letters}
+    ports[index] = Port(**{**said, **fields})
+    return tuple(ports)
+
+
+def test_sizes_that_the_graph_fixes_come_back(graph: Graph) -> None:
+    assert check_ports(graph, INPUTS, OUTPUTS, KNOWN) == {"C": 8, "X": 16, "D": 12}
+
+
+def test_a_role_without_a_tensor_lists_the_graphs_own(graph: Graph) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_ports(graph, changed(0, name="latents"), OUTPUTS, KNOWN)
+    said = str(caught.value)
+    for part in ("decoder.inputs.latents names 'latents'", "hidden_states float32[rows, frames, 8]", "timestep"):
+        assert part in said
+    assert "bundle.toml" in caught.value.fix
+
+
+def test_an_output_is_no_input(graph: Graph) -> None:
+    with pytest.raises(ConfigError, match="which is no input"):
+        check_ports(graph, changed(0, name="velocity"), OUTPUTS, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("ports", "known", "says"),
+    [
+        (changed(1, dtype="int64"), KNOWN, r"'timestep' \(decoder.inputs.time\) is float32, expected int64"),
+        (changed(1, letters="RT"), KNOWN, r"'timestep'.* has shape \[rows\], expected \[rows, frames\]"),
+        (INPUTS, {"C": 64, "X": 16}, r"\(latent channels\) is 8, expected 64"),
+        (INPUTS, {"C": 8, "X": 8}, r"\(context channels\) is 16, expected 8"),
+        (INPUTS[:-1], KNOWN, "the inputs context_latents, to which bundle.toml gives no role"),
+    ],
+)
+def test_what_does_not_fit_is_said(graph: Graph, ports: tuple[Port, ...], known: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_ports(graph, ports, OUTPUTS, known)
+
+
+def test_an_output_without_a_role_is_said(graph: Graph) -> None:
+    with pytest.raises(ConfigError, match="the outputs velocity"):
+        check_ports(graph, INPUTS, (), KNOWN)
+
+
+def test_one_letter_has_one_size() -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 9
+    with pytest.raises(ConfigError, match=r"output 'velocity'.*latent channels.* is 9, expected 8"):
+        check_ports(graph_of(model), INPUTS, OUTPUTS, KNOWN)
+
+
+def test_a_fixed_batch_does_not_serve_a_range() -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    fixed = graph_of(model)
+    with pytest.raises(ConfigError, match=r"dimension 0 of 'hidden_states' \(rows\) is fixed at 1.*free for 1\.\.8"):
+        check_free(fixed, INPUTS, {"R": (1, 8)})
+    check_free(fixed, INPUTS, {"R": (1, 1), "T": (2, 64)})

@@ -1,0 +1,126 @@
+"""Finding the parts of a decoder by structure alone, for graphs as other exporters write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from engine_build.graphs.graph_view import GraphView
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.precision.recipe import explain
+
+Written = Callable[[GraphWriter, str], str]
+EPSILON = 1e-6
+
+
+def model_with(written: Written) -> onnx.ModelProto:
+    """Product, what is asked about, product, output projection."""
+    graph = GraphWriter("model")
+    x = graph.input("x", ("rows", "frames", 8))
+    hidden = graph.op("MatMul", x, graph.constant(np.eye(8) * 2, name="first"))
+    with graph.scope("asked"):
+        hidden = written(graph, hidden)
+    hidden = graph.op("MatMul", hidden, graph.constant(np.eye(8) * 3, name="second"))
+    graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(8), name="last")), ("rows", "frames", 8))
+    return graph.model()
+
+
+def parts(written: Written) -> dict[str, str]:
+    return {
+        node.name.removeprefix("asked/"): node.part
+        for node in explain(model_with(written), "bf16")
+        if node.name.startswith("asked/")
+    }
+
+
+def mean_square(graph: GraphWriter, x: str) -> str:
+    squares = graph.op("Pow", x, graph.constant(2.0))
+    mean = graph.op("ReduceMean", squares, graph.constant([-1], np.int64), keepdims=1)
+    return graph.op("Sqrt", graph.op("Add", mean, graph.constant(EPSILON)))
+
+
+def weight(graph: GraphWriter) -> str:
+    return graph.constant(np.linspace(0.5, 1.5, 8), name="weight")
+
+
+def divided(graph: GraphWriter, x: str) -> str:
+    return graph.op("Mul", graph.op("Div", x, mean_square(graph, x)), weight(graph))
+
+
+def by_reciprocal(graph: GraphWriter, x: str) -> str:
+    return graph.op("Mul", graph.op("Mul", x, graph.op("Reciprocal", mean_square(graph, x))), weight(graph))
+
+
+def by_power(graph: GraphWriter, x: str) -> str:
+    squares = graph.op("Mul", x, x)
+    mean = graph.op("ReduceMean", squares, graph.constant([-1], np.int64), keepdims=1)
+    root = graph.op("Pow", graph.op("Add", mean, graph.constant(EPSILON)), graph.constant(0.5))
+    return graph.op("Mul", graph.op("Div", x, root), weight(graph))
+
+
+def centred(graph: GraphWriter, x: str) -> str:
+    centre = graph.op("Sub", x, graph.op("ReduceMean", x, graph.constant([-1], np.int64), keepdims=1))
+    scaled = graph.op("Mul", graph.op("Div", centre, mean_square(graph, centre)), weight(graph))
+    return graph.op("Add", scaled, graph.constant(np.linspace(0, 1, 8), name="bias"))
+
+
+def fused(graph: GraphWriter, x: str) -> str:
+    return graph.op("LayerNormalization", x, weight(graph), axis=-1)
+
+
+@pytest.mark.parametrize("written", [divided, by_reciprocal, by_power, centred, fused])
+def test_a_norm_is_a_norm_however_it_is_written(written: Written) -> None:
+    found = parts(written)
+    assert set(found.values()) == {"norm"}, found
+
+
+def test_a_root_of_something_else_is_no_norm() -> None:
+    found = parts(lambda graph, x: graph.op("Mul", x, graph.op("Sqrt", graph.op("Abs", x))))
+    assert set(found.values()) == {"pointwise"}
+
+
+def test_a_sum_over_frames_is_exact_and_its_readers_are_not() -> None:
+    def pooled(graph: GraphWriter, x: str) -> str:
+        return graph.op("Add", x, graph.op("ReduceMean", x, graph.constant([1], np.int64), keepdims=1))
+
+    assert parts(pooled) == {"ReduceMean": "reduction", "Add": "pointwise"}
+
+
+def test_an_unknown_operator_stays_exact() -> None:
+    assert parts(lambda graph, x: graph.op("CumSum", x, graph.constant(1, np.int64))) == {"CumSum": "unknown"}
+
+
+def test_values_are_rounded_before_they_are_moved() -> None:
+    """From exact to low: on the near side of a transposition, as half of the bytes are moved then."""
+
+    def moved(graph: GraphWriter, x: str) -> str:
+        normal = divided(graph, x)
+        there = graph.op("Transpose", normal, perm=[0, 2, 1])
+        return graph.op("Transpose", there, perm=[0, 2, 1])
+
+    found = parts(moved)
+    assert (found["Transpose"], found["Transpose_2"]) == ("layout", "layout")
+
+
+def test_a_move_that_anybody_needs_exactly_stays_exact() -> None:
+    def moved(graph: GraphWriter, x: str) -> str:
+        there = graph.op("Transpose", divided(graph, x), perm=[0, 2, 1])
+        there = graph.op("Add", there, graph.op("ReduceMean", there, graph.constant([1], np.int64), keepdims=1))
+        return graph.op("Transpose", there, perm=[0, 2, 1])
+
+    assert parts(moved)["Transpose"] == "layout, full"
+
+
+def test_sources_are_followed_through_everything_but_sizes() -> None:
+    graph = GraphWriter("sources")
+    x, t = graph.input("x", ("rows", "frames", 8)), graph.input("t", ("rows",))
+    table = graph.op("Expand", graph.constant(1.0), graph.op("Shape", x))
+    graph.output("table", table, ("rows", "frames", 8))
+    graph.output("time", graph.op("Sin", t), ("rows",))
+    column = graph.op("Unsqueeze", t, graph.constant([1, 2], np.int64))
+    graph.output("both", graph.op("Mul", x, column), ("rows", "frames", 8))
+    view = GraphView(graph.model())
+    assert [view.sources(name) for name in ("table", "time", "both")] == [0, 1, 3]

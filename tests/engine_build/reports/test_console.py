@@ -1,0 +1,84 @@
+"""What a build prints: plain lines into files, a spinner on terminals, sizes for people."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from factories import tiny_deployment
+from rich.console import Console
+
+from engine_build.build.builder import build
+from engine_build.build.rebuild_check import decide
+from engine_build.config import load_request
+from engine_build.reports.console import ConsoleReport, print_decisions, size
+
+
+def console(*, terminal: bool, width: int = 200) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\n')
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (74_800_000, "71.3 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_a_file_gets_plain_lines_one_per_engine(path: Path) -> None:
+    out, file = console(terminal=False, width=40)
+    report = ConsoleReport(out)
+    build(load_request(path), report=report)
+    report.summary("here", 1.25)
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    assert len(lines) == 1 + 10 + 1
+    assert lines[1].startswith("built ")
+    assert lines[1].endswith("decoder  (not built yet)")
+    assert lines[-1].startswith("10 built: ")
+    assert lines[-1].endswith("in here, 1.2 s")
+
+
+def test_what_is_reused_and_removed_is_said(path: Path) -> None:
+    build(load_request(path))
+    path.write_text(path.read_text().replace('["plain"]', "[]"))
+    out, file = console(terminal=False)
+    report = ConsoleReport(out)
+    build(load_request(path), report=report)
+    report.summary("here", 0.0)
+    assert file.getvalue().count("\nreused ") == 9
+    assert "step.plain  (the deployment no longer has it)" in file.getvalue()
+    assert "9 reused, 1 removed" in file.getvalue()
+
+
+def test_a_terminal_gets_a_spinner_with_the_last_known_time(path: Path) -> None:
+    for force, last in ((False, "first time"), (True, "last time")):
+        out, file = console(terminal=True)
+        build(load_request(path), force=force, report=ConsoleReport(out))
+        assert "building decoder" in file.getvalue()
+        assert last in file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_table_of_a_dry_run(path: Path, terminal: bool) -> None:
+    out, file = console(terminal=terminal)
+    print_decisions(out, decide(load_request(path), "cpu"), "there")
+    text = file.getvalue()
+    for part in ("engine", "memory", "decoder", "not built yet", "codec_encode", "total", "there", "KiB"):
+        assert part in text
+    assert text.count("build ") >= 10

@@ -1,0 +1,88 @@
+"""A dry run for TensorRT: without a GPU, without TensorRT, without the bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import tiny_deployment
+from typer.testing import CliRunner
+
+from engine_build.build import environment as place
+from engine_build.build.engine_specs import jobs_of
+from engine_build.cli import app
+from engine_build.config import load_request, read_options
+from engine_build.reports.dry_run import outlines_without_bundle
+from runtime.config.deployment import load_deployment
+
+
+def dry_run(path: Path) -> str:
+    result = CliRunner().invoke(app, [str(path), "--target", "tensorrt", "--dry-run"])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    more = '[build]\nstep_variants = ["plain"]\noptimization_level = 5\n'
+    return tiny_deployment(tmp_path, channels=32, more=more)
+
+
+def test_it_says_what_would_be_built_with_which_ranges_and_options(path: Path) -> None:
+    text = dry_run(path)
+    for part in (
+        "decoder ", "not built yet", "rows 1..4..8, frames 2..32..64, tokens 1..8..32",
+        "slots 1..4..4, rows 1..8..128, frames 2..32..64", "optimization_level = 5", "refit = false",
+        "workspace_mib = TensorRT's choice", "missing here: ", "package tensorrt", "pip install 'tickrt[tensorrt]'",
+    ):  # fmt: skip
+        assert part in text
+    assert not (path.parent / ".engines").exists()
+
+
+def test_without_the_bundle_it_says_what_can_be_known(path: Path) -> None:
+    whole = dry_run(path)
+    (path.parent / "tiny").rename(path.parent / "elsewhere")
+    text = dry_run(path)
+    for part in (
+        "unknown until the bundle is there", "decoder", "codec_decode  (where the bundle has one)", "step.plain",
+        "rows 1..4..8, frames 2..32..64, tokens 1..8..32", "no bundle at ", "engine_build.export",
+        "optimization_level = 5", "missing here: ",
+    ):  # fmt: skip
+        assert part in text
+    ranges = {line for line in whole.splitlines() if line.startswith("    slots")}
+    assert ranges == {line for line in text.splitlines() if line.startswith("    slots")}
+
+
+def test_the_outline_without_a_bundle_has_the_same_engines_and_ranges(path: Path) -> None:
+    deployment = load_deployment(path)
+    outlines = {item.name: item.ranges for item in outlines_without_bundle(deployment, read_options(deployment))}
+    jobs = {job.name: job.ranges for job in jobs_of(load_request(path))}
+    assert list(outlines) == list(jobs)
+    known = {name: ranges for name, ranges in outlines.items() if ranges is not None}
+    assert known == {name: jobs[name] for name in known}
+    assert len(known) == 7
+
+
+def test_a_real_build_names_all_that_is_missing(path: Path) -> None:
+    result = CliRunner().invoke(app, [str(path), "--target", "tensorrt"])
+    assert result.exit_code == 3
+    assert "package tensorrt, which is not installed; an NVIDIA GPU with its driver is needed" in result.stderr
+    assert "fix: pip install 'tickrt[tensorrt]'" in result.stderr
+    assert not (path.parent / ".engines").exists()
+
+
+def test_libraries_that_do_not_load_are_said(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site" / "tensorrt"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("raise ImportError('libnvinfer.so.11: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(site.parent))
+    found = place.place_or_why_not("tensorrt", read_options(load_deployment(path)))
+    assert found.missing is not None
+    assert "its libraries do not load: libnvinfer.so.11" in found.missing.what
+
+
+def test_the_cpu_still_needs_the_bundle(path: Path) -> None:
+    (path.parent / "tiny").rename(path.parent / "elsewhere")
+    result = CliRunner().invoke(app, [str(path), "--dry-run"])
+    assert result.exit_code == 2
+    assert "no bundle at" in result.stderr

@@ -1,0 +1,195 @@
+"""tickrt-build list, inspect and clean: what is there, whether it fits, and that only ours goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from factories import tiny_deployment
+from typer.testing import CliRunner, Result
+
+from engine_build.build.builder import build_deployment
+from engine_build.build.environment import Place
+from engine_build.cli import app
+from engine_build.reports import inventory
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
+from runtime.engines.tensorrt.plan_file import HEADER_BYTES, MAGIC
+from runtime.errors import BuildError
+
+FEW = '[build]\nstep_variants = ["plain"]\n'
+GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}
+TRT = {"tensorrt": "11.4.0.106"}
+HERE = Place(tool_versions=TRT, device=GPU, facts={"gpu": "NVIDIA H200", "compute_capability": "9.0"})
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A deployment, built for cpu."""
+    path = tiny_deployment(tmp_path, codec=False, conditioner=False, more=FEW)
+    build_deployment(load_deployment(path))
+    return path
+
+
+@pytest.fixture
+def plan(path: Path) -> Path:
+    """A plan beside the cpu engines: the header is real, the rest is not."""
+    folder = load_deployment(path).engine_folder("tensorrt")
+    folder.mkdir(parents=True)
+    file = folder / "decoder.plan"
+    file.write_bytes(MAGIC + bytes(HEADER_BYTES - 8) + bytes([11, 4, 0, 106]) + b"content")
+    cpu = read_manifest(manifest_path(load_deployment(path).engine_folder("cpu"), "decoder"))
+    build = {"precision": "bf16", "profiles": [{"hidden_states": "1x2x8 4x32x8 8x64x8"}]}
+    changes = {"target": "tensorrt", "tool_versions": TRT, "device": GPU, "build": build, "engine_file": file.name}
+    sizes = {"engine_sha256": file_sha256(file), "size_bytes": file.stat().st_size, "facts": {"flags": ["REFIT"]}}
+    manifest = Manifest.model_validate({**cpu.model_dump(), **changes, **sizes})
+    write_manifest(manifest_path(folder, "decoder"), manifest)
+    return file
+
+
+def why_not(plan: Path, place: Place) -> str:
+    (entry,) = inventory.entries(plan.parent, place)
+    return entry.why_not
+
+
+def test_what_fits_here_says_so(plan: Path) -> None:
+    assert why_not(plan, HERE) == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        (Place(TRT, {**GPU, "gpu": "NVIDIA L4"}), "built for gpu NVIDIA H200, here NVIDIA L4"),
+        (Place({"tensorrt": "10.16.1.11"}, GPU), "built for tensorrt 11.4.0.106, here 10.16.1.11"),
+        (Place(missing=BuildError("there is no GPU", fix="buy one")), "there is no GPU"),
+    ],
+)
+def test_what_does_not_fit_says_why(plan: Path, place: Place, says: str) -> None:
+    assert why_not(plan, place) == says
+
+
+def test_what_runs_elsewhere_too_fits_other_devices_and_later_versions(plan: Path) -> None:
+    path = manifest_path(plan.parent, "decoder")
+    manifest = read_manifest(path)
+    build = {**manifest.build, "version_compatible": True}
+    write_manifest(path, manifest.model_copy(update={"build": build, "device": {"arch": GPU["arch"]}}))
+    assert why_not(plan, Place({"tensorrt": "11.5.0.1"}, {**GPU, "gpu": "NVIDIA L4"})) == ""
+
+
+def test_damage_is_said_without_loading_anything(plan: Path) -> None:
+    content = plan.read_bytes()
+    for damaged, says in (
+        (content[:-1], "the files have 34 bytes, the manifest says 35"),
+        (b"x" + content[1:], "is no TensorRT plan"),
+        (content.replace(bytes([11, 4, 0, 106]), bytes([10, 16, 1, 11])), "was made by TensorRT 10.16.1.11"),
+    ):
+        plan.write_bytes(damaged)
+        assert says in why_not(plan, HERE)
+    plan.unlink()
+    assert why_not(plan, HERE) == "decoder.plan is missing"
+    manifest_path(plan.parent, "decoder").write_text("{")
+    assert "is no manifest" in why_not(plan, HERE)
+
+
+def test_list_says_what_is_built_for_what(path: Path, plan: Path) -> None:
+    result = invoke("list", path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if re.match(r"rows\.plain +cpu +x86_64, onnxruntime .* yes$", line)]
+    assert [line for line in lines if re.match(r"decoder +tensorrt +x86_64, NVIDIA H200, 9.0, .* no \(1\)$", line)]
+    assert [line for line in lines if line.startswith("(1) target tensorrt needs the package tensorrt")]
+    assert re.match(r"8 engines, [\d.]+ KiB in .*; 7 of them run here$", lines[-1])
+    only = invoke("list", path, "--target", "tensorrt").stdout
+    assert "cpu" not in only.splitlines()[1]
+
+
+def test_list_for_machines(path: Path, plan: Path) -> None:
+    entries = json.loads(invoke("list", path, "--json").stdout)
+    assert len(entries) == 8
+    (found,) = [entry for entry in entries if entry["target"] == "tensorrt"]
+    assert (found["name"], found["fits"], found["build"]["precision"]) == ("decoder", False, "bf16")
+    assert found["why_not"]
+
+
+def test_nothing_built_is_no_error(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    assert invoke("list", path).stdout.startswith("nothing is built in ")
+    assert json.loads(invoke("list", path, "--json").stdout) == []
+    assert invoke("clean", path).stdout.startswith("nothing to remove in ")
+
+
+def test_inspect_tells_all_about_a_plan(plan: Path) -> None:
+    result = invoke("inspect", plan)
+    assert result.exit_code == 0
+    for part in (
+        "made by TensorRT 11.4.0.106", "engine    decoder, target tensorrt", "gpu NVIDIA H200", "precision bf16",
+        "hidden_states float32[rows, frames, 8]", "1x2x8 .. 4x32x8 .. 8x64x8", "output    velocity", "max_rel", "REFIT",
+    ):  # fmt: skip
+        assert part in result.stdout
+    about = json.loads(invoke("inspect", plan, "--json").stdout)
+    assert about["plan_version"] == "11.4.0.106"
+    assert about["manifest"]["facts"] == {"flags": ["REFIT"]}
+
+
+def test_inspect_of_a_stranger_and_of_damage(plan: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "some.plan"
+    stranger.write_bytes(plan.read_bytes())
+    assert "none beside it" in invoke("inspect", stranger).stdout
+    plan.write_bytes(plan.read_bytes()[:-1] + b"!")
+    damaged = invoke("inspect", plan)
+    assert damaged.exit_code == 3
+    assert "SHA-256" in damaged.stderr
+    stranger.write_bytes(b"not a plan, but long enough for a header")
+    assert "is no TensorRT plan" in invoke("inspect", stranger).stderr
+    assert "no engine at" in invoke("inspect", tmp_path / "none.plan").stderr
+
+
+def test_inspect_of_an_onnx_engine(path: Path) -> None:
+    file = load_deployment(path).engine_folder() / "decoder.onnx"
+    assert "target cpu" in invoke("inspect", file).stdout
+
+
+def test_clean_takes_ours_and_nothing_else(path: Path, plan: Path) -> None:
+    folder = load_deployment(path).engine_folder()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "other.onnx").write_bytes(b"no manifest: not ours")
+    (folder / "decoder.abc.partial").mkdir()
+    (folder / "decoder.abc.partial" / "decoder.onnx").write_bytes(b"half")
+    (folder / "rows.gain.manifest.json").write_text("{")
+    result = invoke("clean", path, "--target", "cpu", "--yes")
+    assert result.exit_code == 0
+    assert re.match(r"15 files removed, [\d.]+ KiB, from ", result.stdout)
+    assert {file.name for file in folder.iterdir()} == {"notes.txt", "other.onnx"}
+    assert plan.exists()
+
+
+def test_clean_takes_empty_folders_too(path: Path, plan: Path) -> None:
+    assert invoke("clean", path, "-y").exit_code == 0
+    assert not load_deployment(path).engines.exists()
+    assert path.exists()
+
+
+def test_clean_leaves_measured_times_unless_told(path: Path, plan: Path) -> None:
+    times = load_deployment(path).engines / "timing-cache" / "tensorrt-11.4.0.106-gpu-cc9.0.timing"
+    times.parent.mkdir()
+    times.write_bytes(b"times")
+    invoke("clean", path, "--yes")
+    assert times.exists()
+    invoke("clean", path, "--yes", "--timing-cache")
+    assert not load_deployment(path).engines.exists()
+
+
+def test_clean_asks(path: Path) -> None:
+    folder = load_deployment(path).engine_folder()
+    before = sorted(folder.iterdir())
+    refused = CliRunner().invoke(app, ["clean", str(path)], input="n\n")
+    assert refused.exit_code == 1
+    assert sorted(folder.iterdir()) == before
+    assert CliRunner().invoke(app, ["clean", str(path)], input="y\n").exit_code == 0
+    assert not folder.exists()
