@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiling.diff import Change, Saved, compare, read_saved, slower_than, unlike
+from profiling.reports.diff import Change, Saved, compare, read_saved, slower_than, unlike
 from runtime.errors import ConfigError
 
 EXIT_SLOWER = 1

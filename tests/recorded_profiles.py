@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from profiling.layers import Profile, Wall, layer_timings
-from profiling.layers_graph import CLASSES, SCOPES, Graph, Origins, read_graph
-from profiling.roofline import Ceilings
-from profiling.roofline_work import layer_works
+from profiling.layers.origins import CLASSES, SCOPES, Graph, Origins, read_graph
+from profiling.layers.roofline import Ceilings
+from profiling.layers.timings import Profile, Wall, layer_timings
+from profiling.layers.work import layer_works
 from runtime.engines.engine import NodeTimes
 from runtime.engines.tensorrt.layers import layer_records, node_times
 

@@ -29,11 +29,11 @@ HEAVY = {
     "torch": {
         "engine_build/export/torch_export.py",
         "engine_build/export/masked_decoder.py",
-        "profiling/torch_decoder.py",
+        "profiling/bench/torch_baseline.py",
         "engine_build/export/acestep/",
         "engine_build/demo_model/",
     },
-    "diffusers": {"engine_build/export/acestep/", "engine_build/demo_model/", "profiling/torch_decoder.py"},
+    "diffusers": {"engine_build/export/acestep/", "engine_build/demo_model/", "profiling/bench/torch_baseline.py"},
     "transformers": {"engine_build/export/acestep/"},
     "matplotlib": {"engine_build/demo_model/"},
     "tokenizers": {"runtime/pipeline/text_encoder.py", "engine_build/demo_model/"},
@@ -43,7 +43,7 @@ HEAVY = {
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }
-SERVE_TIME = ("server.cli", "runtime.cli", "engine_build.cli", "profiling.bench")
+SERVE_TIME = ("server.cli", "runtime.cli", "engine_build.cli", "profiling.bench_cli")
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ def test_no_import_cycle() -> None:
     ("file", "source"),
     [
         ("runtime/tick/loop.py", "from server.app import build"),
-        ("runtime/tick/loop.py", "def f():\n    import profiling.bench"),
+        ("runtime/tick/loop.py", "def f():\n    import profiling.bench_cli"),
         ("server/app.py", "from engine_build import builder"),
         ("server/app.py", "from profiling import bench"),
-        ("profiling/bench.py", "import server"),
+        ("profiling/bench_cli.py", "import server"),
     ],
 )
 def test_a_wrong_arrow_is_found(file: str, source: str) -> None:

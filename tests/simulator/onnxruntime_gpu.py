@@ -19,7 +19,8 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from simulator.fixture import Machine
 
-import engine_build.build.onnxruntime_compiler as builder
+import engine_build.build.onnxruntime_compiler as compiler
+import engine_build.graphs.reference_session as reference
 import runtime.engines.onnxruntime as engines
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD
 
@@ -197,7 +198,8 @@ def simulated_provider(machine: Machine, **options: Any) -> Iterator[Provider]:
     module = _Module(provider)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "ort", module)
-        patch.setattr(builder, "onnxruntime", lambda: module)
+        for importer in (compiler, reference):
+            patch.setattr(importer, "onnxruntime", lambda: module)
         yield provider
 
 

@@ -15,7 +15,7 @@ from backends import CPU, REAL, SIMULATED, Backend
 from conftest import Loops, captured
 from generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
 
-from profiling.allocations import AllocationProbe
+from profiling.bench.allocation_probe import AllocationProbe
 from runtime.engines.engine import EngineSet, run_once
 from runtime.engines.fake import Faults, FaultyEngine
 from runtime.engines.loading import open_engines

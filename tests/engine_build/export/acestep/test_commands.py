@@ -51,7 +51,7 @@ def run(app: Any, *arguments: object) -> str:
 
 def test_build_bench_and_generate(deployment: Path, tmp_path: Path) -> None:
     from engine_build.cli import app as build
-    from profiling.bench import app as bench
+    from profiling.bench_cli import app as bench
     from runtime.cli import app as generate
 
     run(build, deployment)

@@ -1,0 +1,1 @@
+"""Ticks measured against the bare engine: workloads, ablations, sweeps, comparisons of saved runs."""

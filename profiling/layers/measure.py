@@ -1,0 +1,143 @@
+"""Measures an engine: wall time without a profiler first, then every layer; and finds the graphs behind it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.layers.kinds import OPAQUE
+from profiling.layers.origins import Origins, read_graph
+from profiling.layers.timings import LayerTiming, Profile, Wall, layer_timings, make_feeds
+from profiling.layers.work import layer_works
+from profiling.provenance import commit
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.deployment import Deployment, Target, build_command
+from runtime.devices.device import Device
+from runtime.devices.machine import machine
+from runtime.engines.engine import Engine, run_once
+from runtime.engines.loading import open_engine, tool_versions
+from runtime.errors import ConfigError
+
+WARM_UP_RUNS = 3
+# CUDA's switch that makes every launch wait for its kernel.
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
+
+
+def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
+    """Sizes of the free dimensions that our graphs have."""
+    hop = bundle.codec.hop_samples if bundle.codec else 1
+    return {
+        "rows": rows, "slots": rows, "batch": rows, "frames": frames, "tokens": tokens, "samples": frames * hop,
+        "bands": -(-frames // 2), "positives": 1, "negatives": 1,
+    }  # fmt: skip
+
+
+def measure(
+    deployment: Deployment,
+    device: Device,
+    name: str,
+    sizes: Mapping[str, int],
+    runs: int,
+) -> Profile:
+    """Open one engine of a deployment and profile it. Raises TickError."""
+    fix = build_command(deployment.path, deployment.target)
+    engine = open_engine(deployment.engine_folder(), name, device, threads=deployment.runtime.threads, fix=fix)
+    try:
+        feeds = make_feeds(engine, sizes)
+        origins = origins_of(engine, deployment.engine_folder(), load_bundle(deployment.bundle))
+        return profile_engine(engine, device, feeds, runs, origins)
+    except KeyError as missing:
+        free = sorted({str(size) for info in engine.inputs.values() for size in info.shape if isinstance(size, str)})
+        what = f"engine {name!r} has the free dimensions {', '.join(free)}; no size for {missing}"
+        raise ConfigError(what) from None
+    finally:
+        engine.close()
+
+
+def profile_engine(
+    engine: Engine,
+    device: Device,
+    feeds: Mapping[str, NDArray[Any]],
+    runs: int,
+    origins: Origins | None = None,
+) -> Profile:
+    """Wall time first, without a profiler; then every layer's time. Raises ShapeError, EngineError."""
+    origins = origins or Origins()
+    wall = Wall(tuple(sorted(wall_times_ms(engine, device, feeds, runs))))
+    nodes = engine.profile(feeds, runs)
+    works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
+    layers = layer_timings(nodes, origins, works)
+    notes = tuple(notes_of(engine.manifest.target, layers))
+    return Profile(engine.name, runs, layers, wall, about(engine, feeds), notes=notes)
+
+
+def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:
+    """What layer times do not say by themselves."""
+    if target == "cuda" and os.environ.get(BLOCKING) != "1":
+        yield f"layer times are those of launches, kernels run later: with {BLOCKING}=1 they are the kernels'"
+    elif target == "cuda":
+        yield f"{BLOCKING}=1: layer times are the kernels', and wall time has the waits in it"
+    hidden = sum(layer.share for layer in layers if layer.kind == OPAQUE)
+    if hidden > 0:
+        yield f'{hidden:.0%} of the time is in fused blobs, shown as such: verbosity = "detailed" in [build] opens them'
+
+
+def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[Any]], runs: int) -> Iterator[float]:
+    """Executes on the device's own memory, each to its end; copies from and to the host are not in it."""
+    outputs = run_once(engine, feeds)
+    tensors = {name: device.zeros(array.shape, array.dtype) for name, array in {**feeds, **outputs}.items()}
+    stream = device.main
+    for name, feed in feeds.items():
+        device.upload(tensors[name], np.ascontiguousarray(feed), stream)
+    execution = engine.bind(tensors)
+    for index in range(WARM_UP_RUNS + runs):
+        stream.record().wait()
+        started_s = time.perf_counter()
+        execution.launch(stream)
+        stream.record().wait()
+        if index >= WARM_UP_RUNS:
+            yield (time.perf_counter() - started_s) * 1e3
+
+
+def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """What a profile was measured on."""
+    manifest = engine.manifest
+    return {
+        "engine": engine.name,
+        "target": manifest.target,
+        "commit": commit(),
+        "engine_sha256": manifest.engine_sha256,
+        "graph_sha256": manifest.graph_sha256,
+        "precision": str(manifest.build.get("precision", "fp32")),
+        "shapes": {name: list(feed.shape) for name, feed in feeds.items()},
+        "versions": tool_versions(manifest.target),
+        "machine": {**machine(), **manifest.device},
+    }
+
+
+def origins_of(engine: Engine, folder: Path, bundle: Bundle) -> Origins:
+    """The model's graph of an engine, and the one that ONNX Runtime runs, which TensorRT's plans do not have.
+
+    A graph that is not in the bundle (step engines') is made at build time: then the engine's own is all there is.
+    """
+    runs = read_graph(folder / engine.manifest.engine_file) if engine.manifest.target != "tensorrt" else None
+    path = source_path(bundle, engine.name)
+    return Origins(read_graph(path) if path is not None and path.is_file() else runs, runs)
+
+
+def source_path(bundle: Bundle, name: str) -> Path | None:
+    """The bundle's graph of an engine; None for engines whose graphs are made at build time."""
+    graphs = {"decoder": bundle.decoder.graph}
+    if bundle.codec is not None:
+        graphs["codec_decode"] = bundle.codec.decode.graph
+        if bundle.codec.encode is not None:
+            graphs["codec_encode"] = bundle.codec.encode.graph
+    if bundle.conditioner is not None:
+        graphs["conditioner"] = bundle.conditioner.graph
+    return bundle.graph_path(graphs[name]) if name in graphs else None

@@ -1,0 +1,152 @@
+"""Rollups of a profile: by kind of work, by module of the model, and by index across equal blocks. All of them add up
+to the layer sum: what belongs nowhere has a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from profiling.layers.timings import LayerTiming, Profile
+
+UNKNOWN_MODULE = "(not attributable)"
+WHOLE_MODEL = "(model)"
+SEVERAL = "(several parts)"
+WHOLE_BLOCK = "(block)"
+# Differences between equal blocks below this are not called slow.
+SLOW_RATIO = 1.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a rollup: milliseconds per execute, share of the layer sum (0..1), and how many layers."""
+
+    name: str
+    ms: float
+    share: float
+    layers: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of equal blocks: milliseconds per execute in each block, on average, and in the middle of all executes,
+    which a hiccup of the machine does not move."""
+
+    average_ms: tuple[float, ...]
+    median_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Equal blocks side by side: parts[name].average_ms[i] is a part's time in block indices[i]; `whole` is theirs."""
+
+    prefix: str
+    indices: tuple[int, ...]
+    parts: Mapping[str, Part]
+    whole: Part
+
+    @property
+    def slowest(self) -> tuple[int, float]:
+        """The slowest block's index, and its time over the middle of all, by medians."""
+        times = self.whole.median_ms
+        worst = max(range(len(times)), key=times.__getitem__)
+        return self.indices[worst], times[worst] / (median(times) or 1.0)
+
+    @property
+    def verdict(self) -> str:
+        """Whether one of them is slower than its brothers."""
+        index, ratio = self.slowest
+        if ratio < SLOW_RATIO:
+            return f"no block is slower than its brothers (largest {ratio:.2f} of the median)"
+        return f"block {index} takes {ratio:.2f} of the median"
+
+
+def by_kind(profile: Profile) -> list[Row]:
+    """Rows per kind, most time first."""
+    return _rolled(profile, lambda layer: layer.kind)
+
+
+def by_module(profile: Profile, depth: int = 2) -> list[Row]:
+    """Rows per module, `depth` parts below what all modules have in common (a block and its index are one part)."""
+    root = common_root(layer.module for layer in profile.layers)
+    return _rolled(profile, lambda layer: shown_module(layer.module, root, depth, is_wide=layer.is_wide))
+
+
+def by_block(profile: Profile) -> list[Blocks]:
+    """Every family of numbered blocks with two or more members, most time first."""
+    families: dict[str, dict[tuple[int, str], list[LayerTiming]]] = {}
+    for layer in profile.layers:
+        place = block_of(layer.module)
+        if place is not None:
+            prefix, index, part = place
+            families.setdefault(prefix, {}).setdefault((index, part), []).append(layer)
+    found = [_side_by_side(prefix, seats) for prefix, seats in families.items() if len({i for i, _ in seats}) > 1]
+    return sorted(found, key=lambda blocks: -sum(blocks.whole.average_ms))
+
+
+def block_of(module: str | None) -> tuple[str, int, str] | None:
+    """Family, index and part of a module in a numbered block: decoder.layers.3.mlp.up -> (decoder.layers, 3, mlp)."""
+    parts = module.split(".") if module else []
+    place = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    if place is None:
+        return None
+    return ".".join(parts[:place]), int(parts[place]), (parts[place + 1 : place + 2] or [WHOLE_BLOCK])[0]
+
+
+def module_parts(module: str) -> list[str]:
+    """A path's parts; a number belongs to the name before it: decoder.layers.3.mlp -> decoder, layers.3, mlp."""
+    parts: list[str] = []
+    for part in module.split(".") if module else []:
+        if part.isdecimal() and parts:
+            parts[-1] += f".{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def common_root(modules: Iterable[str | None]) -> int:
+    """How many leading parts the modules share, beside those that hold everything themselves."""
+    paths = [module_parts(module) for module in modules if module]
+    deepest = max((len(path) for path in paths), default=0)
+    for count in range(deepest):
+        heads = {path[count] for path in paths if len(path) > count}
+        if len(heads) != 1:
+            return count
+    return 0
+
+
+def shown_module(module: str | None, root: int, depth: int, *, is_wide: bool = False) -> str:
+    """A module's row: so many parts of its path, below what all have in common. What a fused layer did in several parts
+    of a module cannot be told apart, and has a row beside the module's own work."""
+    if module is None:
+        return UNKNOWN_MODULE
+    parts = module_parts(module)[root:]
+    if is_wide and len(parts) < depth:
+        return ".".join([*parts, SEVERAL])
+    return ".".join(parts[:depth]) or WHOLE_MODEL
+
+
+def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
+    groups: dict[str, list[LayerTiming]] = {}
+    for layer in profile.layers:
+        groups.setdefault(key(layer), []).append(layer)
+    whole = profile.layer_sum_ms or 1.0
+    sums = {name: sum(layer.average_ms for layer in layers) for name, layers in groups.items()}
+    rows = [Row(name, sums[name], sums[name] / whole, len(layers)) for name, layers in groups.items()]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _side_by_side(prefix: str, seats: Mapping[tuple[int, str], Sequence[LayerTiming]]) -> Blocks:
+    indices = sorted({index for index, _ in seats})
+    names = dict.fromkeys(name for _, name in seats)
+    parts = {name: _part([seats.get((index, name), ()) for index in indices]) for name in names}
+    hottest = sorted(parts, key=lambda name: -sum(parts[name].average_ms))
+    whole = _part([[layer for name in names for layer in seats.get((index, name), ())] for index in indices])
+    return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
+
+
+def _part(blocks: Sequence[Sequence[LayerTiming]]) -> Part:
+    """Layers per block, summed within each execute."""
+    runs = [[sum(times) for times in zip(*(layer.runs_ms for layer in layers), strict=True)] for layers in blocks]
+    averages = (sum(layer.average_ms for layer in layers) for layers in blocks)
+    return Part(tuple(averages), tuple(median(times) if times else 0.0 for times in runs))

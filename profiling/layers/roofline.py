@@ -1,0 +1,120 @@
+"""What a layer has to do, how fast it did it, and which of the machine's two limits bounds it.
+
+The roofline model: a layer that does F operations on B bytes takes at least max(F / peak, B / bandwidth) (Williams,
+Waterman and Patterson, CACM 2009). Time tells what is hot; the distance from that roof tells what is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from profiling.layers.kinds import node_kind
+from runtime.engines.operator_flops import PRODUCTS, Shape, product_flops
+
+Bound = Literal["compute", "memory"]
+
+# Operations per element that are counted for what is no matrix product; conventions, not measurements.
+PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
+# What only looks at memory in another way, and what reads no more than it writes.
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
+PICKS = frozenset({"Gather", "Slice", "GatherND", "GatherElements"})
+# ONNX Runtime's fused operators, as the operators whose work they do.
+FUSED = {"FusedMatMul": "MatMul", "FusedGemm": "Gemm", "FusedConv": "Conv", "TransposeMatMul": "MatMul"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in a run: its shape, and bytes per element (a fraction where elements are packed)."""
+
+    shape: Shape
+    item_bytes: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return round(prod(self.shape) * self.item_bytes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations, and bytes read and written, of one execute."""
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The most that a machine does: operations per second in a large matrix product, bytes per second in a copy."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    source: str = ""
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte from which on a layer is bound by arithmetic."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Roof:
+    """How fast a layer was. bound, reached (share of the roof, 1 = on it): None without ceilings."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    bound: Bound | None = None
+    reached: float | None = None
+
+
+def measured_roof(work: Work, average_ms: float, ceilings: Ceilings | None) -> Roof | None:
+    """A layer's speed beside its roof; None for a layer that took no time or has nothing to do."""
+    if average_ms <= 0 or not (work.flops or work.bytes):
+        return None
+    seconds = average_ms / 1e3
+    speed = (work.flops / seconds, work.bytes / seconds)
+    if ceilings is None:
+        return Roof(*speed)
+    compute_s, memory_s = work.flops / ceilings.flops_per_s, work.bytes / ceilings.bytes_per_s
+    bound: Bound = "compute" if compute_s >= memory_s else "memory"
+    return Roof(*speed, bound, max(compute_s, memory_s) / seconds)
+
+
+def operator_flops(
+    op_type: str, attributes: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> int:
+    """Operations of one operator: exact for products, one per element for pointwise work, see PER_INPUT for others."""
+    plain = FUSED.get(op_type, op_type)
+    if plain in PRODUCTS:
+        return _product_flops(op_type, plain, attributes, inputs, outputs)
+    kind = node_kind(op_type)
+    if kind == "pointwise":
+        return sum(prod(value.shape) for value in outputs)
+    return PER_INPUT.get(kind, 0) * (prod(inputs[0].shape) if inputs else 0)
+
+
+def _product_flops(
+    op_type: str, plain: str, attributes: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> int:
+    first, second, out = inputs[0].shape, inputs[1].shape, outputs[0].shape
+    if op_type in ("FusedMatMul", "TransposeMatMul") and attributes.get("transA"):
+        first = (*first[:-2], first[-1], first[-2])
+    return product_flops(plain, attributes, first, second, out)
+
+
+def operator_bytes(op_type: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
+    """Bytes that one operator reads and writes, each value once; a view moves none."""
+    if op_type in VIEWS:
+        return 0
+    written = sum(value.size_bytes for value in outputs)
+    if op_type in PICKS:
+        return 2 * written + sum(value.size_bytes for value in inputs[1:])
+    return written + sum(value.size_bytes for value in inputs)

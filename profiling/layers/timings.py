@@ -1,0 +1,163 @@
+"""Layer timings of one engine: one record per layer for every library, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.layers.kinds import kind_of
+from profiling.layers.origins import GraphNode, Origins, common_module
+from profiling.layers.roofline import Ceilings, Roof, Work, measured_roof
+from runtime.engines.engine import Engine, NodeTimes
+
+
+@dataclass(frozen=True)
+class LayerTiming:
+    """One layer over several executes; `share` is of the sum of all layers, 0..1.
+
+    module: the innermost module of the model that holds all of it; None where that is not known. is_wide: it holds work
+    of several of that module's parts, and none of the module's own. nodes, contents: names and operators of the model's
+    nodes in it. work: None where the shapes are not known. facts: the library's own words.
+    """
+
+    name: str
+    op_type: str
+    kind: str
+    runs_ms: tuple[float, ...]
+    share: float
+    module: str | None = None
+    is_wide: bool = False
+    nodes: tuple[str, ...] = ()
+    contents: tuple[str, ...] = ()
+    work: Work | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def total_ms(self) -> float:
+        """Over all executes."""
+        return sum(self.runs_ms)
+
+    @property
+    def average_ms(self) -> float:
+        """Per execute."""
+        return sum(self.runs_ms) / len(self.runs_ms)
+
+    @property
+    def median_ms(self) -> float:
+        """Per execute."""
+        return median(self.runs_ms)
+
+    def roof(self, ceilings: Ceilings | None) -> Roof | None:
+        """How fast it was, and what bounds it; None where its work is not known."""
+        return measured_roof(self.work, self.average_ms, ceilings) if self.work is not None else None
+
+
+@dataclass(frozen=True)
+class Wall:
+    """Wall time of executes without a profiler, in milliseconds, sorted."""
+
+    times_ms: tuple[float, ...]
+
+    def quantile(self, share: float) -> float:
+        """Interpolated; 0.5 is the median."""
+        return float(np.quantile(self.times_ms, share))
+
+    @property
+    def p50_ms(self) -> float:
+        """The median."""
+        return self.quantile(0.5)
+
+    @property
+    def p95_ms(self) -> float:
+        """What one in twenty exceeds."""
+        return self.quantile(0.95)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An engine's layers at one shape, and its wall time without the profiler, for profiling itself costs time.
+
+    about: what it was measured on: engine hash, versions, machine, sizes. notes: what its reader should know.
+    """
+
+    engine: str
+    runs: int
+    layers: tuple[LayerTiming, ...]
+    wall: Wall
+    about: Mapping[str, Any] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layer_sum_ms(self) -> float:
+        """Sum of all layers, per execute: what every rollup adds up to."""
+        return sum(layer.average_ms for layer in self.layers)
+
+    @property
+    def layer_sum_p50_ms(self) -> float:
+        """Sum of all layers in the middle one of the executes, which a hiccup of the machine does not move."""
+        sums = [sum(times) for times in zip(*(layer.runs_ms for layer in self.layers), strict=True)]
+        return median(sums) if sums else 0.0
+
+    @property
+    def gap_ms(self) -> float:
+        """Wall time that no layer accounts for, by medians; below 0 where the profiler's own cost outweighs it."""
+        return self.wall.p50_ms - self.layer_sum_p50_ms
+
+    @property
+    def gap_name(self) -> str:
+        """What the difference between wall time and layer sum is."""
+        if self.gap_ms >= 0:
+            return "outside of layers: dispatch, gaps between layers"
+        return "cost of profiling: layers are timed one by one, without overlap"
+
+
+def layer_timings(
+    nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[Work | None] = ()
+) -> tuple[LayerTiming, ...]:
+    """One record per node, in execution order. `works`: one per node, or none at all."""
+    whole = sum(sum(node.runs_ms) for node in nodes) or 1.0
+    held = [origins.of(node) if origins else () for node in nodes]
+    given = works or [None] * len(nodes)
+    return tuple(_layer(node, parts, whole, work) for node, parts, work in zip(nodes, held, given, strict=True))
+
+
+def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: Work | None) -> LayerTiming:
+    module = common_module(part.module for part in parts)
+    return LayerTiming(
+        name=node.name,
+        op_type=node.op_type,
+        kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
+        runs_ms=node.runs_ms,
+        share=sum(node.runs_ms) / whole_ms,
+        module=module,
+        is_wide=module is not None and all(part.module != module for part in parts),
+        nodes=tuple(part.name for part in parts),
+        contents=tuple(part.op_type for part in parts),
+        work=work,
+        facts=node.facts,
+    )
+
+
+def make_feeds(engine: Engine, sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Inputs of a shape: normal noise for floats, zeros for integers (valid as index), ones for masks.
+
+    `sizes` maps the engine's free dimensions to their sizes. Raises KeyError with the dimension that is missing.
+    """
+    random = np.random.default_rng(seed)
+    feeds: dict[str, NDArray[Any]] = {}
+    for name, info in engine.inputs.items():
+        shape = tuple(size if isinstance(size, int) else sizes[size] for size in info.shape)
+        dtype = np.dtype(info.dtype)
+        if name.endswith("mask"):
+            feeds[name] = np.ones(shape, dtype)
+        elif dtype.kind == "f":
+            feeds[name] = random.standard_normal(shape).astype(dtype)
+        else:
+            feeds[name] = np.zeros(shape, dtype)
+    return feeds

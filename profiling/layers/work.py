@@ -1,0 +1,139 @@
+"""The work of an engine's layers, by the shapes that ONNX Runtime reports or the model's graph has at these sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import onnx
+
+from profiling.layers.kinds import node_kind
+from profiling.layers.origins import Graph, GraphNode, Origins
+from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
+from profiling.layers.value_shapes import item_bytes, value_shapes
+from runtime.engines.engine import NodeTimes
+from runtime.engines.operator_flops import Shape
+
+FLOAT_BYTES = 4.0
+# Words for element types in the inspector's JSON, and their bytes; longer words first.
+DATATYPES = {
+    "BFLOAT16": 2.0, "BF16": 2.0, "FP16": 2.0, "HALF": 2.0, "FP32": 4.0, "FLOAT": 4.0, "INT64": 8.0, "INT32": 4.0,
+    "FP8": 1.0, "UINT8": 1.0, "INT8": 1.0, "BOOL": 1.0, "FP4": 0.5, "INT4": 0.5,
+}  # fmt: skip
+DATATYPE = re.compile("|".join(DATATYPES), re.IGNORECASE)
+FLOATS = frozenset({"BFLOAT16", "BF16", "FP16", "HALF", "FP32", "FLOAT", "FP8", "FP4"})
+# ONNX Runtime's names of element types, where they differ from ONNX's.
+RUNTIME_NAMES = {"bool": "BOOL", "string": "STRING"}
+
+
+def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[str, Shape]) -> list[Work | None]:
+    """Work of each layer, None where it is not known. `inputs`: the shapes that the graph's inputs had."""
+    if origins.source is None:
+        return [None] * len(nodes)
+    values = value_shapes(origins.source, inputs)
+    if origins.engine is None:
+        return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
+    seen = _runtime_values(nodes, origins.engine, inputs)
+    return [_kernel_work(origins.engine_node(node), seen, origins.of(node), values) for node in nodes]
+
+
+def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
+    """What ONNX Runtime saw: shapes of all outputs, beside the inputs' and the weights'."""
+    values = {tensor.name: _weight(tensor) for tensor in graph.model.graph.initializer}
+    for item in graph.model.graph.input:
+        if item.name in inputs:
+            values[item.name] = Value(tuple(inputs[item.name]), item_bytes(item.type.tensor_type.elem_type))
+    for layer in nodes:
+        node = graph.by_name.get(layer.name)
+        shapes = layer.facts.get("output_type_shape", ())
+        if node is not None and len(shapes) == len(node.outputs):
+            values.update((name, _seen(shape)) for name, shape in zip(node.outputs, shapes, strict=True))
+    return values
+
+
+def _weight(tensor: onnx.TensorProto) -> Value:
+    return Value(tuple(tensor.dims), item_bytes(tensor.data_type))
+
+
+def _seen(shape: Mapping[str, Sequence[int]]) -> Value:
+    """A tensor in a trace event: {"float": [2, 16, 64]}."""
+    ((name, sizes),) = shape.items()
+    return Value(tuple(sizes), item_bytes(onnx.TensorProto.DataType.Value(RUNTIME_NAMES.get(name, name.upper()))))
+
+
+def _kernel_work(
+    node: GraphNode | None, seen: Mapping[str, Value], parts: Sequence[GraphNode], values: Mapping[str, Value]
+) -> Work | None:
+    """What ONNX Runtime's node reads and writes; where it is fused, the operations of the model's nodes in it."""
+    work = _node_work(node, seen)
+    held = [_node_work(part, values) for part in parts]
+    if work is None or len(parts) < 2 or None in held:
+        return work
+    return Work(sum(each.flops for each in held if each is not None), work.bytes)
+
+
+def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | None:
+    if node is None or any(name not in values for name in (*node.inputs, *node.outputs)):
+        return None
+    inputs, outputs = [values[name] for name in node.inputs], [values[name] for name in node.outputs]
+    flops = operator_flops(node.op_type, node.attributes, inputs, outputs)
+    return Work(flops, operator_bytes(node.op_type, inputs, outputs))
+
+
+def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, values: Mapping[str, Value]) -> Work | None:
+    """All the parts' operations, and what goes in and comes out: what stays inside of the layer is not moved."""
+    if not parts:
+        return _copied(layer)
+    works = [_node_work(part, values) for part in parts]
+    if any(work is None for work in works):
+        return None
+    if len(parts) == 1 and works[0] is not None and not works[0].bytes:
+        return works[0]
+    inside = {name for part in parts for name in part.outputs}
+    read = {name for part in parts for name in part.inputs} - inside
+    written = inside & _used_outside(graph, {part.outputs[0] for part in parts})
+    width = float_bytes(layer.facts)
+    moved = sum(_moved_bytes(values[name], width) for name in read | written)
+    return Work(sum(work.flops for work in works if work is not None), moved)
+
+
+def _copied(layer: NodeTimes) -> Work | None:
+    """A reformat that TensorRT put in: no operations, and the bytes of the tensors that the inspector lists."""
+    tensors = (*layer.facts.get("Inputs", ()), *layer.facts.get("Outputs", ()))
+    sizes = [_stated_bytes(tensor) for tensor in tensors]
+    if node_kind(layer.op_type) != "reformat" or not sizes or None in sizes:
+        return None
+    return Work(0, sum(size for size in sizes if size is not None))
+
+
+def _stated_bytes(tensor: Any) -> int | None:
+    """Bytes of one of the inspector's tensors; None where it does not say, or a size is free (-1)."""
+    dims = tensor.get("Dimensions", [-1]) if isinstance(tensor, dict) else [-1]
+    width = _width(tensor) if min(dims, default=0) >= 0 else None
+    return round(prod(dims) * DATATYPES[width]) if width is not None else None
+
+
+def _width(tensor: Mapping[str, Any]) -> str | None:
+    """The word for a tensor's element type: in "Datatype" (11), or somewhere in "Format/Datatype" (10)."""
+    found = DATATYPE.search(str(tensor.get("Datatype") or tensor.get("Format/Datatype") or ""))
+    return found.group().upper() if found is not None else None
+
+
+def _used_outside(graph: Graph, makers: set[str]) -> set[str]:
+    """Values that other nodes read, or the graph gives out."""
+    given = {item.name for item in graph.model.graph.output}
+    return given.union(*(node.inputs for node in graph.nodes if node.outputs and node.outputs[0] not in makers))
+
+
+def _moved_bytes(value: Value, width: float) -> int:
+    """A float of the model's graph is as wide as the engine has made it."""
+    return round(value.size_bytes * (width / FLOAT_BYTES if value.item_bytes == FLOAT_BYTES else 1.0))
+
+
+def float_bytes(facts: Mapping[str, Any]) -> float:
+    """Bytes per number in a layer, from the inspector's tensors; those of the model's graph where it does not say."""
+    tensors = (*facts.get("Inputs", ()), *facts.get("Outputs", ()))
+    words = (_width(tensor) for tensor in tensors if isinstance(tensor, dict))
+    return next((DATATYPES[word] for word in words if word in FLOATS), FLOAT_BYTES)

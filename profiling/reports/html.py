@@ -1,0 +1,99 @@
+"""A profile as one self-contained page: nothing is loaded from anywhere, which the page's own policy enforces."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+from profiling.layers.kinds import ORDER
+from profiling.layers.rollups import Blocks, Part, Row, by_block, by_kind, by_module, common_root, shown_module
+from profiling.layers.timings import LayerTiming, Profile
+from profiling.reports.html_page import PAGE
+from profiling.reports.tables import ceilings_text, contents_text
+
+
+def page(profile: Profile, depth: int) -> str:
+    """The page. Names come from models: they are escaped here, or set as text by the page."""
+    title = f"{profile.engine} on {profile.about.get('target', '?')}"
+    # "</script>" and "<!--" in a name must not end the data.
+    data = json.dumps(content(profile, depth)).replace("<", "\\u003c")
+    return PAGE.replace("@TITLE@", html.escape(title)).replace("@DATA@", data)
+
+
+def content(profile: Profile, depth: int) -> dict[str, Any]:
+    """What the page draws."""
+    root = common_root(layer.module for layer in profile.layers)
+    top = profile.ceilings
+    return {
+        "engine": profile.engine,
+        "about": _about(profile),
+        "runs": profile.runs,
+        "wall": [profile.wall.p50_ms, profile.wall.p95_ms],
+        "sum": [profile.layer_sum_ms, profile.layer_sum_p50_ms],
+        "gap": [profile.gap_ms, profile.gap_name],
+        "notes": profile.notes,
+        "order": ORDER,
+        "kinds": [_row(row) for row in by_kind(profile)],
+        "modules": [_row(row) for row in by_module(profile, depth)],
+        "blocks": [_blocks(blocks) for blocks in by_block(profile)],
+        "ceilings": None if top is None else [top.flops_per_s, top.bytes_per_s, ceilings_text(profile)],
+        "layers": [
+            _layer(layer, profile, shown_module(layer.module, root, depth, is_wide=layer.is_wide))
+            for layer in profile.layers
+        ],
+    }
+
+
+def _about(profile: Profile) -> list[tuple[str, str]]:
+    """What the profile was measured on, in words."""
+    about = profile.about
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in about.get("shapes", {}).items())
+    words = {
+        "target": about.get("target"),
+        "precision": about.get("precision"),
+        "machine": " ".join(about.get("machine", {}).values()),
+        "versions": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
+        "engine": str(about.get("engine_sha256", ""))[:12],
+        "commit": about.get("commit"),
+        "shapes": shapes,
+    }
+    return [(name, str(value)) for name, value in words.items() if value]
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {"name": row.name, "ms": row.ms, "share": row.share, "layers": row.layers}
+
+
+def _blocks(blocks: Blocks) -> dict[str, Any]:
+    return {
+        "prefix": blocks.prefix,
+        "indices": blocks.indices,
+        "parts": [_part(name, part) for name, part in (*blocks.parts.items(), ("sum", blocks.whole))],
+        "verdict": blocks.verdict,
+    }
+
+
+def _part(name: str, part: Part) -> dict[str, Any]:
+    return {"name": name, "ms": part.average_ms, "median": part.median_ms}
+
+
+def _layer(layer: LayerTiming, profile: Profile, group: str) -> dict[str, Any]:
+    roof = layer.roof(profile.ceilings)
+    return {
+        "name": layer.name,
+        "op": layer.op_type,
+        "kind": layer.kind,
+        "module": layer.module,
+        "group": group,
+        "holds": contents_text(layer),
+        "ms": layer.average_ms,
+        "median": layer.median_ms,
+        "share": layer.share,
+        "flops": layer.work.flops if layer.work else None,
+        "bytes": layer.work.bytes if layer.work else None,
+        "gflops": roof.flops_per_s / 1e9 if roof else None,
+        "gbs": roof.bytes_per_s / 1e9 if roof else None,
+        "bound": roof.bound if roof else None,
+        "roof": roof.reached if roof else None,
+    }

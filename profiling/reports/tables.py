@@ -1,0 +1,160 @@
+"""Profiles as tables: in the terminal, and as Markdown. Both show the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiling.layers.kinds import KINDS
+from profiling.layers.rollups import Blocks, Row, by_block, by_kind, by_module
+from profiling.layers.timings import LayerTiming, Profile
+
+MODULE_ROWS = 20
+# An operator's name says what it does; TensorRT's kernels are told by what they hold.
+ONNX_OPERATORS = frozenset(name for names in KINDS.values() for name in names if name[0].isupper())
+LONG_CONTENTS = 8
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: the first `words` columns are words, the others numbers. `note` stands below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    note: str = ""
+
+
+def grids(profile: Profile, top: int, depth: int) -> Iterator[Grid]:
+    """All tables of a report."""
+    yield wall_grid(profile)
+    yield rollup_grid("by kind", by_kind(profile), profile)
+    modules = by_module(profile, depth)
+    yield rollup_grid("by module", _shortened(modules, MODULE_ROWS), profile)
+    for blocks in by_block(profile):
+        yield block_grid(blocks)
+    yield layer_grid(profile, top)
+
+
+def wall_grid(profile: Profile) -> Grid:
+    """Wall time beside the sum of layers, and the difference by its name."""
+    rows = (
+        ("wall time of an execute, p50", _ms(profile.wall.p50_ms)),
+        ("wall time of an execute, p95", _ms(profile.wall.p95_ms)),
+        (f"sum of {len(profile.layers)} layers, mean", _ms(profile.layer_sum_ms)),
+        (f"sum of {len(profile.layers)} layers, p50", _ms(profile.layer_sum_p50_ms)),
+        (profile.gap_name, _ms(profile.gap_ms)),
+    )
+    words = ("wall time is without the profiler: the sum of layers is not the latency", *profile.notes)
+    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(words))
+
+
+def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
+    """A rollup with its sum."""
+    lines = [(row.name, _ms(row.ms), f"{row.share:.1%}", str(row.layers)) for row in rows]
+    shares = sum(row.share for row in rows)
+    lines.append(("sum", _ms(sum(row.ms for row in rows)), f"{shares:.1%}", str(len(profile.layers))))
+    return Grid(title, (title.removeprefix("by "), "ms", "share", "layers"), tuple(lines))
+
+
+def block_grid(blocks: Blocks) -> Grid:
+    """Equal blocks side by side."""
+    rows = [(name, *map(_ms, part.average_ms)) for name, part in blocks.parts.items()]
+    rows.append(("sum", *map(_ms, blocks.whole.average_ms)))
+    columns = ("part", *(str(index) for index in blocks.indices))
+    return Grid(f"blocks of {blocks.prefix}, ms", columns, tuple(rows), note=blocks.verdict)
+
+
+def layer_grid(profile: Profile, top: int) -> Grid:
+    """The slowest layers, with their rooflines where the work is known."""
+    slowest = sorted(profile.layers, key=lambda layer: -layer.total_ms)[:top]
+    columns: tuple[str, ...] = ("layer", "kind", "ms", "median", "share", "GFLOP/s", "GB/s")
+    columns += ("bound", "of roof") if profile.ceilings else ()
+    rows = tuple(_layer_row(layer, profile)[: len(columns)] for layer in slowest)
+    title = f"slowest {len(slowest)} of {len(profile.layers)} layers"
+    note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
+    return Grid(title, columns, rows, words=2, note=note)
+
+
+def ceilings_text(profile: Profile) -> str:
+    """The ceilings in words; empty without any."""
+    top = profile.ceilings
+    if top is None:
+        return ""
+    return f"{top.flops_per_s / 1e9:.1f} GFLOP/s, {top.bytes_per_s / 1e9:.1f} GB/s ({top.source})"
+
+
+def contents_text(layer: LayerTiming) -> str:
+    """What a fused layer holds: 'Div 2, Mul 3'; empty for a single operator."""
+    if len(layer.contents) < 2:
+        return ""
+    counts = {name: layer.contents.count(name) for name in sorted(layer.contents)}
+    shown = [name if count == 1 else f"{name} {count}" for name, count in counts.items()]
+    return ", ".join(shown[:LONG_CONTENTS]) + (", ..." if len(shown) > LONG_CONTENTS else "")
+
+
+def show(profile: Profile, top: int, depth: int, console: Console) -> None:
+    """All tables, for people at a terminal."""
+    for grid in grids(profile, top, depth):
+        table = Table(title=grid.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for index, column in enumerate(grid.columns):
+            if index == 0:
+                table.add_column(column, overflow="fold")
+            else:
+                table.add_column(column, justify="left" if index < grid.words else "right", no_wrap=True)
+        for row in grid.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        if grid.note:
+            console.print(grid.note, markup=False, highlight=False)
+            console.print()
+
+
+def markdown(profile: Profile, top: int, depth: int) -> str:
+    """All tables, for a document."""
+    return "\n".join(_markdown(grid) for grid in grids(profile, top, depth))
+
+
+def _markdown(grid: Grid) -> str:
+    rule = ["---" if index < grid.words else "---:" for index in range(len(grid.columns))]
+    lines = [f"### {grid.title}", "", _line(grid.columns), _line(rule), *map(_line, grid.rows)]
+    return "\n".join([*lines, *(f"\n*{line}*" for line in grid.note.splitlines()), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
+    roof = layer.roof(profile.ceilings)
+    held = "" if layer.op_type in ONNX_OPERATORS else contents_text(layer)
+    times = (_ms(layer.average_ms), _ms(layer.median_ms), f"{layer.share:.1%}")
+    name = f"{layer.name}: {layer.op_type}" + (f" of {held}" if held else "")
+    speeds = ("", "") if roof is None else (_speed(roof.flops_per_s), _speed(roof.bytes_per_s))
+    reached = "" if roof is None or roof.reached is None else f"{roof.reached:.0%}"
+    return name, layer.kind, *times, *speeds, (roof.bound or "") if roof else "", reached
+
+
+def _shortened(rows: Sequence[Row], limit: int) -> list[Row]:
+    """The first rows, and one for all others, so that the sum stays whole."""
+    head, rest = list(rows[:limit]), rows[limit:]
+    if rest:
+        name = f"({len(rest)} more)"
+        head.append(Row(name, sum(r.ms for r in rest), sum(r.share for r in rest), sum(r.layers for r in rest)))
+    return head
+
+
+def _speed(per_s: float) -> str:
+    """In billions per second."""
+    value = per_s / 1e9
+    return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2g}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}"

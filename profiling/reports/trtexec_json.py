@@ -1,0 +1,126 @@
+"""Profiles as JSON with trtexec's field names (--exportProfile, --exportLayerInfo), and read back.
+
+Rows have trtexec's five fields and no more: tools that read its files know rows by their number of fields. What we know
+beyond that is in the first record, beside its count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from profiling.layers.timings import LayerTiming, Profile
+from runtime.errors import ConfigError
+
+SCHEMA = 1
+OURS = "tickrt"
+
+
+def profile_records(profile: Profile) -> list[dict[str, Any]]:
+    """As trtexec's --exportProfile."""
+    layers = [
+        {
+            "name": layer.name,
+            "timeMs": round(layer.total_ms, 6),
+            "averageMs": round(layer.average_ms, 6),
+            "medianMs": round(layer.median_ms, 6),
+            "percentage": round(100 * layer.share, 6),
+        }
+        for layer in profile.layers
+    ]
+    return [{"count": profile.runs, OURS: beyond(profile)}, *layers]
+
+
+def beyond(profile: Profile) -> dict[str, Any]:
+    """What trtexec's file has no place for; `layers` in the order of the rows."""
+    ceilings = profile.ceilings
+    return {
+        "schema": SCHEMA,
+        **profile.about,
+        "layer_sum_ms": profile.layer_sum_ms,
+        "layer_sum_p50_ms": profile.layer_sum_p50_ms,
+        "wall_p50_ms": profile.wall.p50_ms,
+        "wall_p95_ms": profile.wall.p95_ms,
+        "gap_ms": profile.gap_ms,
+        "gap": profile.gap_name,
+        "notes": list(profile.notes),
+        "ceilings": None if ceilings is None else [ceilings.flops_per_s, ceilings.bytes_per_s, ceilings.source],
+        "layers": [layer_details(layer, profile) for layer in profile.layers],
+    }
+
+
+def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
+    """One layer, beyond its times."""
+    roof = layer.roof(profile.ceilings)
+    return {
+        "op": layer.op_type,
+        "kind": layer.kind,
+        "module": layer.module,
+        "wide": layer.is_wide,
+        "contents": list(layer.contents),
+        "flops": layer.work.flops if layer.work else None,
+        "bytes": layer.work.bytes if layer.work else None,
+        "bound": roof.bound if roof else None,
+        "roof": round(roof.reached, 6) if roof and roof.reached is not None else None,
+    }
+
+
+def layer_info(profile: Profile) -> dict[str, Any]:
+    """As trtexec's --exportLayerInfo: the inspector's own records where there are some, built alike where not."""
+    shapes: Mapping[str, Any] = profile.about.get("shapes", {})
+    return {"Layers": [_layer_record(layer) for layer in profile.layers], "Bindings": list(shapes)}
+
+
+def _layer_record(layer: LayerTiming) -> dict[str, Any]:
+    if "provider" not in layer.facts:
+        return {"Name": layer.name, "LayerType": layer.op_type, **layer.facts}
+    return {
+        "Name": layer.name,
+        "LayerType": layer.op_type,
+        "Inputs": _tensors(f"{layer.name}:in", layer.facts.get("input_type_shape", ())),
+        "Outputs": _tensors(f"{layer.name}:out", layer.facts.get("output_type_shape", ())),
+        "TacticName": layer.facts["provider"],
+        "StreamId": 0,
+        "Metadata": "\x1e".join(f"[ONNX Layer: {name}]" for name in layer.nodes),
+    }
+
+
+def _tensors(name: str, shapes: Any) -> list[dict[str, Any]]:
+    """A trace event's [{"float": [2, 16]}] as the inspector's tensors."""
+    return [
+        {"Name": f"{name}{index}", "Dimensions": sizes, "Format/Datatype": kind}
+        for index, shape in enumerate(shapes)
+        for kind, sizes in shape.items()
+    ]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file, one record per line where it is a list."""
+    if isinstance(content, list):
+        text = "[\n" + ",\n".join(json.dumps(record) for record in content) + "\n]\n"
+    else:
+        text = json.dumps(content, indent=1)
+    path.write_text(text, encoding="utf-8")
+
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its times as numbers; releases before 8.5 have no median."""
+    average_ms = float(row["averageMs"])
+    return {**row, "averageMs": average_ms, "medianMs": float(row.get("medianMs", average_ms))}
+
+
+def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Count, what is ours (empty in a file of trtexec's), and the rows. Raises ConfigError."""
+    try:
+        head, *rows = json.loads(path.read_text(encoding="utf-8"))
+        ours = head.get(OURS, {})
+        # Files of trtexec's end with a row for the sum in some releases.
+        rows = [_checked(row) for row in rows if "averageMs" in row]
+        if ours and (ours["schema"], len(ours["layers"])) != (SCHEMA, len(rows)):
+            raise ValueError(f"schema {ours['schema']} of {len(ours['layers'])} layers, {len(rows)} rows")
+        return int(head["count"]), ours, rows
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"
+        raise ConfigError(what, fix="tickrt-profile CONFIG --json FILE writes one") from error

@@ -1,0 +1,99 @@
+"""The steady stream: the production tick path, verified, timed and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from factories import tiny_deployment
+
+from profiling.bench.steady_stream import VERIFY_TOLERANCE, SteadyStream
+from profiling.bench.workload import Workload
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engines
+from runtime.errors import EngineError
+from runtime.tick.events import Event, Finished
+
+Streams = Callable[..., SteadyStream]
+LOAD = Workload(depth=3, frames=64, steps=6, guidance=2.0, dcw=True)
+
+
+@pytest.fixture
+def streams(built: Callable[..., Deployment]) -> Iterator[Streams]:
+    """`streams(load)` gives a stream over a tiny deployment of 256 frames and more, closed at the end of the test."""
+    opened: list[SteadyStream] = []
+
+    def open_stream(load: Workload = LOAD, path: Path | None = None) -> SteadyStream:
+        deployment = built(path)
+        device = open_device("cpu")
+        bundle = load_bundle(deployment.bundle)
+        opened.append(SteadyStream(bundle, deployment, open_engines(deployment, device), device, load))
+        return opened[-1]
+
+    yield open_stream
+    for stream in opened:
+        stream.loop.close()
+
+
+def test_a_run_measures_a_full_house(streams: Streams) -> None:
+    result = streams().run(ticks=10, probe_ticks=12)
+    assert (len(result.ticks_ms), len(result.engine_ms)) == (10, 11)
+    assert {(record.slots, record.rows) for record in result.records} == {(3, 6)}
+    assert sum(len(record.finished) for record in result.records) > 0
+    assert all(0.0 < record.engine_ms < sample for record, sample in zip(result.records, result.ticks_ms, strict=True))
+    assert result.worst_difference <= VERIFY_TOLERANCE
+    assert result.finished_per_s == pytest.approx(3 / 6 / (np.mean(result.ticks_ms) / 1e3))
+
+
+@pytest.mark.parametrize("load", [Workload(3, 64, 6), LOAD], ids=["plain", "guidance+dcw"])
+def test_a_steady_tick_allocates_nothing(streams: Streams, load: Workload) -> None:
+    result = streams(load).run(ticks=4, probe_ticks=4 * load.steps)
+    assert (result.allocations, result.sites) == ([0] * 4 * load.steps, [])
+
+
+def test_a_deliberate_copy_in_the_tick_is_counted_and_named(streams: Streams) -> None:
+    stream, latents = streams(), np.ones((64, 8), np.float32)
+    stream.loop.observers.append(lambda _: latents.copy())
+    result = stream.run(ticks=4, probe_ticks=5)
+    assert result.allocations == [1] * 5
+    ((times, size_bytes, site),) = result.sites
+    assert (times, size_bytes) == (5, 5 * latents.nbytes)
+    assert "latents.copy()" in site[-1]
+
+
+def test_a_device_allocation_in_the_tick_is_counted(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = streams()
+    note = stream._note
+
+    def allocate_and_note(event: Event) -> None:
+        if isinstance(event, Finished):
+            stream.device.staging((4,), np.float32)
+        note(event)
+
+    monkeypatch.setattr(stream, "_note", allocate_and_note)
+    result = stream.run(ticks=4, probe_ticks=LOAD.steps)
+    assert sum(result.allocations) == LOAD.depth
+
+
+def test_slots_that_leak_into_each_other_fail_the_verification(streams: Streams, tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    _mix_rows(tmp_path / "tiny" / "decoder.onnx")
+    with pytest.raises(EngineError, match="differs by"):
+        streams(Workload(3, 32, 4), path).verify()
+
+
+def _mix_rows(path: Path) -> None:
+    """Add a little of the rows' mean to every row's velocity."""
+    model = onnx.load(path)
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.output[:] = ["alone" if name == output.name else name for name in node.output]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0], np.int64), "row_axis"))
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["alone", "row_axis"], ["mean"], keepdims=1))
+    model.graph.node.append(onnx.helper.make_node("Add", ["alone", "mean"], [output.name]))
+    onnx.save(model, path)

@@ -1,0 +1,57 @@
+"""Workloads: which features a generation has, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Built
+
+from profiling.bench.workload import FEATURES, Workload, at_depth, make_request, with_runtime, workload_of
+from runtime.config.bundle import load_bundle
+from runtime.devices.device import HostDevice
+from runtime.engines.loading import open_engines
+from runtime.errors import ConfigError
+from runtime.requests.request import NEUTRAL
+from runtime.scheduling.slot import row_features, step_features
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_what_the_tick_then_uses(feature: str, built: Built) -> None:
+    deployment = built()
+    engines = open_engines(deployment, HostDevice())
+    load = workload_of(deployment, 2, features=[feature])
+    request = make_request(load, load_bundle(deployment.bundle), engines, 0)
+    engines.close()
+    parameters = request.parameters.over(NEUTRAL)
+    used = step_features(request, parameters) | row_features(request, parameters)
+    blends = len(request.conditions) > 1
+    guided = {"guidance"} if feature == "rcfg" else set()
+    assert used | ({"blend"} if blends else set()) == {feature} | guided
+    assert set(load.features) == {feature} | guided
+    assert load.variant.split("+") == sorted(load.features, key=("guidance", "dcw", feature).index)
+
+
+def test_the_bundle_fills_in_what_is_not_said(built: Built) -> None:
+    assert workload_of(built(), 3) == Workload(3, 32, 4)
+    assert workload_of(built(), 3, 16, 2, guidance=2.0, sessions=2) == Workload(3, 16, 2, guidance=2.0, sessions=2)
+
+
+def test_unknown_features_and_lengths_are_refused(built: Built) -> None:
+    with pytest.raises(ConfigError, match="no feature loudness"):
+        workload_of(built(), 1, features=["loudness", "dcw"])
+    with pytest.raises(ConfigError, match="no shape range for 100000 frames"):
+        workload_of(built(), 1, 100000)
+
+
+def test_sessions_share_the_generations_evenly() -> None:
+    assert [Workload(4, 32, 4, sessions=2).session_of(index) for index in range(3)] == [
+        "session-0",
+        "session-1",
+        "session-0",
+    ]
+    assert Workload(4, 32, 4).session_of(3) == ""
+
+
+def test_deployments_of_other_sizes(built: Built) -> None:
+    deep = at_depth(built(), 40)
+    assert (deep.runtime.depth, deep.runtime.queue) == (40, 40)
+    assert not with_runtime(built(), capture=False).runtime.capture

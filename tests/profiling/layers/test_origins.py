@@ -1,0 +1,108 @@
+"""Which of the model's nodes are behind a layer, and in which module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from recorded_profiles import SDPA, transformer
+
+from profiling.layers.origins import NO_MODULE, Origins, common_module, module_of, origin_of, read_graph
+from runtime.engines.engine import NodeTimes
+
+
+def layer(name: str, op_type: str = "kgen", metadata: str = "") -> NodeTimes:
+    return NodeTimes(name, op_type, (1.0,), {"Metadata": metadata} if metadata else {})
+
+
+@pytest.mark.parametrize(
+    ("notes", "name", "module"),
+    [
+        ({"pkg.torch.onnx.name_scopes": "['', 'a', 'a.b.0', 'a.b.0.to_k', 'linear_3']"}, "n", "a.b.0.to_k"),
+        ({"pkg.torch.onnx.name_scopes": "['', 'view']"}, "n", ""),
+        ({"pkg.torch.onnx.name_scopes": f"['{NO_MODULE}', 'size']"}, "n", None),
+        ({"namespace": ": Model/a: Inner/a.b: Block/linear: aten.linear.default"}, "n", "a.b"),
+        ({"namespace": f"{NO_MODULE}: x/size: aten.size"}, "n", None),
+        ({}, "/layers.0/attn/MatMul", "layers.0.attn"),
+        ({}, "guidance/project/Mul", "guidance.project"),
+        ({}, "guidance/Mul/QuickGeluFusion/", "guidance"),
+        ({}, "node_linear", None),
+    ],
+)
+def test_modules(notes: dict[str, str], name: str, module: str | None) -> None:
+    assert module_of(notes, name) == module
+
+
+def test_origins() -> None:
+    assert origin_of({"pkg.torch.onnx.class_hierarchy": f"['Model', '{SDPA}']"}) == SDPA
+    assert origin_of({"namespace": ": Model/linear: aten.linear.default"}) == "aten.linear.default"
+    assert origin_of({}) == ""
+
+
+def test_the_common_module_of_several() -> None:
+    assert common_module(["a.b.0.q", "a.b.0.k.x"]) == "a.b.0"
+    assert common_module(["a.b.1", "a.b.10"]) == "a.b"
+    assert common_module(["a.b", "a.b.c", None]) == "a.b"
+    assert common_module(["a", ""]) == ""
+    assert common_module(["a", "b"]) == ""
+    assert common_module([None]) is None
+    assert common_module([]) is None
+
+
+def names(origins: Origins, of: NodeTimes) -> list[str]:
+    return [node.name for node in origins.of(of)]
+
+
+def test_a_layer_of_tensorrts_by_its_metadata_then_by_its_name(tmp_path: Path) -> None:
+    origins = Origins(transformer(tmp_path))
+    marks = "[ONNX Layer: up_0]\x1e[ONNX Layer: gone]\x1f[ONNX Layer: gate_0]\x1e[ONNX Layer: up_0]"
+    assert names(origins, layer("__myl_Mul_myl7_3", metadata=marks)) == ["up_0", "gate_0"]
+    assert names(origins, layer("up_1_myl7_9")) == ["up_1"]
+    assert names(origins, layer("up_1 [profile 1]_myl11_9")) == ["up_1"]
+    assert names(origins, layer("__myl_Mul_myl7_3")) == []
+    # Of a blob's two ends nothing follows for what lies between them.
+    assert names(origins, layer("{ForeignNode[up_0...up_1]}", "ForeignNode")) == []
+    assert names(Origins(), layer("up_1_myl7_9")) == []
+
+
+def graph(path: Path, nodes: list[onnx.NodeProto], *, constant: bool = True) -> Path:
+    """x [4] -> y [4] through these nodes."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    constants = [helper.make_tensor("c", TensorProto.FLOAT, [], [2.0])] if constant else []
+    model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:], constants))
+    onnx.save(model, path)
+    return path
+
+
+def node(op_type: str, name: str, inputs: list[str], output: str) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs, [output], name)
+
+
+def test_a_fused_layer_of_onnx_runtimes_holds_what_lies_between_common_values(tmp_path: Path) -> None:
+    source = [
+        node("Abs", "before", ["x"], "a"),
+        node("Neg", "folded", ["c"], "d"),
+        node("Sigmoid", "first", ["a"], "b"),
+        node("Mul", "second", ["b", "d"], "e"),
+        node("Mul", "third", ["a", "e"], "y"),
+    ]
+    engine = [
+        node("Abs", "before", ["x"], "a"),
+        # What the optimizer put in between has a name of its own.
+        node("Identity", "copy", ["a"], "a_token_1"),
+        node("QuickGelu", "third/QuickGeluFusion/", ["a_token_1"], "y"),
+    ]
+    origins = Origins(
+        read_graph(graph(tmp_path / "source.onnx", source)),
+        read_graph(graph(tmp_path / "engine.onnx", engine, constant=False)),
+    )
+    facts = {"provider": "CPUExecutionProvider"}
+    fused = NodeTimes("third/QuickGeluFusion/", "QuickGelu", (1.0,), facts)
+    # What is made of constants alone is not done in a run; "before" is a layer of its own.
+    assert set(names(origins, fused)) == {"first", "second", "third"}
+    assert names(origins, NodeTimes("before", "Abs", (1.0,), facts)) == ["before"]
+    # A value that the model does not have: by name.
+    assert names(origins, NodeTimes("second/Other/", "Mul", (1.0,), facts)) == ["second"]
+    assert names(origins, NodeTimes("unheard", "Mul", (1.0,), facts)) == []

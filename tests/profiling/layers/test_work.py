@@ -1,0 +1,100 @@
+"""Work of layers: ONNX Runtime's by what it saw, TensorRT's by the model's graph and the engine's element types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
+
+from profiling.layers.origins import Origins, read_graph
+from profiling.layers.roofline import Ceilings, Work
+from profiling.layers.work import float_bytes, layer_works
+from runtime.engines.engine import NodeTimes
+
+ROWS, FRAMES, WIDTH = SHAPES["x"]
+NUMBERS = ROWS * FRAMES * WIDTH
+PRODUCT = 2 * NUMBERS * WIDTH
+HALF = 2
+
+
+def works(version: str, folder: Path) -> dict[str, Work | None]:
+    """By the layer's name up to its kernel's number."""
+    nodes = recorded_nodes(version)
+    found = layer_works(nodes, Origins(transformer(folder)), SHAPES)
+    return {node.name.split("_myl")[0].split(" [")[0]: work for node, work in zip(nodes, found, strict=True)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plans_layers_have_the_work_of_what_they_hold(version: str, tmp_path: Path) -> None:
+    found = works(version, tmp_path)
+    # One product in fp16: its input, its weight, its output.
+    assert found["up_0"] == Work(PRODUCT, HALF * (2 * NUMBERS + WIDTH * WIDTH))
+    # A fused attention: both products and the softmax; scores stay inside, q, k and v come in, the result goes out.
+    scores = ROWS * FRAMES * FRAMES
+    inside = found["_gemm_mha_v2"]
+    assert inside == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * scores, HALF * 4 * NUMBERS)
+    blob = found[BLOB]
+    assert blob is not None
+    assert blob.flops > PRODUCT
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_reformat_that_no_node_is_behind_moves_its_tensors(version: str, tmp_path: Path) -> None:
+    nodes = recorded_nodes(version)
+    (copy,) = (node for node in nodes if node.op_type == "Reformat")
+    assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
+    free = NodeTimes(copy.name, copy.op_type, (1.0,), {"Inputs": [{"Dimensions": [-1, 2], "Datatype": "Half"}]})
+    assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
+
+
+def test_a_fused_kernel_of_onnx_runtimes_does_the_operations_of_what_it_holds(tmp_path: Path) -> None:
+    """An attention in one node: its operator's name says nothing of its two products."""
+    source = transformer(tmp_path)
+    parts = [source.by_name[f"{name}_0"] for name in ("scores", "weights", "mixed")]
+    inputs = ["to_q_0", "turned_0", "normed_0"]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MultiHeadAttention", inputs, ["mixed_0"], "fused", domain="com.microsoft")],
+        "engine",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in inputs],
+        [onnx.helper.make_tensor_value_info("mixed_0", onnx.TensorProto.FLOAT, None)],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "engine.onnx")
+    origins = Origins(source, read_graph(tmp_path / "engine.onnx"))
+    facts = {"provider": "CUDAExecutionProvider", "output_type_shape": [{"float": list(SHAPES["x"])}]}
+    shapes = {"x": SHAPES["x"], "to_q_0": SHAPES["x"], "turned_0": (2, 16, 8), "normed_0": SHAPES["x"]}
+    (work,) = layer_works([NodeTimes("fused", "MultiHeadAttention", (1.0,), facts)], origins, shapes)
+    assert {node.name for node in origins.of(NodeTimes("fused", "MultiHeadAttention", (1.0,), facts))} == {
+        node.name for node in parts
+    }
+    assert work == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * ROWS * FRAMES * FRAMES, 4 * 4 * NUMBERS)
+
+
+def test_without_a_graph_no_work_is_known() -> None:
+    nodes = recorded_nodes("10")
+    assert layer_works(nodes, Origins(), SHAPES) == [None] * len(nodes)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "width"),
+    [
+        ({"Format/Datatype": "Row-major linear FP16 format"}, 2.0),
+        ({"Format/Datatype": "Channel major FP32 format where C % 32 == 0"}, 4.0),
+        ({"Format": "Row-major linear", "Datatype": "BFloat16"}, 2.0),
+        ({"Format": "Row-major linear", "Datatype": "FP8"}, 1.0),
+        ({"Format": "Row-major linear", "Datatype": "Int64"}, 4.0),
+        ({}, 4.0),
+    ],
+)
+def test_widths_in_both_schemas(tensor: dict[str, str], width: float) -> None:
+    assert float_bytes({"Inputs": [tensor]}) == width
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_roof_tells_hot_from_slow(version: str, tmp_path: Path) -> None:
+    profile = recorded(version, tmp_path, Ceilings(1e12, 1e9, "given"))
+    roofs = [layer.roof(profile.ceilings) for layer in profile.layers]
+    reached = [roof.reached for roof in roofs if roof is not None and roof.reached is not None]
+    assert len(reached) > 10
+    assert all(share > 0 for share in reached)

@@ -1,0 +1,69 @@
+"""Tables: sums, what is hidden, and text that is no markup."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded_profiles import BLOB, recorded
+from rich.console import Console
+
+from profiling.layers.roofline import Ceilings
+from profiling.layers.timings import LayerTiming, Profile, Wall
+from profiling.reports.tables import MODULE_ROWS, contents_text, grids, markdown, show
+
+
+def shown(profile: Profile, width: int = 120, top: int = 30) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(profile, top, 2, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def many(count: int) -> Profile:
+    layers = [LayerTiming(f"l{i}", "Add", "pointwise", (1.0,), 1 / count, f"net.part{i}") for i in range(count)]
+    return Profile("e", 1, tuple(layers), Wall((1.0,)))
+
+
+@pytest.mark.parametrize("count", [3, MODULE_ROWS, MODULE_ROWS + 7])
+def test_rows_and_what_is_folded_come_to_the_sum(count: int) -> None:
+    grid = next(grid for grid in grids(many(count), 5, 2) if grid.title == "by module")
+    *rows, whole = grid.rows
+    assert whole == ("sum", f"{count:.3f}", "100.0%", str(count))
+    assert sum(int(row[3]) for row in rows) == count
+    assert len(rows) <= MODULE_ROWS + 1
+
+
+def test_names_are_text_not_markup(tmp_path: Path) -> None:
+    profile = recorded("11", tmp_path)
+    text = shown(profile, width=250)
+    assert "_gemm_mha_v2 [profile 1]_myl11_6" in text
+    assert f"{BLOB}: ForeignNode of Div, MatMul, Pow, ReduceMean, Sqrt" in text
+    loud = replace(profile.layers[0], name="[red]a[/red] | b")
+    assert "[red]a[/red] | b" in shown(replace(profile, layers=(loud,)), width=250)
+    assert "a[/red] \\| b" in markdown(replace(profile, layers=(loud,)), 5, 2)
+
+
+def test_numbers_stay_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    profile = recorded("10", tmp_path, Ceilings(1e12, 1e11, "given"))
+    text = shown(profile, width=80)
+    for layer in profile.layers:
+        assert f"{layer.average_ms:.3f}" in text
+        assert f"{layer.share:.1%}" in text
+
+
+def test_markdown_has_the_same_rows(tmp_path: Path) -> None:
+    profile = recorded("10", tmp_path)
+    text = markdown(profile, 100, 2)
+    assert all(f"| {layer.name}: {layer.op_type}" in text for layer in profile.layers)
+    assert "### blocks of decoder.layers, ms" in text
+    heads = [line for line in text.splitlines() if line.startswith("| ---")]
+    assert len(heads) == len(list(grids(profile, 100, 2)))
+
+
+def test_contents_are_counted() -> None:
+    layer = LayerTiming("a", "kgen", "norm", (1.0,), 1.0, contents=("Mul", "Div", "Mul"))
+    assert contents_text(layer) == "Div, Mul 2"
+    assert contents_text(replace(layer, contents=("Mul",))) == ""
+    assert contents_text(replace(layer, contents=tuple("ABCDEFGHIJ"))).endswith(", ...")
