@@ -10,11 +10,12 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from runtime.pipeline.pipeline import Studio
-from server import generations, health, models, profile
-from server.access import Envelope, Guard
+from server.asgi.middleware import Envelope, Guard
+from server.asgi.openapi import openapi_document
+from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
-from server.problems import REQUEST_ID_HEADER, install_handlers
-from server.schema import openapi_document
+from server.routes import generations, health, models
+from server.routes import tick_profile as profile
 from server.service import Service
 
 VERSION = "0.1.0"

@@ -15,7 +15,7 @@ from runtime.errors import TickError
 from runtime.pipeline.pipeline import Studio, open_studio
 from server.app import create_app
 from server.config import ServerSettings, load_settings
-from server.run import open_socket, serve, url_of
+from server.process import open_socket, serve, url_of
 
 cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 

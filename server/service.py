@@ -19,13 +19,13 @@ from runtime.engines.loading import open_engine
 from runtime.errors import TickError
 from runtime.pipeline.pipeline import EDGE_THREADS, Studio
 from runtime.tick.events import Event, Failed, Finished
-from server.body import BodyBudget
+from server.admission import Gate
+from server.asgi.openapi import body_model
+from server.asgi.problems import ProblemError, unavailable
+from server.asgi.request_body import BodyBudget
+from server.codec_workers import Audience, Turns
 from server.config import ServerSettings
-from server.gate import Gate
 from server.metrics import Metrics
-from server.problems import ProblemError, unavailable
-from server.schema import body_model
-from server.turns import Audience, Turns
 
 WARM_TIMEOUT_S = 300.0
 MAX_DEFAULT_LANES = 4

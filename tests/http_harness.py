@@ -19,7 +19,7 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Studio, open_studio
 from server.app import create_app
 from server.config import ServerSettings
-from server.run import TickServer, open_socket, url_of
+from server.process import TickServer, open_socket, url_of
 from server.service import Service
 
 GENERATIONS = "/v1/audio/generations"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from runtime.config.deployment import Deployment
 from server.cli import cli, greet
 from server.config import ServerSettings
-from server.run import open_socket
+from server.process import open_socket
 
 
 def run(*arguments: object) -> tuple[int, str]:

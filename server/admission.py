@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from server.problems import ProblemError, retry_after, unavailable
+from server.asgi.problems import ProblemError, retry_after, unavailable
 
 
 @dataclass

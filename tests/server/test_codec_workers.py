@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.turns import Audience, Turns, finish_in
+from server.codec_workers import Audience, Turns, finish_in
 
 
 def test_equals_take_turns_and_first_windows_go_first() -> None:

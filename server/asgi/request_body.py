@@ -20,8 +20,8 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from server.asgi.problems import Finding, ProblemError, pointer, unavailable
 from server.config import ServerSettings
-from server.problems import Finding, ProblemError, pointer, unavailable
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from server.gate import Gate
-from server.problems import ProblemError
+from server.admission import Gate
+from server.asgi.problems import ProblemError
 
 
 def test_as_many_as_there_are_places_come_in() -> None:

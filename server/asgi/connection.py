@@ -12,7 +12,7 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server.problems import MEDIA_TYPE, ProblemError
+from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 CUT_EXTENSION = "tickrt.cut"
 FLUSH_S = 2.0

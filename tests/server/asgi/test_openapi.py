@@ -15,7 +15,7 @@ from http_harness import GENERATIONS, Served
 
 from runtime.audio.formats import FORMATS
 from runtime.requests.options import GenerationOptions
-from server.schema import SOURCE_ONLY, body_model, body_schema
+from server.asgi.openapi import SOURCE_ONLY, body_model, body_schema
 
 Serve = Callable[..., Served]
 

@@ -18,16 +18,16 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.codec import Codec, Latents
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS, latents_bytes
+from runtime.audio.timeline import Timeline, Window
 from runtime.pipeline.generation import Extension
 from runtime.pipeline.pipeline import Studio
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
-from server.gate import Ticket
-from server.problems import ProblemError, retry_after
-from server.schema import GenerationBody
+from server.admission import Ticket
+from server.asgi.openapi import GenerationBody
+from server.asgi.problems import ProblemError, retry_after
+from server.codec_workers import finish_in
 from server.service import Service
-from server.timeline import Timeline, Window
-from server.turns import finish_in
 
 OPUS_RATE_HZ = 48_000
 FIRST, LATER = 0, 1

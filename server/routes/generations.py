@@ -16,13 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 from runtime.audio.formats import FORMATS
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
 from runtime.pipeline.pipeline import Studio
-from server.body import Upload, read_upload, validate
+from server.asgi.connection import cut_connection
+from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
+from server.asgi.problems import ProblemError, request_id_of, unavailable
+from server.asgi.request_body import Upload, read_upload, validate
 from server.metrics import Outcome
-from server.problems import ProblemError, request_id_of, unavailable
-from server.protocol import cut_connection
-from server.schema import GenerationBody, audio_response, problem_responses, request_body
+from server.routes.generation_stream import Job, chunks
 from server.service import Service, service_of
-from server.streaming import Job, chunks
 
 SLICE_BYTES = 64 * 1024
 router = APIRouter(prefix="/v1", tags=["generations"])

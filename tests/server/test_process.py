@@ -22,7 +22,7 @@ from paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
-from server.run import open_socket, url_of
+from server.process import open_socket, url_of
 
 Serve = Callable[..., Served]
 

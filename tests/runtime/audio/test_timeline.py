@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.timeline import Timeline, Window
+from runtime.audio.timeline import Timeline, Window
 
 
 def cut(total: int, margin: int, first: int, size: int, parts: list[int]) -> list[Window]:

@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from runtime.audio.formats import FORMATS
 from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, GenerationOptions
-from server.problems import MEDIA_TYPE, ProblemDocument
+from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"
 SOURCE_ONLY = ("initial_noise_curve", "mask", "repaint", "target_curve", "x0_strength", "sde_curve")

@@ -22,9 +22,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from runtime.errors import ConfigError
+from server.asgi.connection import make_protocol
 from server.config import ServerSettings
-from server.health import not_live
-from server.protocol import make_protocol
+from server.routes.health import not_live
 from server.service import Service
 
 CUT_S = 2.0

@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 from http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
 
-from server.protocol import FLUSH_S, cut_connection
+from server.asgi.connection import FLUSH_S, cut_connection
 
 Serve = Callable[..., Served]
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
 from runtime.pipeline.pipeline import Studio
-from server.problems import ProblemError
-from server.schema import body_schema, problem_responses
+from server.asgi.openapi import body_schema, problem_responses
+from server.asgi.problems import ProblemError
 from server.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["models"])

@@ -12,9 +12,9 @@ from fastapi.security import APIKeyHeader
 from starlette.concurrency import run_in_threadpool
 
 from runtime.tick.record import TickRecord
-from server.problems import ProblemError
+from server.asgi.openapi import ADMIN_HEADER, problem_responses
+from server.asgi.problems import ProblemError
 from server.routes.tick_trace import tick_trace
-from server.schema import ADMIN_HEADER, problem_responses
 from server.service import Service, service_of
 
 MAX_TICKS = 1000

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from runtime.tick.in_flight import LoopStats
+from server.asgi.openapi import problem_responses
+from server.asgi.problems import ProblemError, unavailable
 from server.metrics import CONTENT_TYPE
-from server.problems import ProblemError, unavailable
-from server.schema import problem_responses
 from server.service import Service, service_of
 
 router = APIRouter(tags=["operation"])

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from runtime import errors
 from runtime.errors import EngineDeadError, EngineMismatchError, QueueFullError, RequestError, ShapeError, TickError
-from server.problems import ProblemError, http_problem, pointer, problem_of, problem_response, status_of
+from server.asgi.problems import ProblemError, http_problem, pointer, problem_of, problem_response, status_of
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from http_harness import GENERATIONS, Served, connected, problem, raw_request, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.body import BodyBudget, check_nesting, parse_object, path_in
-from server.problems import ProblemError
+from server.asgi.problems import ProblemError
+from server.asgi.request_body import BodyBudget, check_nesting, parse_object, path_in
 
 JSON = {"content-type": "application/json"}
 

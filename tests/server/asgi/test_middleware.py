@@ -12,7 +12,7 @@ from http_harness import GENERATIONS, Served, connected, problem, raw_request, r
 from starlette.types import Message
 
 from runtime.config.deployment import Deployment
-from server.access import Envelope, is_allowed_origin
+from server.asgi.middleware import Envelope, is_allowed_origin
 from server.config import ServerSettings
 from server.metrics import Metrics
 

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.asgi.openapi import OPEN_PATH
+from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable
 from server.config import ServerSettings, is_loopback_host
 from server.metrics import Metrics
-from server.problems import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable
-from server.schema import OPEN_PATH
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
