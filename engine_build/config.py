@@ -40,7 +40,7 @@ class BuildConfig(BaseModel):
     """The `[build]` table.
 
     tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: what the GPU targets compute decoder and conditioner in. codec_precision: the same for the
+    all cores. precision: what the GPU targets compute decoder and text_encoder in. codec_precision: the same for the
     codec, whose rounding is heard as noise. Rows and step graphs and the target cpu are always float32.
 
     ONNX Runtime. optimization: how far it rewrites a graph. "extended" is valid on every machine of one architecture;
@@ -163,12 +163,12 @@ def _check_frames(where: str, ranges: ShapeRanges, bundle: Bundle) -> None:
 
 
 def _check_tokens(where: str, deployment: Deployment, bundle: Bundle) -> None:
-    if bundle.conditioner is None:
+    if bundle.text_encoder is None:
         return
-    wanted = bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens
+    wanted = bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
     if deployment.max_tokens < wanted:
         raise ConfigError(
-            f"{where}: at most {deployment.max_tokens} tokens, the bundle's conditioner makes up to {wanted}",
+            f"{where}: at most {deployment.max_tokens} tokens, the bundle's text_encoder makes up to {wanted}",
             fix=f"tokens = {{ max = {wanted} }} or more",
         )
 

@@ -39,7 +39,7 @@ def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
     engine: Annotated[
-        str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), conditioner.")
+        str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), text_encoder.")
     ] = "decoder",
     rows: Annotated[int, typer.Option(min=1, help="Rows (for step engines: slots).")] = 1,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the bundle's canvas.")] = None,

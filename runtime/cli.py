@@ -24,8 +24,8 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import FORMATS, Pcm, latents_bytes
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
-from runtime.pipeline.generation import Extension, run, run_audio
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.generation import LongGeneration, run, run_audio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import Meter, open_meter
 from runtime.requests.options import DcwOptions, GenerationOptions, parse_options
@@ -168,26 +168,26 @@ def main() -> None:
 def _generate(job: Job, console: Console) -> None:
     condition = None if job.condition is None else read_condition(job.condition)
     options = parse_options(job.values if condition is None else {"prompt": "", **job.values})
-    with open_studio(load_deployment(job.config), target=job.target) as studio, _output(job.out) as file:
-        if studio.codec is None and job.format != "latents":
-            raise ConfigError(f"bundle {studio.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        source, target = (_read(studio, path) for path in (job.source, job.target_source))
-        extension = Extension(studio, options, condition=condition, source=source, target=target)
-        with closing(open_meter(extension.stretches or 1, console, quiet=job.quiet)) as meter:
-            _write(job, studio, extension, meter, file)
+    with open_pipeline(load_deployment(job.config), target=job.target) as pipeline, _output(job.out) as file:
+        if pipeline.codec is None and job.format != "latents":
+            raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
+        source, target = (_read(pipeline, path) for path in (job.source, job.target_source))
+        generation = LongGeneration(pipeline, options, condition=condition, source=source, target=target)
+        with closing(open_meter(generation.segments or 1, console, quiet=job.quiet)) as meter:
+            _write(job, pipeline, generation, meter, file)
     if not job.quiet:
-        _say(console, _summary(job, extension, meter))
+        _say(console, _summary(job, generation, meter))
 
 
-def _write(job: Job, studio: Studio, extension: Extension, meter: Meter, file: BinaryIO) -> None:
+def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, meter: Meter, file: BinaryIO) -> None:
     if job.format == "latents":
-        latents = _joined(studio, run(studio, extension, meter.event), meter)
-        file.write(latents_bytes(latents, _metadata(job, studio, extension)))
+        latents = _joined(pipeline, run(pipeline, generation, meter.event), meter)
+        file.write(latents_bytes(latents, _metadata(job, pipeline, generation)))
         return
-    assert studio.codec is not None
-    rate_hz = studio.codec.sample_rate_hz
-    writer = AudioWriter(job.format, rate_hz, studio.codec.channels, total_samples=extension.total_samples)
-    write_audio(file, writer, _metered(run_audio(studio, extension, meter.event), rate_hz, meter))
+    assert pipeline.codec is not None
+    rate_hz = pipeline.codec.sample_rate_hz
+    writer = AudioWriter(job.format, rate_hz, pipeline.codec.channels, total_samples=generation.total_samples)
+    write_audio(file, writer, _metered(run_audio(pipeline, generation, meter.event), rate_hz, meter))
 
 
 def _metered(chunks: Iterator[Pcm], sample_rate_hz: int, meter: Meter) -> Iterator[Pcm]:
@@ -196,37 +196,37 @@ def _metered(chunks: Iterator[Pcm], sample_rate_hz: int, meter: Meter) -> Iterat
         meter.audio(len(chunk) / sample_rate_hz)
 
 
-def _joined(studio: Studio, pieces: Iterator[Latents], meter: Meter) -> Latents:
+def _joined(pipeline: Pipeline, pieces: Iterator[Latents], meter: Meter) -> Latents:
     parts = []
     for latents in pieces:
         parts.append(latents)
-        meter.audio(len(latents) / studio.bundle.latents.frame_rate_hz)
+        meter.audio(len(latents) / pipeline.bundle.latents.frame_rate_hz)
     return np.concatenate(parts)
 
 
-def _metadata(job: Job, studio: Studio, extension: Extension) -> dict[str, str]:
+def _metadata(job: Job, pipeline: Pipeline, generation: LongGeneration) -> dict[str, str]:
     return {
-        "bundle": studio.bundle.name,
-        "bundle_version": studio.bundle.version,
-        "frame_rate_hz": str(studio.bundle.latents.frame_rate_hz),
-        "options": json.dumps(job.values | {"seed": extension.seed}),
+        "bundle": pipeline.bundle.name,
+        "bundle_version": pipeline.bundle.version,
+        "frame_rate_hz": str(pipeline.bundle.latents.frame_rate_hz),
+        "options": json.dumps(job.values | {"seed": generation.seed}),
     }
 
 
-def _summary(job: Job, extension: Extension, meter: Meter) -> str:
+def _summary(job: Job, generation: LongGeneration, meter: Meter) -> str:
     return (
-        f"{job.out}: {meter.audio_s:.2f} s, seed {extension.seed}, made in {meter.elapsed_s:.2f} s"
+        f"{job.out}: {meter.audio_s:.2f} s, seed {generation.seed}, made in {meter.elapsed_s:.2f} s"
         f" ({meter.speed:.1f} x real time)"
     )
 
 
-def _read(studio: Studio, path: Path | None) -> Latents | None:
+def _read(pipeline: Pipeline, path: Path | None) -> Latents | None:
     """A source's latents. Raises RequestError, FileError."""
     if path is None:
         return None
     if not path.exists() or path.is_dir():
         raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
-    return studio.read_source(path)
+    return pipeline.read_source(path)
 
 
 def _target(name: str | None) -> Target | None:

@@ -16,9 +16,9 @@ LINE_EVERY_S = 5.0
 class Meter:
     """Counts what it is told and shows nothing."""
 
-    def __init__(self, stretches: int) -> None:
-        self.stretches = stretches
-        self.stretch = self.step = self.steps = 0
+    def __init__(self, segments: int) -> None:
+        self.segments = segments
+        self.segment = self.step = self.steps = 0
         self.tick_ms = self.audio_s = 0.0
         self._started_s = time.monotonic()
 
@@ -35,12 +35,12 @@ class Meter:
     @property
     def share(self) -> float:
         """How much of all steps is done, 0..1."""
-        return (max(self.stretch - 1, 0) + self.step / max(self.steps, 1)) / self.stretches
+        return (max(self.segment - 1, 0) + self.step / max(self.steps, 1)) / self.segments
 
     def event(self, event: Event) -> None:
         """Take note of what the loop says."""
         if isinstance(event, Started):
-            self.stretch, self.step = self.stretch + 1, 0
+            self.segment, self.step = self.segment + 1, 0
         elif isinstance(event, StepDone):
             self.step, self.steps, self.tick_ms = event.step, event.steps, event.tick_ms
 
@@ -55,8 +55,8 @@ class Meter:
 class Bar(Meter):
     """A bar on a terminal; gone when done."""
 
-    def __init__(self, stretches: int, console: Console) -> None:
-        super().__init__(stretches)
+    def __init__(self, segments: int, console: Console) -> None:
+        super().__init__(segments)
         columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("waiting", total=1.0)
@@ -74,31 +74,31 @@ class Bar(Meter):
         self._progress.stop()
 
     def _show(self) -> None:
-        where = f"stretch {self.stretch}/{self.stretches}, " if self.stretches > 1 else ""
+        where = f"segment {self.segment}/{self.segments}, " if self.segments > 1 else ""
         speed = f", {self.speed:.1f} x real time" if self.audio_s else ""
         text = f"{where}step {self.step}/{self.steps}, {self.tick_ms:.0f} ms per tick{speed}"
         self._progress.update(self._task, completed=self.share, description=text)
 
 
 class Lines(Meter):
-    """A line every few seconds, where a stretch is done: for logs and pipes."""
+    """A line every few seconds, where a segment is done: for logs and pipes."""
 
-    def __init__(self, stretches: int, console: Console) -> None:
-        super().__init__(stretches)
+    def __init__(self, segments: int, console: Console) -> None:
+        super().__init__(segments)
         self._console = console
         self._next_s = 0.0
 
     def event(self, event: Event) -> None:
         super().event(event)
-        if isinstance(event, Finished) and (self.elapsed_s >= self._next_s or self.stretch == self.stretches):
+        if isinstance(event, Finished) and (self.elapsed_s >= self._next_s or self.segment == self.segments):
             self._next_s = self.elapsed_s + LINE_EVERY_S
-            where = f"stretch {self.stretch}/{self.stretches}"
+            where = f"segment {self.segment}/{self.segments}"
             text = f"{where}: {self.steps} steps, {self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
             self._console.print(text, markup=False, highlight=False)
 
 
-def open_meter(stretches: int, console: Console, *, quiet: bool) -> Meter:
+def open_meter(segments: int, console: Console, *, quiet: bool) -> Meter:
     """A bar on a terminal, lines elsewhere, nothing where it is to be quiet."""
     if quiet:
-        return Meter(stretches)
-    return Bar(stretches, console) if console.is_terminal else Lines(stretches, console)
+        return Meter(segments)
+    return Bar(segments, console) if console.is_terminal else Lines(segments, console)

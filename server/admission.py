@@ -16,8 +16,8 @@ from server.asgi.problems import ProblemError, retry_after, unavailable
 class Gate:
     """`capacity` generations may need the tick loop at a time; `client_limit` of one client's (0: all of them).
 
-    A generation holds its place from admission until it needs no more ticks, also between its stretches, so that a
-    stretch that goes on is never refused for want of a place.
+    A generation holds its place from admission until it needs no more ticks, also between its segments, so that a
+    segment that goes on is never refused for want of a place.
     """
 
     capacity: int

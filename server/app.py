@@ -1,4 +1,4 @@
-"""The app: routes, the layers in front of them, and the studio behind them."""
+"""The app: routes, the layers in front of them, and the pipeline behind them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from runtime.pipeline.pipeline import Studio
+from runtime.pipeline.pipeline import Pipeline
 from server.asgi.middleware import Envelope, Guard
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
@@ -23,9 +23,9 @@ DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audi
 EXPOSED = (REQUEST_ID_HEADER, "X-Generation-Id", "X-Seed", "X-Sample-Rate", "X-Channels", "X-Bit-Depth", "Retry-After")
 
 
-def create_app(open_studio: Callable[[], Studio], settings: ServerSettings) -> FastAPI:
-    """The ASGI app. It opens a studio when it starts, in the background, and closes it when it stops."""
-    service = Service(open_studio, settings)
+def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> FastAPI:
+    """The ASGI app. It opens a pipeline when it starts, in the background, and closes it when it stops."""
+    service = Service(open_pipeline, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +60,7 @@ def _add_layers(app: FastAPI, service: Service) -> None:
 
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
-        channels = None if service.studio is None else service.studio.bundle.latents.channels
+        channels = None if service.pipeline is None else service.pipeline.bundle.latents.channels
         has_key = service.settings.api_key is not None
         return openapi_document(app, service.body_model, channels, has_key=has_key)
 

@@ -12,7 +12,7 @@ import typer
 
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import open_socket, serve, url_of
@@ -58,10 +58,10 @@ def run(
     listener = open_socket(settings.host, settings.port, settings.send_buffer_bytes)
     url = url_of(listener)
 
-    def open_and_start() -> Studio:
-        studio = open_studio(deployment, target=target)
-        studio.start()
-        return studio
+    def open_and_start() -> Pipeline:
+        pipeline = open_pipeline(deployment, target=target)
+        pipeline.start()
+        return pipeline
 
     app = create_app(open_and_start, settings)
     typer.echo(f"{deployment.path.name}: opening engines for {url}")

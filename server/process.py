@@ -93,7 +93,7 @@ class TickServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: is it time to go? Then whoever is still inside is cut."""
-        if self._on_ready is not None and self._service.studio is not None:
+        if self._on_ready is not None and self._service.pipeline is not None:
             self._on_ready()
             self._on_ready = None
         if not (self._is_drained() or self._is_beyond_help() or await super().on_tick(counter)):

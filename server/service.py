@@ -1,4 +1,4 @@
-"""What one server holds: the studio it opens, its gate, its metrics, and whose turn it is."""
+"""What one server holds: the pipeline it opens, its gate, its metrics, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.config.deployment import build_command
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.errors import TickError
-from runtime.pipeline.pipeline import EDGE_THREADS, Studio
+from runtime.pipeline.pipeline import EDGE_THREADS, Pipeline
 from runtime.tick.events import Event, Failed, Finished
 from server.admission import Gate
 from server.asgi.openapi import body_model
@@ -33,12 +33,12 @@ logger = logging.getLogger("tickrt.server")
 
 
 class Service:
-    """The state of an app. `studio` is None until it is open and warm; `failure` says why it will never be.
+    """The state of an app. `pipeline` is None until it is open and warm; `failure` says why it will never be.
 
-    Everything but the studio is used on the event loop's thread only.
+    Everything but the pipeline is used on the event loop's thread only.
     """
 
-    def __init__(self, open_studio: Callable[[], Studio], settings: ServerSettings) -> None:
+    def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.gate = Gate(capacity=0, client_limit=settings.client_in_flight)
@@ -48,20 +48,20 @@ class Service:
         self.codec_threads = ThreadPoolExecutor(1, "codec")
         self.audience = Audience(size=1)
         self.body_model = body_model(settings.max_seconds)
-        self.studio: Studio | None = None
+        self.pipeline: Pipeline | None = None
         self.failure = ""
         self.is_profiling = False
-        self._open_studio = open_studio
+        self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
 
     def start(self) -> None:
-        """Open and warm the studio in the background."""
+        """Open and warm the pipeline in the background."""
         self._opening = asyncio.create_task(self._open())
         self._opening.add_done_callback(self._note_failure)
 
     async def opened(self) -> None:
-        """Wait until the studio is open or has failed."""
+        """Wait until the pipeline is open or has failed."""
         if self._opening is not None:
             await asyncio.wait([self._opening])
 
@@ -69,56 +69,56 @@ class Service:
         """Close what was opened; generations still inside end as drained."""
         self.gate.drain()
         await self.opened()
-        studio, self.studio = self.studio, None
-        if studio is not None:
-            await run_in_threadpool(studio.close)
+        pipeline, self.pipeline = self.pipeline, None
+        if pipeline is not None:
+            await run_in_threadpool(pipeline.close)
         self.codec_threads.shutdown()
         for engine in self._engines:
             engine.close()
 
     async def reload(self) -> None:
         """Go on with the engines as they are built now; where that cannot be, the old ones stay and it is said."""
-        studio = self.studio
-        if studio is None:
+        pipeline = self.pipeline
+        if pipeline is None:
             logger.error("engines are not reloaded: the server is not ready")
             return
         started_s = time.monotonic()
         try:
-            await run_in_threadpool(studio.reload)
+            await run_in_threadpool(pipeline.reload)
         except TickError as error:
             logger.error("engines are not reloaded, the old ones stay: %s", error)
             return
-        self.metrics.show_engines(studio.all_engines())
+        self.metrics.show_engines(pipeline.all_engines())
         logger.info("engines reloaded in %.1f s", time.monotonic() - started_s)
 
-    def ready_studio(self) -> Studio:
-        """The studio. Raises ProblemError 503 while it is loading or where it could not be opened."""
-        if self.studio is not None:
-            return self.studio
+    def ready_pipeline(self) -> Pipeline:
+        """The pipeline. Raises ProblemError 503 while it is loading or where it could not be opened."""
+        if self.pipeline is not None:
+            return self.pipeline
         if self.failure:
             raise ProblemError(503, "failed", self.failure)
         raise unavailable("loading", "the engines are being opened and warmed", retry_after_s=2)
 
     async def _open(self) -> None:
         started_s = time.monotonic()
-        studio = await run_in_threadpool(self._open_studio)
+        pipeline = await run_in_threadpool(self._open_pipeline)
         try:
-            await run_in_threadpool(warm, studio)
+            await run_in_threadpool(warm, pipeline)
         except TickError:
-            await run_in_threadpool(studio.close)
+            await run_in_threadpool(pipeline.close)
             raise
-        if studio.codec is not None:
-            lanes = self.settings.codec_lanes or default_lanes(studio.deployment.target)
-            self._engines = await run_in_threadpool(open_decoders, studio, lanes - 1)
-            self.codecs = [studio.codec, *(Codec(studio.bundle, engine) for engine in self._engines)]
+        if pipeline.codec is not None:
+            lanes = self.settings.codec_lanes or default_lanes(pipeline.deployment.target)
+            self._engines = await run_in_threadpool(open_decoders, pipeline, lanes - 1)
+            self.codecs = [pipeline.codec, *(Codec(pipeline.bundle, engine) for engine in self._engines)]
             self.codec_threads = ThreadPoolExecutor(lanes, "codec")
-            self.turns = Turns(lanes, lambda: lanes if studio.loop.stats().is_idle else 1)
-        runtime = studio.deployment.runtime
+            self.turns = Turns(lanes, lambda: lanes if pipeline.loop.stats().is_idle else 1)
+        runtime = pipeline.deployment.runtime
         self.gate.capacity = runtime.depth + runtime.queue
         self.audience.size = runtime.depth
-        self.metrics.watch(studio.loop.stats, studio.all_engines(), time.monotonic() - started_s)
-        studio.loop.observers.append(self.metrics.observe_tick)
-        self.studio = studio
+        self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
+        pipeline.loop.observers.append(self.metrics.observe_tick)
+        self.pipeline = pipeline
 
     def _note_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()
@@ -132,15 +132,15 @@ def default_lanes(target: str) -> int:
     return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_LANES) if target == "cpu" else 1
 
 
-def open_decoders(studio: Studio, number: int) -> list[Engine]:
+def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
     """`number` more sessions of the codec's decoder, each for one thread at a time. Raises EngineError."""
-    deployment = studio.deployment
+    deployment = pipeline.deployment
     fix = build_command(deployment.path, deployment.target)
     folder = deployment.engine_folder()
-    return [open_engine(folder, "codec_decode", studio.device, threads=EDGE_THREADS, fix=fix) for _ in range(number)]
+    return [open_engine(folder, "codec_decode", pipeline.device, threads=EDGE_THREADS, fix=fix) for _ in range(number)]
 
 
-def warm(studio: Studio) -> None:
+def warm(pipeline: Pipeline) -> None:
     """Run one step and decode it, so that the first client does not pay for first times. Raises TickError."""
     done: Future[Finished] = Future()
 
@@ -150,10 +150,10 @@ def warm(studio: Studio) -> None:
         elif isinstance(event, Failed):
             done.set_exception(event.error)
 
-    studio.loop.submit(studio.request("", steps=1, seed=0), listen)
+    pipeline.loop.submit(pipeline.request("", steps=1, seed=0), listen)
     finished = done.result(WARM_TIMEOUT_S)
-    if studio.codec is not None:
-        studio.codec.decode(finished.latents)
+    if pipeline.codec is not None:
+        pipeline.codec.decode(finished.latents)
 
 
 def service_of(request: Request) -> Service:

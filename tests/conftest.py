@@ -33,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             more = (
                 {}
                 if backend.target == "cpu"
-                else {"more": FEW_VARIANTS, "depth": 8, "codec": False, "conditioner": False}
+                else {"more": FEW_VARIANTS, "depth": 8, "codec": False, "text_encoder": False}
             )
             target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **{**more, **changes})
             made[key] = load_deployment(target).model_copy(update={"target": backend.target})

@@ -127,7 +127,7 @@ def test_a_captured_execution_equals_a_plain_one(bench: Bench, folder: Path) -> 
     execution = engine.bind(tensors)
     execution.launch(bench.stream)
     plain = bench.read(tensors["y"])
-    execution.hold(bench.stream)
+    execution.warm_up(bench.stream)
     replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
     assert replay is not None
     for seed in (0, 1):
@@ -147,7 +147,7 @@ def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Benc
     engine = opened(folder, bench.device, in_tick=True)
     captured, other = bench.tensors(2), bench.tensors(3, 9, seed=5)
     execution = engine.bind(captured)
-    execution.hold(bench.stream)
+    execution.warm_up(bench.stream)
     replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
     assert replay is not None
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Benc
     engine.close()
 
 
-@pytest.mark.parametrize("way", ["launch", "hold"])
+@pytest.mark.parametrize("way", ["launch", "warm_up"])
 def test_the_memory_of_a_dropped_execution_is_free_again(way: str, bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
@@ -183,7 +183,7 @@ def test_a_context_that_is_held_outlives_its_engine(bench: Bench, folder: Path) 
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     execution = engine.bind(bench.tensors())
-    execution.hold(bench.stream)
+    execution.warm_up(bench.stream)
     bench.stream.record().wait()
     engine.close()
     execution.release()
@@ -196,7 +196,7 @@ def test_a_larger_engine_that_opens_later_leaves_older_contexts_their_memory(ben
     small = opened(folder, bench.device, in_tick=True)
     tensors = bench.tensors(4)
     execution = small.bind(tensors)
-    execution.hold(bench.stream)
+    execution.warm_up(bench.stream)
     replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
     assert replay is not None
     large = opened(folder, bench.device, "step", in_tick=True)
@@ -214,7 +214,7 @@ def test_two_contexts_of_one_engine_in_one_graph(bench: Bench, folder: Path) -> 
     sides = [bench.tensors(2, seed=1), bench.tensors(3, seed=2)]
     executions = [engine.bind(side) for side in sides]
     for execution in executions:
-        execution.hold(bench.stream)
+        execution.warm_up(bench.stream)
 
     def launch_both() -> None:
         for execution in executions:

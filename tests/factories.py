@@ -31,7 +31,7 @@ class TinySpec:
     mask: bool = True
     codec: bool = True
     encode: bool = True
-    conditioner: bool = True
+    text_encoder: bool = True
     frame_multiple: int = 2
     canvas_frames: int = 32
     overlap_frames: int = 8
@@ -68,8 +68,8 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
         onnx.save(tiny_codec_decode(spec), folder / "codec_decode.onnx")
         if spec.encode:
             onnx.save(tiny_codec_encode(spec), folder / "codec_encode.onnx")
-    if spec.conditioner:
-        onnx.save(tiny_conditioner(spec), folder / "conditioner.onnx")
+    if spec.text_encoder:
+        onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
         tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
     return folder
@@ -155,9 +155,9 @@ def tiny_codec_encode(spec: TinySpec) -> onnx.ModelProto:
     return graph.model()
 
 
-def tiny_conditioner(spec: TinySpec) -> onnx.ModelProto:
+def tiny_text_encoder(spec: TinySpec) -> onnx.ModelProto:
     """Embeddings plus a position ramp, zero where the mask is 0."""
-    graph, weight = GraphWriter("conditioner"), Weights(spec.seed + 3)
+    graph, weight = GraphWriter("text_encoder"), Weights(spec.seed + 3)
     tokens = graph.input(f"{spec.prefix}input_ids", ("batch", "tokens"), np.int64)
     mask = graph.input(f"{spec.prefix}attention_mask", ("batch", "tokens"), np.int64)
     kept = graph.op("Cast", mask, to=onnx.TensorProto.FLOAT)
@@ -267,8 +267,8 @@ denoise = 1.0
         parts.append(f"overlap_frames = {spec.overlap_frames}\n")
     if spec.codec:
         parts.append(_codec_toml(spec))
-    if spec.conditioner:
-        parts.append(_conditioner_toml(spec))
+    if spec.text_encoder:
+        parts.append(_text_encoder_toml(spec))
     return "\n".join(parts)
 
 
@@ -293,10 +293,10 @@ outputs = {{ latents = "{p}latents" }}
     return decode + encode if spec.encode else decode
 
 
-def _conditioner_toml(spec: TinySpec) -> str:
+def _text_encoder_toml(spec: TinySpec) -> str:
     p = spec.prefix
-    return f"""[conditioner]
-graph = "conditioner.onnx"
+    return f"""[text_encoder]
+graph = "text_encoder.onnx"
 tokenizer = "tokenizer.json"
 max_tokens = {spec.max_tokens}
 inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask" }}

@@ -16,7 +16,7 @@ import prometheus_client.parser
 from fastapi import FastAPI
 
 from runtime.config.deployment import Deployment
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings
 from server.process import TickServer, open_socket, url_of
@@ -44,8 +44,8 @@ class Served:
         return service
 
     @property
-    def studio(self) -> Studio:
-        return self.service.ready_studio()
+    def pipeline(self) -> Pipeline:
+        return self.service.ready_pipeline()
 
     @property
     def port(self) -> int:
@@ -64,7 +64,7 @@ class Served:
         with self.client() as client:
             return client.post(GENERATIONS, json={"prompt": "a", "seed": 1, **body})
 
-    def hold(self) -> None:
+    def warm_up(self) -> None:
         self._go.clear()
 
     def go(self) -> None:
@@ -91,7 +91,7 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     """Serve a built deployment until the block ends."""
     told = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
     listener = open_socket(told.host, told.port, told.send_buffer_bytes)
-    app = create_app(lambda: _started(open_studio(deployment)), told)
+    app = create_app(lambda: _started(open_pipeline(deployment)), told)
     server = TickServer(app, told)
     served = Served(url_of(listener), app, server)
     served.go()
@@ -103,8 +103,8 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
-        eventually(lambda: served.service.studio is not None or served.service.failure)
-        served.studio.loop.observers.append(served.observe)
+        eventually(lambda: served.service.pipeline is not None or served.service.failure)
+        served.pipeline.loop.observers.append(served.observe)
         yield served
     finally:
         served.go()
@@ -114,9 +114,9 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     assert not thread.is_alive(), "the server did not stop"
 
 
-def _started(studio: Studio) -> Studio:
-    studio.start()
-    return studio
+def _started(pipeline: Pipeline) -> Pipeline:
+    pipeline.start()
+    return pipeline
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:

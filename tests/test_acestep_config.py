@@ -13,7 +13,7 @@ from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
-from runtime.pipeline.pipeline import Studio
+from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 
 CONFIG = ROOT / "configs" / "acestep-v15-turbo.toml"
@@ -43,17 +43,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         encode_margin_frames=7,
         silence=(0.0,) * 64,
         has_null_condition=False,
-        conditioner={"template": "{prompt}", "max_tokens": 256, "prefix_tokens": 13},
+        text_encoder={"template": "{prompt}", "max_tokens": 256, "prefix_tokens": 13},
     )
     folder = tmp_path_factory.mktemp("acestep")
     (folder / "bundle.toml").write_text(bundle_text(facts))
     return load_bundle(folder)
 
 
-def studio_of(deployment: Deployment, bundle: Bundle) -> Studio:
+def pipeline_of(deployment: Deployment, bundle: Bundle) -> Pipeline:
     """Only what sizes depend on."""
-    parts: dict[str, Any] = dict.fromkeys(part.name for part in fields(Studio))
-    return Studio(**{**parts, "deployment": deployment, "bundle": bundle})
+    parts: dict[str, Any] = dict.fromkeys(part.name for part in fields(Pipeline))
+    return Pipeline(**{**parts, "deployment": deployment, "bundle": bundle})
 
 
 def test_the_ranges_take_what_the_bundle_makes(deployment: Deployment, bundle: Bundle) -> None:
@@ -66,8 +66,8 @@ def test_the_ranges_take_what_the_bundle_makes(deployment: Deployment, bundle: B
 @pytest.mark.parametrize("seconds", [60, 120, 240])
 def test_every_canvas_has_an_exact_range_for_every_tick(deployment: Deployment, bundle: Bundle, seconds: int) -> None:
     frames = seconds * 25
-    assert bundle.conditioner is not None
-    most = bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens
+    assert bundle.text_encoder is not None
+    most = bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
     for rows in range(1, MAX_ROWS + 1):
         for tokens in (1, 128, most):
             found = deployment.range_for(rows, frames, tokens)
@@ -92,11 +92,11 @@ def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> N
 def test_a_request_gets_the_shortest_canvas_that_holds_it(
     deployment: Deployment, bundle: Bundle, seconds: float | None, frames: int
 ) -> None:
-    studio = studio_of(deployment, bundle)
-    assert studio.lengths == (1500, 3000, 6000)
-    stretch = studio.next_stretch(0, studio.total_frames(parse_options({"prompt": "", "seconds": seconds})))
-    assert stretch is not None
-    assert stretch.frames == frames
+    pipeline = pipeline_of(deployment, bundle)
+    assert pipeline.lengths == (1500, 3000, 6000)
+    segment = pipeline.next_segment(0, pipeline.total_frames(parse_options({"prompt": "", "seconds": seconds})))
+    assert segment is not None
+    assert segment.frames == frames
 
 
 @pytest.mark.skipif(CONFIG.with_suffix("").exists(), reason="the bundle is there")

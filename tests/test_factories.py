@@ -40,12 +40,12 @@ def test_a_bundle_and_a_deployment_load(tmp_path: Path) -> None:
     assert bundle.codec.sample_rate_hz == bundle.latents.frame_rate_hz * bundle.codec.hop_samples
 
 
-@pytest.mark.parametrize("left_out", ["context", "mask", "codec", "encode", "conditioner"])
+@pytest.mark.parametrize("left_out", ["context", "mask", "codec", "encode", "text_encoder"])
 def test_parts_can_be_left_out(tmp_path: Path, left_out: str) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path, **{left_out: False}))
     assert (bundle.context is None) == (left_out == "context")
     assert (bundle.codec is None) == (left_out == "codec")
-    assert (bundle.conditioner is None) == (left_out == "conditioner")
+    assert (bundle.text_encoder is None) == (left_out == "text_encoder")
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_codec_window_with_its_margin_equals_the_whole(tmp_path: Path) -> None
     assert encoded.shape == (1, 12, 8)
 
 
-def test_the_conditioner_takes_the_tokenizers_tokens(tmp_path: Path) -> None:
+def test_the_text_encoder_takes_the_tokenizers_tokens(tmp_path: Path) -> None:
     folder = tiny_bundle(tmp_path)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("").ids == [0]
     ids = np.array([tokenizer.encode("Über 88 bpm").ids], np.int64)
-    condition, mask = run(folder / "conditioner.onnx", {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    condition, mask = run(folder / "text_encoder.onnx", {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert condition.shape == (*ids.shape, 12)
     assert mask.dtype == np.float32

@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, enc
     return folder
 
 
-def open_pipeline(folder: Path) -> Any:
+def diffusers_pipeline(folder: Path) -> Any:
     """diffusers' own pipeline on a checkpoint."""
     import torch
     from diffusers import AceStepPipeline, AceStepTransformer1DModel, AutoencoderOobleck

@@ -1,7 +1,7 @@
 """The engines of a deployment, each as a job: its graph, what its tensors mean, and the sizes they may have.
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
-K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the conditioner's output tokens.
+K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text_encoder's output tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from engine_build.graphs.tick_inputs import InputSpec, rows_inputs, step_inputs
-from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, ConditionerSpec
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, TextEncoderSpec
 from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
@@ -28,7 +28,7 @@ Range = tuple[int, int, int]
 SAMPLE_FRAMES = 32
 # Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
 LARGEST_SAMPLE = 6000
-_TOKENIZER_FIX = "let conditioner.tokenizer in bundle.toml name a tokenizer.json"
+_TOKENIZER_FIX = "let text_encoder.tokenizer in bundle.toml name a tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """decoder, rows, step, codec_decode, codec_encode or conditioner."""
+        """decoder, rows, step, codec_decode, codec_encode or text_encoder."""
         return self.name.partition(".")[0]
 
 
@@ -62,8 +62,8 @@ def jobs_of(request: BuildRequest) -> list[Job]:
     jobs += [_step_job(bundle, deployment, name) for name in request.options.step_variants]
     if bundle.codec is not None:
         jobs += _codec_jobs(bundle, bundle.codec, deployment)
-    if bundle.conditioner is not None:
-        jobs.append(_conditioner_job(bundle, bundle.conditioner, jobs[0]))
+    if bundle.text_encoder is not None:
+        jobs.append(_text_encoder_job(bundle, bundle.text_encoder, jobs[0]))
     return jobs
 
 
@@ -173,7 +173,7 @@ def _step_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
     if "guidance" in features:
         outputs.append(_output("next_momentum_state", "STC"))
     if "rcfg" in features:
-        outputs.append(_output("next_kept_negative", "STC"))
+        outputs.append(_output("next_cached_negative_velocity", "STC"))
     graph = graph_of(step_graph(bundle.latents.channels, features))
     name = f"step.{variant_name(features)}"
     return _tick_job(name, graph, step_inputs(features), outputs, features, bundle, deployment)
@@ -258,24 +258,24 @@ def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Ite
         yield _file_job("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
-def _conditioner_job(bundle: Bundle, conditioner: ConditionerSpec, decoder: Job) -> Job:
-    longest = conditioner.max_tokens
-    known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, conditioner)}
+def _text_encoder_job(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: Job) -> Job:
+    longest = text_encoder.max_tokens
+    known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
     ports = [
-        Port("conditioner.inputs.tokens", conditioner.inputs.tokens, "BL", "int64", "count", "V"),
-        Port("conditioner.inputs.mask", conditioner.inputs.mask, "BL", "int64", "keep"),
+        Port("text_encoder.inputs.tokens", text_encoder.inputs.tokens, "BL", "int64", "count", "V"),
+        Port("text_encoder.inputs.mask", text_encoder.inputs.mask, "BL", "int64", "keep"),
     ]
     outputs = [
-        Port("conditioner.outputs.condition", conditioner.outputs.condition, "BPD"),
-        Port("conditioner.outputs.mask", conditioner.outputs.mask, "BP"),
+        Port("text_encoder.outputs.condition", text_encoder.outputs.condition, "BPD"),
+        Port("text_encoder.outputs.mask", text_encoder.outputs.mask, "BP"),
     ]
     samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
     ranges = token_ranges(longest)
-    return _file_job("conditioner", bundle, conditioner.graph, ports, outputs, samples, samples[-1], ranges)
+    return _file_job("text_encoder", bundle, text_encoder.graph, ports, outputs, samples, samples[-1], ranges)
 
 
-def _vocabulary(bundle: Bundle, conditioner: ConditionerSpec) -> int:
-    path = bundle.graph_path(conditioner.tokenizer)
+def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
+    path = bundle.graph_path(text_encoder.tokenizer)
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         vocabulary, added = table["model"]["vocab"], table.get("added_tokens", [])

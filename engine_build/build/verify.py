@@ -68,7 +68,7 @@ def _measure(job: Job, expected: Iterable[Arrays], found: Iterable[Arrays], tole
 
 
 def _check_shape(where: str, port: Port, shape: tuple[int, ...], sizes: Sizes) -> None:
-    """The graph's output has the size that the bundle promises; how many tokens a conditioner makes is up to it."""
+    """The graph's output has the size that the bundle promises; how many tokens a text_encoder makes is up to it."""
     promised = tuple(sizes[letter] for letter in port.letters)
     if any(a != b for a, b, letter in zip(promised, shape, port.letters, strict=True) if letter != FREE_LETTER):
         raise BuildError(

@@ -8,7 +8,6 @@ from typing import Any, Final
 import onnx
 
 from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
-from engine_build.demo_model.conditioner import build_conditioner
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
@@ -18,6 +17,7 @@ from engine_build.demo_model.latents import (
     SILENCE,
     FloatArray,
 )
+from engine_build.demo_model.text_encoder import build_text_encoder
 from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
 from engine_build.export.toml_text import table_text
 
@@ -63,8 +63,8 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "inputs": {"audio": "audio"},
         "outputs": {"latents": "latents"},
     },
-    "conditioner": {
-        "graph": "conditioner.onnx",
+    "text_encoder": {
+        "graph": "text_encoder.onnx",
         "tokenizer": "tokenizer.json",
         "max_tokens": MAX_TOKENS,
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
@@ -81,8 +81,8 @@ def write_codec(folder: Path) -> None:
 
 
 def write_text_side(folder: Path, token_table: FloatArray) -> None:
-    """Write the tokenizer and the conditioner with its table of tokens f32 `[NUM_TOKENS, D]`."""
-    onnx.save(build_conditioner(token_table), folder / "conditioner.onnx")
+    """Write the tokenizer and the text_encoder with its table of tokens f32 `[NUM_TOKENS, D]`."""
+    onnx.save(build_text_encoder(token_table), folder / "text_encoder.onnx")
     (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
 
 

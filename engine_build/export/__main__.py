@@ -56,7 +56,7 @@ def acestep(
     head_dim: Annotated[int | None, typer.Option(min=8, help="With --random: a head's width, of 128.")] = None,
     condition: Annotated[int | None, typer.Option(min=8, help="With --random: condition width, of 2048.")] = None,
 ) -> None:
-    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has a text encoder, conditioner.
+    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has a text encoder, text_encoder.
 
     Every graph is compared with its module. Afterwards: tickrt-build DEPLOYMENT, tickrt-bench DEPLOYMENT.
 
@@ -120,7 +120,7 @@ def _export(
         path.write_text(deployment_text(facts, out, path), encoding="utf-8")
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
     print(f"{_shown(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
-    if facts.conditioner is None:
+    if facts.text_encoder is None:
         print("It takes no text: " + ("only its null condition." if facts.has_null_condition else "condition tokens."))
     print(f"tickrt-build {_shown(path)}\ntickrt-bench {_shown(path)}")
 

@@ -43,7 +43,7 @@ def step_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
     """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
 
     Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` next_momentum_state, with `rcfg`
-    next_kept_negative, both `[S,T,C]`.
+    next_cached_negative_velocity, both `[S,T,C]`.
     """
     features = _checked(features, STEP_FEATURES)
     graph = GraphWriter(f"step.{variant_name(features)}")
@@ -148,12 +148,12 @@ def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) ->
 def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
     """The negative rows' velocity, or the one that the slot has kept."""
     fresh = _velocity(graph, inputs, "negative")
-    if "use_kept" not in inputs:
+    if "use_cached_negative" not in inputs:
         return fresh
     with graph.scope("rcfg"):
-        negative = graph.op("Where", inputs.column("use_kept"), inputs["kept_negative"], fresh)
-    graph.output("next_kept_negative", negative, ("slots", "frames", channels))
-    return "next_kept_negative"
+        negative = graph.op("Where", inputs.column("use_cached_negative"), inputs["cached_negative_velocity"], fresh)
+    graph.output("next_cached_negative_velocity", negative, ("slots", "frames", channels))
+    return "next_cached_negative_velocity"
 
 
 def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:

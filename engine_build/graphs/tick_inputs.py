@@ -45,7 +45,7 @@ STEP_INPUTS = (
     *_specs("blend", ("positive_weights", "SKT")),
     *_specs("guidance", ("negative_rows", "SN", "int64"), ("momentum_state", "STC")),
     *_specs("guidance", ("guidance", "ST"), ("momentum", "ST"), ("rescale", "ST")),
-    *_specs("rcfg", ("use_kept", "S", "bool"), ("kept_negative", "STC")),
+    *_specs("rcfg", ("use_cached_negative", "S", "bool"), ("cached_negative_velocity", "STC")),
     *_specs("mask", ("mask", "ST"), ("original", "STC")),
     *_specs("target", ("target", "STC"), ("target_curve", "ST"), ("target_gate", "S")),
     *_specs("ode_noise sde", ("step_noise", "STC")),

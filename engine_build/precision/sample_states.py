@@ -14,7 +14,7 @@ from engine_build.graphs.reference_session import exact_options, session
 from runtime.config.bundle import Bundle
 from runtime.engines.engine import NodeTimes
 from runtime.engines.manifest import Manifest, TensorInfo
-from runtime.pipeline.text_encoder import Conditioner
+from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.timesteps import schedule
 
 STEPS = 8
@@ -59,19 +59,19 @@ def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[st
 
 
 def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.float32]]:
-    if bundle.conditioner is None:
+    if bundle.text_encoder is None:
         width = next(info.shape[-1] for info in graph.inputs if info.name == bundle.decoder.inputs.condition)
         yield from np.random.default_rng(1).standard_normal((2, 8, int(width))).astype(np.float32)
         return
-    engine = _GraphEngine(read_graph(bundle.graph_path(bundle.conditioner.graph)), threads)
-    conditioner = Conditioner(bundle, engine)
-    yield from (conditioner.encode(_shortened(prompt, conditioner)) for prompt in PROMPTS)
+    engine = _GraphEngine(read_graph(bundle.graph_path(bundle.text_encoder.graph)), threads)
+    text_encoder = TextEncoder(bundle, engine)
+    yield from (text_encoder.encode(_shortened(prompt, text_encoder)) for prompt in PROMPTS)
 
 
-def _shortened(prompt: str, conditioner: Conditioner) -> str:
+def _shortened(prompt: str, text_encoder: TextEncoder) -> str:
     """As many of its words as the model takes."""
     words = prompt.split()
-    while words and conditioner.token_count(" ".join(words)) > conditioner.spec.max_tokens:
+    while words and text_encoder.token_count(" ".join(words)) > text_encoder.spec.max_tokens:
         words.pop()
     return " ".join(words)
 

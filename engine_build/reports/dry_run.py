@@ -43,7 +43,7 @@ def outlines_of(decisions: Sequence[Decision]) -> list[Outline]:
 
 
 def outlines_without_bundle(deployment: Deployment, options: BuildConfig) -> list[Outline]:
-    """What the deployment alone says; codec and conditioner are the bundle's."""
+    """What the deployment alone says; codec and text_encoder are the bundle's."""
     rows = tick_ranges(deployment, (), is_step=False)
     return [
         Outline("decoder", decoder_ranges(deployment)),
@@ -52,7 +52,7 @@ def outlines_without_bundle(deployment: Deployment, options: BuildConfig) -> lis
             Outline(f"step.{name}", tick_ranges(deployment, parse_variant(name), is_step=True))
             for name in options.step_variants
         ),
-        *(Outline(name, None) for name in ("codec_decode", "codec_encode", "conditioner")),
+        *(Outline(name, None) for name in ("codec_decode", "codec_encode", "text_encoder")),
     ]
 
 

@@ -19,7 +19,7 @@ from engine_build.precision.error import write_emulated
 from engine_build.precision.recipe import RecipeName
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished
 
@@ -65,7 +65,7 @@ def play_both(
 ) -> Played:
     """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
 
-    Both run the step, rows and conditioner engines of the target cpu; only the decoder differs. The engines are built
+    Both run the step, rows and text_encoder engines of the target cpu; only the decoder differs. The engines are built
     in a temporary folder.
     """
     with TemporaryDirectory() as scratch:
@@ -93,12 +93,12 @@ def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
 def _played(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
     build_deployment(load_deployment(path))
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
-    with open_studio(load_deployment(path)) as studio:
-        requests = [studio.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
-        return _finished(studio, [replace(request, id=str(index)) for index, request in enumerate(requests)])
+    with open_pipeline(load_deployment(path)) as pipeline:
+        requests = [pipeline.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
+        return _finished(pipeline, [replace(request, id=str(index)) for index, request in enumerate(requests)])
 
 
-def _finished(studio: Studio, requests: Sequence[GenerationRequest]) -> Latents:
+def _finished(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> Latents:
     """All requests at once; the latents of each. Raises the error of one that failed."""
     ended: dict[str, Event] = {}
     all_ended = threading.Event()
@@ -110,7 +110,7 @@ def _finished(studio: Studio, requests: Sequence[GenerationRequest]) -> Latents:
             all_ended.set()
 
     for request in requests:
-        studio.loop.submit(request, listen)
+        pipeline.loop.submit(request, listen)
     all_ended.wait()
     events = [ended[request.id] for request in requests]
     for event in events:

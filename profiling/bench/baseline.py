@@ -54,7 +54,7 @@ class BareEngine:
 
     def _captured(self, device: Device) -> Replay | None:
         for execution in self._executions:
-            execution.hold(self._stream)
+            execution.warm_up(self._stream)
         try:
             return device.capture(self._stream, self._launch_each)
         except CaptureError:

@@ -138,6 +138,6 @@ def source_path(bundle: Bundle, name: str) -> Path | None:
         graphs["codec_decode"] = bundle.codec.decode.graph
         if bundle.codec.encode is not None:
             graphs["codec_encode"] = bundle.codec.encode.graph
-    if bundle.conditioner is not None:
-        graphs["conditioner"] = bundle.conditioner.graph
+    if bundle.text_encoder is not None:
+        graphs["text_encoder"] = bundle.text_encoder.graph
     return bundle.graph_path(graphs[name]) if name in graphs else None

@@ -80,7 +80,9 @@ def by_block(profile: Profile) -> list[Blocks]:
         if place is not None:
             prefix, index, part = place
             families.setdefault(prefix, {}).setdefault((index, part), []).append(layer)
-    found = [_side_by_side(prefix, seats) for prefix, seats in families.items() if len({i for i, _ in seats}) > 1]
+    found = [
+        _side_by_side(prefix, positions) for prefix, positions in families.items() if len({i for i, _ in positions}) > 1
+    ]
     return sorted(found, key=lambda blocks: -sum(blocks.whole.average_ms))
 
 
@@ -136,12 +138,12 @@ def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _side_by_side(prefix: str, seats: Mapping[tuple[int, str], Sequence[LayerTiming]]) -> Blocks:
-    indices = sorted({index for index, _ in seats})
-    names = dict.fromkeys(name for _, name in seats)
-    parts = {name: _part([seats.get((index, name), ()) for index in indices]) for name in names}
+def _side_by_side(prefix: str, positions: Mapping[tuple[int, str], Sequence[LayerTiming]]) -> Blocks:
+    indices = sorted({index for index, _ in positions})
+    names = dict.fromkeys(name for _, name in positions)
+    parts = {name: _part([positions.get((index, name), ()) for index in indices]) for name in names}
     hottest = sorted(parts, key=lambda name: -sum(parts[name].average_ms))
-    whole = _part([[layer for name in names for layer in seats.get((index, name), ())] for index in indices])
+    whole = _part([[layer for name in names for layer in positions.get((index, name), ())] for index in indices])
     return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
 
 

@@ -1,7 +1,7 @@
 """A profile as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Times of layers are measured, their places are not: layers stand end to end in execution order, executes one after the
-other. The second lane shows which module each stretch belongs to.
+other. The second lane shows which module each segment belongs to.
 """
 
 from __future__ import annotations

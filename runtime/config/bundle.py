@@ -1,4 +1,4 @@
-"""What a bundle is: one model's graphs, tensor roles, latent layout, codec, conditioner and sampler defaults.
+"""What a bundle is: one model's graphs, tensor roles, latent layout, codec, text_encoder and sampler defaults.
 
 Shape letters: S slots, R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width.
 """
@@ -59,7 +59,7 @@ class DecoderSpec(_Section):
     """The denoiser's graph and its tensor roles.
 
     null_condition: a .npy file with the condition tokens float32 `[L, D]` that mean no condition, for models that learn
-    them; else the conditioner makes them of the empty text.
+    them; else the text_encoder makes them of the empty text.
     """
 
     graph: str
@@ -138,21 +138,21 @@ class CodecSpec(_Section):
     encode: CodecEncodeSpec | None = None
 
 
-class ConditionerInputs(_Section):
+class TextEncoderInputs(_Section):
     """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token)."""
 
     tokens: str
     mask: str
 
 
-class ConditionerOutputs(_Section):
+class TextEncoderOutputs(_Section):
     """Role -> tensor name. condition `[B,L',D]` float32, mask `[B,L']` float32 (1 = keep)."""
 
     condition: str
     mask: str
 
 
-class ConditionerSpec(_Section):
+class TextEncoderSpec(_Section):
     """Text -> condition tokens. The empty text is the null condition.
 
     template: what is tokenized, with `{prompt}` where the text goes and, if need be, `{seconds}` for the canvas's
@@ -164,8 +164,8 @@ class ConditionerSpec(_Section):
     template: str = PROMPT
     max_tokens: int = Field(ge=1)
     prefix_tokens: int = Field(default=0, ge=0)
-    inputs: ConditionerInputs
-    outputs: ConditionerOutputs
+    inputs: TextEncoderInputs
+    outputs: TextEncoderOutputs
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:
@@ -201,7 +201,7 @@ class Bundle(_Section):
     decoder: DecoderSpec
     context: ContextSpec | None = None
     codec: CodecSpec | None = None
-    conditioner: ConditionerSpec | None = None
+    text_encoder: TextEncoderSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     training: dict[str, Any] = {}
     evaluation: dict[str, Any] = {}

@@ -19,7 +19,7 @@ class LaunchKey(NamedTuple):
     """Everything that a captured graph bakes in: shapes, engines, and which sides of the state are read."""
 
     frames: int
-    seats: int
+    slot_count: int
     executes: tuple[tuple[int, int, int], ...]
     widths: tuple[int, int]
     step: frozenset[str]
@@ -30,7 +30,7 @@ class LaunchKey(NamedTuple):
 
 @dataclass(slots=True)
 class Launch:
-    """One tick's executions of a lane, bound, in order: rows (where needed), decoder, step.
+    """One tick's executions of a bucket, bound, in order: rows (where needed), decoder, step.
 
     `writes` names the double-buffered arrays whose other side it writes; `last` is an event after its last run.
     """
@@ -40,7 +40,7 @@ class Launch:
     step: Execution
     writes: tuple[str, ...]
     replay: Replay | None = None
-    is_held: bool = False
+    is_warm: bool = False
     is_plain: bool = False
     last: Event | None = None
 
@@ -53,11 +53,11 @@ class Launch:
             return begin, self.last
         return self._each(stream, lambda execution: execution.launch(stream))
 
-    def hold(self, stream: Stream) -> tuple[Event, Event]:
+    def warm_up(self, stream: Stream) -> tuple[Event, Event]:
         """Run everything once with resources of its own: what a capture needs to have happened before."""
-        self.is_held = True
+        self.is_warm = True
         try:
-            return self._each(stream, lambda execution: execution.hold(stream))
+            return self._each(stream, lambda execution: execution.warm_up(stream))
         except EngineError:
             self._release()
             raise
@@ -74,8 +74,8 @@ class Launch:
         self._release()
 
     def _release(self) -> None:
-        if self.is_held:
-            self.is_held = False
+        if self.is_warm:
+            self.is_warm = False
             for execution in self._executions():
                 execution.release()
 
@@ -156,11 +156,11 @@ class LaunchCache:
     def run(self, launch: Launch) -> tuple[Event, Event]:
         """Run a launch in the way that is due. Raises EngineError."""
         if self.captures and launch.replay is None and not launch.is_plain:
-            if launch.is_held:
+            if launch.is_warm:
                 self._capture(launch)
             elif launch.last is not None:
                 self.counts.plain += 1
-                return launch.hold(self.stream)
+                return launch.warm_up(self.stream)
         if launch.replay is None:
             self.counts.plain += 1
         else:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine
-from runtime.scheduling.batch import LaneBatch, Row
+from runtime.scheduling.batch import BucketBatch, Row
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
@@ -43,7 +43,7 @@ class Buffer:
 
 
 class RowBuffers:
-    """Everything with a row dimension, for lanes of T frames and up to `capacity` rows of up to `tokens` tokens."""
+    """Everything with a row dimension, for buckets of T frames and up to `capacity` rows of up to `tokens` tokens."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RowBuffers:
         self._rows: tuple[Row, ...] = ()
         self._executes: tuple[tuple[int, int, int], ...] = ()
 
-    def lay_out(self, batch: LaneBatch) -> None:
+    def lay_out(self, batch: BucketBatch) -> None:
         """Write the conditions of rows that changed hands, and which slot each row reads."""
         if batch.rows is self._rows and batch.executes is self._executes:
             return
@@ -101,11 +101,11 @@ class RowBuffers:
             for index in range(begin, end):
                 if index in changed:
                     self._write_row(index, batch.rows[index], begin, tokens)
-        self.row_slots.array(len(batch.rows))[:] = [row.seat for row in batch.rows]
+        self.row_slots.array(len(batch.rows))[:] = [row.slot_index for row in batch.rows]
         self.row_slots.flush(len(batch.rows), self._stream)
         self._rows, self._executes = batch.rows, batch.executes
 
-    def set_times(self, batch: LaneBatch) -> None:
+    def set_times(self, batch: BucketBatch) -> None:
         """Write each row's flow time."""
         times = self.time.host
         for step in batch.slots:
@@ -162,4 +162,4 @@ def _round_up(count: int) -> int:
 
 
 def _same(row: Row, other: Row) -> bool:
-    return row.condition is other.condition and row.request is other.request and row.seat == other.seat
+    return row.condition is other.condition and row.request is other.request and row.slot_index == other.slot_index

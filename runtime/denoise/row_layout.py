@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from runtime.requests.request import Condition
 from runtime.scheduling.batch import Row, SlotStep
-from runtime.scheduling.slot import Slot, uses_kept
+from runtime.scheduling.slot import Slot, uses_cached_negative
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLayout:
-    """Which rows a lane has, and per slot which are its own: the same object as long as nobody comes, goes or
+class RowLayout:
+    """Which rows a bucket has, and per slot which are its own: the same object as long as nobody comes, goes or
     changes."""
 
     rows: tuple[Row, ...]
@@ -34,7 +34,7 @@ def active_conditions(slot: Slot) -> tuple[Condition, ...]:
 
 def active_negatives(slot: Slot) -> tuple[Condition, ...]:
     """The negative conditions to execute now: none without guidance or where a kept velocity stands in."""
-    if not slot.is_guided or uses_kept(slot):
+    if not slot.is_guided or uses_cached_negative(slot):
         return ()
     negatives = slot.request.negatives
     return tuple(c for c in negatives if c.active(slot.step, slot.steps)) or negatives[:1]
@@ -46,7 +46,7 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
 
 def _slot_step(slot: Slot, positives: tuple[int, ...], negatives: tuple[int, ...]) -> SlotStep:
     return SlotStep(
-        seat=slot.seat,
+        slot_index=slot.slot_index,
         request=slot.request,
         step=slot.step,
         steps=slot.steps,
@@ -54,5 +54,5 @@ def _slot_step(slot: Slot, positives: tuple[int, ...], negatives: tuple[int, ...
         next_time=float(slot.times[slot.step + 1]),
         positives=positives,
         negatives=negatives,
-        use_kept=uses_kept(slot),
+        use_cached_negative=uses_cached_negative(slot),
     )

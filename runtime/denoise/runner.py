@@ -1,4 +1,4 @@
-"""The lanes that are open, one per length T, and the arrays in which their finished latents leave."""
+"""The buckets that are open, one per length T, and the arrays in which their finished latents leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.denoise.bucket import Lane
+from runtime.denoise.bucket import LengthBucket
 from runtime.denoise.launch_cache import LaunchCache, LaunchCounts
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
@@ -18,8 +18,8 @@ from runtime.requests.curves import Array
 MAX_IDLE_LANES = 4
 
 
-class Lanes:
-    """Opens a lane when its length is first needed; keeps a few that stand empty for the next generation.
+class DenoiseRunner:
+    """Opens a bucket when its length is first needed; keeps a few that stand empty for the next generation.
 
     Finished latents leave on a stream of their own, while the next tick executes.
     """
@@ -34,32 +34,32 @@ class Lanes:
         self._launches = LaunchCache(
             device, stream, runtime.captured_graphs, captures=runtime.capture and device.kind != "cpu"
         )
-        self._lanes: dict[int, Lane] = {}
+        self._buckets: dict[int, LengthBucket] = {}
         self._pools: dict[int, ArrayPool] = {}
 
-    def __getitem__(self, frames: int) -> Lane:
-        return self._lanes[frames]
+    def __getitem__(self, frames: int) -> LengthBucket:
+        return self._buckets[frames]
 
-    def open(self, frames: int, live: Collection[int]) -> Lane:
-        """The lane of a length; a new one takes the place of one that is not `live` once many of those stand empty."""
-        if frames not in self._lanes:
-            idle = [length for length in self._lanes if length not in live]
+    def open(self, frames: int, live: Collection[int]) -> LengthBucket:
+        """The bucket of a length; a new one replaces one that is not `live` once many are empty."""
+        if frames not in self._buckets:
+            idle = [length for length in self._buckets if length not in live]
             if len(idle) >= MAX_IDLE_LANES:
                 self._close(idle[0])
             self._pools[frames] = self._pool(frames)
-            self._lanes[frames] = Lane(
+            self._buckets[frames] = LengthBucket(
                 self._device, self._launches, self._engines, self._bundle, self._deployment, frames
             )
-        return self._lanes[frames]
+        return self._buckets[frames]
 
     def begin_copies(self, ready: Event) -> None:
         """What is read out from now on is what there is at `ready`."""
         self._copies.wait(ready)
 
-    def read_out(self, frames: int, seat: int) -> Array:
-        """A seat's latents `[T, C]` in an array that the receiver may keep; valid when `copied` is done."""
+    def read_out(self, frames: int, slot_index: int) -> Array:
+        """A slot's latents `[T, C]` in an array that the receiver may keep; valid when `copied` is done."""
         latents = self._pools[frames].lend()
-        self._lanes[frames].state.read_out(seat, latents, self._copies)
+        self._buckets[frames].state.read_out(slot_index, latents, self._copies)
         return latents
 
     def copied(self) -> Event:
@@ -69,8 +69,8 @@ class Lanes:
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
         self._engines = engines
-        for lane in self._lanes.values():
-            lane.use(engines)
+        for bucket in self._buckets.values():
+            bucket.use(engines)
 
     def close(self) -> None:
         """Wait for what is pending and let go of everything that is bound. Raises EngineDeadError."""
@@ -83,9 +83,9 @@ class Lanes:
         return self._launches.counts
 
     def _close(self, frames: int) -> None:
-        """Forget a lane. Its memory must not be used by others before what is pending has run: this waits."""
+        """Forget a bucket. Its memory must not be used by others before what is pending has run: this waits."""
         self._wait()
-        self._lanes.pop(frames).forget_launches()
+        self._buckets.pop(frames).forget_launches()
         del self._pools[frames]
 
     def _wait(self) -> None:

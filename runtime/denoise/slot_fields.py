@@ -1,4 +1,4 @@
-"""What slots have, a line per seat: small fields are written on the host, large ones double buffered on the device."""
+"""What slots have, a line per slot: small fields are written on the host, large ones double buffered on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIELDS = {
     "next_time": FieldSpec("", 1.0),
     "target_gate": FieldSpec("", 0.0),
     "sde": FieldSpec("", 0, "bool"),
-    "use_kept": FieldSpec("", 0, "bool"),
+    "use_cached_negative": FieldSpec("", 0, "bool"),
     "velocity_scale": FieldSpec("T", 1.0),
     "guidance": FieldSpec("T", 1.0),
     "momentum": FieldSpec("T", -0.75),
@@ -49,11 +49,11 @@ PARAMETER_FIELDS = (
     "velocity_scale", "guidance", "momentum", "rescale", "target_curve", "ode_noise", "sde", "sde_curve",
     "dcw_low", "dcw_high", "dcw_pix", "channel_gain",
 )  # fmt: skip
-DOUBLES = ("latents", "momentum_state", "kept_negative")
+DOUBLES = ("latents", "momentum_state", "cached_negative_velocity")
 
 
-class Field:
-    """One line per seat, written on the host, read by engines."""
+class SlotField:
+    """One line per slot, written on the host, read by engines."""
 
     def __init__(self, device: Device, shape: tuple[int, ...], spec: FieldSpec) -> None:
         self._device = device
@@ -63,15 +63,15 @@ class Field:
         self.host[...] = spec.neutral
         self._dirty = set(range(shape[0]))
 
-    def write(self, seat: int, value: Any) -> None:
-        """Set a seat's line; None is the neutral value."""
-        self.host[seat] = self._neutral if value is None else value
-        self._dirty.add(seat)
+    def write(self, slot_index: int, value: Any) -> None:
+        """Set a slot's line; None is the neutral value."""
+        self.host[slot_index] = self._neutral if value is None else value
+        self._dirty.add(slot_index)
 
-    def line(self, seat: int) -> NDArray[Any]:
-        """A seat's line, to be filled in place."""
-        self._dirty.add(seat)
-        line: NDArray[Any] = self.host[seat]
+    def line(self, slot_index: int) -> NDArray[Any]:
+        """A slot's line, to be filled in place."""
+        self._dirty.add(slot_index)
+        line: NDArray[Any] = self.host[slot_index]
         return line
 
     def flush(self, stream: Stream) -> None:
@@ -84,7 +84,7 @@ class Field:
         self._dirty.clear()
 
 
-class Double:
+class DoubleBuffer:
     """Two sides of one device array `[S, T, C]`: `current` is read by the next tick, which writes `other`.
 
     Copies on another stream may still be reading a side: whoever writes one asks for it with `to_write`.

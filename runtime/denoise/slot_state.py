@@ -1,4 +1,4 @@
-"""All slots' latents, curves and vectors of one length T: one array per field, a line per seat, written in place.
+"""All slots' latents, curves and vectors of one length T: one array per field, a line per slot, written in place.
 
 Small fields are written on the host and uploaded when they changed; latents, momentum and kept velocities live on the
 device, double buffered: a tick reads one side and writes the other, nothing is copied.
@@ -10,123 +10,123 @@ from typing import Any
 
 import numpy as np
 
-from runtime.denoise.slot_fields import FIELDS, Double, Field
+from runtime.denoise.slot_fields import FIELDS, DoubleBuffer, SlotField
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.requests.curves import Array, Curve, resample
 from runtime.requests.request import Dcw, GenerationRequest, StepParameters
 from runtime.requests.timesteps import Purpose, fill_noise, target_gate
-from runtime.scheduling.batch import LaneBatch, SlotStep
+from runtime.scheduling.batch import BucketBatch, SlotStep
 from runtime.scheduling.slot import Slot
 
 
 class SlotState:
-    """Every field of every seat of one length. Fields that no slot has used yet are not allocated."""
+    """Every field of every slot of one length. Fields that no slot has used yet are not allocated."""
 
     def __init__(
         self,
         device: Device,
         stream: Stream,
         *,
-        seats: int,
+        slot_count: int,
         frames: int,
         channels: int,
-        field_kind: type[Field] = Field,
+        field_kind: type[SlotField] = SlotField,
     ) -> None:
         self._device = device
         self._stream = stream
         self._field_kind = field_kind
-        self.seats, self.frames, self.channels = seats, frames, channels
-        self._fields: dict[str, Field] = {}
-        self._doubles: dict[str, Double] = {}
+        self.slot_count, self.frames, self.channels = slot_count, frames, channels
+        self._fields: dict[str, SlotField] = {}
+        self._double_buffers: dict[str, DoubleBuffer] = {}
         self._start = np.empty((frames, channels), np.float32)
         self._shape = {"T": frames, "C": channels, "B": -(-frames // 2)}
         for name in ("time", "next_time", "velocity_scale"):
             self.field(name)
-        self.double("latents")
+        self.double_buffer("latents")
 
-    def field(self, name: str) -> Field:
+    def field(self, name: str) -> SlotField:
         """A field, allocated on first use with neutral lines."""
         if name not in self._fields:
             spec = FIELDS[name]
-            shape = (self.seats, *(self._shape[letter] for letter in spec.line))
+            shape = (self.slot_count, *(self._shape[letter] for letter in spec.line))
             self._fields[name] = self._field_kind(self._device, shape, spec)
         return self._fields[name]
 
-    def double(self, name: str) -> Double:
+    def double_buffer(self, name: str) -> DoubleBuffer:
         """A double-buffered array, allocated on first use with zeros."""
-        if name not in self._doubles:
-            self._doubles[name] = Double(self._device, (self.seats, self.frames, self.channels))
-        return self._doubles[name]
+        if name not in self._double_buffers:
+            self._double_buffers[name] = DoubleBuffer(self._device, (self.slot_count, self.frames, self.channels))
+        return self._double_buffers[name]
 
-    def tensor(self, name: str, seats: int) -> Tensor:
-        """The first `seats` lines of a field."""
+    def tensor(self, name: str, slot_count: int) -> Tensor:
+        """The first `slot_count` lines of a field."""
         tensor = self.field(name).tensor
-        return tensor.view(seats, *tensor.shape[1:])
+        return tensor.view(slot_count, *tensor.shape[1:])
 
     def admit(self, slot: Slot, noise: Array) -> None:
-        """Write a new generation's latents and fields into its seat; `noise` `[T, C]` is its own."""
-        request, seat = slot.request, slot.seat
-        self._write_double("latents", seat, self._start_latents(slot, noise))
+        """Write a new generation's latents and fields into its slot_index; `noise` `[T, C]` is its own."""
+        request, slot_index = slot.request, slot.slot_index
+        self._write_double("latents", slot_index, self._start_latents(slot, noise))
         if request.guidance_mode == "self":
-            self._write_double("kept_negative", seat, noise)
-        if "momentum_state" in self._doubles:
+            self._write_double("cached_negative_velocity", slot_index, noise)
+        if "momentum_state" in self._double_buffers:
             self._start[...] = 0.0
-            self._write_double("momentum_state", seat, self._start)
-        self._write_fields(seat, _request_values(request))
+            self._write_double("momentum_state", slot_index, self._start)
+        self._write_fields(slot_index, _request_values(request))
         if request.mask is not None and request.mask.noise is None:
-            fill_noise(self.field("mask_noise").line(seat), request.seed, Purpose.MASK)
+            fill_noise(self.field("mask_noise").line(slot_index), request.seed, Purpose.MASK)
         self.set_parameters(slot)
 
     def set_parameters(self, slot: Slot) -> None:
         """Write a slot's step parameters."""
         values = _parameter_values(slot.request, slot.parameters, slot.features, self._shape["B"])
-        self._write_fields(slot.seat, values)
+        self._write_fields(slot.slot_index, values)
 
-    def vacate(self, seat: int) -> None:
-        """Make a seat neutral in time: whatever its other lines hold, nothing moves."""
-        self.field("time").write(seat, None)
-        self.field("next_time").write(seat, None)
+    def vacate(self, slot_index: int) -> None:
+        """Make a slot neutral in time: whatever its other lines hold, nothing moves."""
+        self.field("time").write(slot_index, None)
+        self.field("next_time").write(slot_index, None)
 
-    def set_step(self, batch: LaneBatch) -> None:
+    def set_step(self, batch: BucketBatch) -> None:
         """Write what every tick changes: times, gates, and the noise of slots that add some."""
         for step in batch.slots:
-            self.field("time").write(step.seat, step.time)
-            self.field("next_time").write(step.seat, step.next_time)
+            self.field("time").write(step.slot_index, step.time)
+            self.field("next_time").write(step.slot_index, step.next_time)
             if "target" in batch.features and step.request.target is not None:
-                self.field("target_gate").write(step.seat, _gate(step))
+                self.field("target_gate").write(step.slot_index, _gate(step))
             if "rcfg" in batch.features:
-                self.field("use_kept").write(step.seat, step.use_kept)
+                self.field("use_cached_negative").write(step.slot_index, step.use_cached_negative)
             if batch.features & {"sde", "ode_noise"}:
-                fill_noise(self.field("step_noise").line(step.seat), step.request.seed, Purpose.STEP, step.step)
+                fill_noise(self.field("step_noise").line(step.slot_index), step.request.seed, Purpose.STEP, step.step)
 
     def flush(self) -> None:
         """Upload every line that was written."""
         for field in self._fields.values():
             field.flush(self._stream)
 
-    def read_out(self, seat: int, out: Array, copies: Stream) -> None:
-        """Copy a seat's latents to the host on another stream, which is behind the tick that wrote them."""
-        self._device.download(out, self._line("latents", seat), copies)
-        self._doubles["latents"].is_read_until(copies.record())
+    def read_out(self, slot_index: int, out: Array, copies: Stream) -> None:
+        """Copy a slot's latents to the host on another stream, which is behind the tick that wrote them."""
+        self._device.download(out, self._line("latents", slot_index), copies)
+        self._double_buffers["latents"].is_read_until(copies.record())
 
-    def freeze(self, seat: int) -> dict[str, Array]:
-        """Copies of everything about a seat that its request does not say. The host waits for the ticks in flight."""
-        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._doubles}
+    def freeze(self, slot_index: int) -> dict[str, Array]:
+        """Copies of everything about a slot that its request does not say. The host waits for the ticks in flight."""
+        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._double_buffers}
         for name, out in staged.items():
-            self._device.download(out, self._line(name, seat), self._stream)
+            self._device.download(out, self._line(name, slot_index), self._stream)
         self._stream.record().wait()
         return {name: np.array(out) for name, out in staged.items()}
 
     def before_launch(self, names: tuple[str, ...]) -> None:
         """The next tick may write the other sides of these arrays."""
         for name in names:
-            double = self._doubles[name]
+            double = self._double_buffers[name]
             double.to_write(1 - double.side, self._stream)
 
-    def restore(self, seat: int, arrays: dict[str, Array]) -> None:
-        """Write what `freeze` gave into a seat that the generation was admitted to."""
+    def restore(self, slot_index: int, arrays: dict[str, Array]) -> None:
+        """Write what `freeze` gave into a slot that the generation was admitted to."""
         for name, values in arrays.items():
-            self._write_double(name, seat, values)
+            self._write_double(name, slot_index, values)
 
     def _start_latents(self, slot: Slot, noise: Array) -> Array:
         request = slot.request
@@ -140,19 +140,19 @@ class SlotState:
         self._start += request.start
         return self._start
 
-    def _write_fields(self, seat: int, values: dict[str, Any]) -> None:
+    def _write_fields(self, slot_index: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
             if value is not None or name in self._fields:
-                self.field(name).write(seat, value)
+                self.field(name).write(slot_index, value)
 
-    def _write_double(self, name: str, seat: int, values: Array) -> None:
-        double = self.double(name)
+    def _write_double(self, name: str, slot_index: int, values: Array) -> None:
+        double = self.double_buffer(name)
         double.to_write(double.side, self._stream)
-        self._device.upload(self._line(name, seat), values, self._stream)
+        self._device.upload(self._line(name, slot_index), values, self._stream)
 
-    def _line(self, name: str, seat: int) -> Tensor:
+    def _line(self, name: str, slot_index: int) -> Tensor:
         shape = (self.frames, self.channels)
-        return self.double(name).current.view(*shape, start=seat * self.frames * self.channels)
+        return self.double_buffer(name).current.view(*shape, start=slot_index * self.frames * self.channels)
 
 
 def _gate(step: SlotStep) -> float:
@@ -164,7 +164,7 @@ def _gate(step: SlotStep) -> float:
 
 
 def _request_values(request: GenerationRequest) -> dict[str, Any]:
-    """Field -> line of what holds for the whole generation; None where it is neutral."""
+    """SlotField -> line of what holds for the whole generation; None where it is neutral."""
     mask, target = request.mask, request.target
     return {
         "mask": None if mask is None else mask.mask,
@@ -172,7 +172,7 @@ def _request_values(request: GenerationRequest) -> dict[str, Any]:
         "mask_noise": None if mask is None else mask.noise,
         "target": None if target is None else target.latents,
         "target_gate": None,
-        "use_kept": None,
+        "use_cached_negative": None,
         "source": request.source,
     }
 
@@ -180,7 +180,7 @@ def _request_values(request: GenerationRequest) -> dict[str, Any]:
 def _parameter_values(
     request: GenerationRequest, parameters: StepParameters, features: frozenset[str], bands: int
 ) -> dict[str, Any]:
-    """Field -> line of the step parameters; None where it is neutral, by value or because the slot cannot use it."""
+    """Field -> row of the step parameters; None where it is neutral, by value or because the slot cannot use it."""
     has_curve = request.target is not None and request.target.curve is not None
     drawn = request.target.curve if request.target is not None and has_curve else parameters.x0_strength
     guidance = "guidance" in features

@@ -1,4 +1,4 @@
-"""The step graph of a lane, over all its slots at once: which rows are whose, what it is bound to, and its flags."""
+"""The step graph of a bucket, over all its slots at once: which rows are whose, what it is bound to, and its flags."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runtime.denoise.slot_state import SlotState
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
 from runtime.requests.request import MAX_CONDITIONS, Condition
-from runtime.scheduling.batch import LaneBatch, SlotStep
+from runtime.scheduling.batch import BucketBatch, SlotStep
 
 RowsOf = Callable[[SlotStep], tuple[int, ...]]
 
 
-STATE_OF_FEATURE = {"guidance": "momentum_state", "rcfg": "kept_negative"}
+STATE_OF_FEATURE = {"guidance": "momentum_state", "rcfg": "cached_negative_velocity"}
 
 
 TABLES = ("positive_rows", "negative_rows", "positive_weights", "negative_weights")
 
 
-class Steps:
-    """Binds the step graph to a lane's state. Written by the tick thread alone.
+class StepBinding:
+    """Binds the step graph to a bucket's state. Written by the tick thread alone.
 
     `flags_kept`: for how many ticks `finite` stays as it is.
     """
@@ -40,7 +40,7 @@ class Steps:
         self._finite = self._make_finite(device)
         self._flags = cycle([device.staging(self._finite.shape, np.bool_) for _ in range(flags_kept)])
 
-    def write(self, batch: LaneBatch, *, blends: bool) -> None:
+    def write(self, batch: BucketBatch, *, blends: bool) -> None:
         """Which rows are whose, and, where the graph blends, conditions' weights; written when the layout changed."""
         if batch.rows is self._written:
             return
@@ -56,52 +56,52 @@ class Steps:
         """Write the tables again at the next tick."""
         self._written = None
 
-    def bind(self, engine: Engine, batch: LaneBatch, latents: Tensor, velocity: Tensor) -> Execution:
-        """The step of every seat up to the last live one; `latents` `[S, T, C]`, `velocity` `[R, T, C]`."""
+    def bind(self, engine: Engine, batch: BucketBatch, latents: Tensor, velocity: Tensor) -> Execution:
+        """The step of every slot up to the last live one; `latents` `[S, T, C]`, `velocity` `[R, T, C]`."""
         return engine.bind(self._tensors(engine, batch, latents, velocity))
 
-    def finite(self, seats: int) -> NDArray[np.bool_]:
-        """Per seat, whether the last tick left only finite latents; valid when that tick is done."""
-        flags = next(self._flags)[:seats]
-        self._device.download(flags, self._finite.view(seats), self._stream)
+    def finite(self, slot_count: int) -> NDArray[np.bool_]:
+        """Per slot, whether the last tick left only finite latents; valid when that tick is done."""
+        flags = next(self._flags)[:slot_count]
+        self._device.download(flags, self._finite.view(slot_count), self._stream)
         return flags
 
     def _make_finite(self, device: Device) -> Tensor:
-        return device.zeros((self._state.seats,), np.bool_)
+        return device.zeros((self._state.slot_count,), np.bool_)
 
-    def _tensors(self, engine: Engine, batch: LaneBatch, latents: Tensor, velocity: Tensor) -> dict[str, Tensor]:
+    def _tensors(self, engine: Engine, batch: BucketBatch, latents: Tensor, velocity: Tensor) -> dict[str, Tensor]:
         names = {*engine.inputs, *engine.outputs}
-        tensors = {name: self._state.tensor(name, batch.seats) for name in names & FIELDS.keys()}
+        tensors = {name: self._state.tensor(name, batch.slot_count) for name in names & FIELDS.keys()}
         for name, line in lines(batch).items():
             if name in names:
-                tensors[name] = self._table(name).view(batch.seats, *line)
-        tensors |= {"latents": latents, "velocity": velocity, "finite": self._finite.view(batch.seats)}
+                tensors[name] = self._table(name).view(batch.slot_count, *line)
+        tensors |= {"latents": latents, "velocity": velocity, "finite": self._finite.view(batch.slot_count)}
         for name in ("latents", *STATE_OF_FEATURE.values()):
             if f"next_{name}" in names:
-                double = self._state.double(name)
+                double = self._state.double_buffer(name)
                 tensors[f"next_{name}"] = double.other.view(*latents.shape)
                 if name != "latents":
                     tensors[name] = double.current.view(*latents.shape)
         return tensors
 
-    def _write_rows(self, name: str, batch: LaneBatch, width: int, rows_of: RowsOf) -> None:
-        table = self._table(name).array(batch.seats, width)
+    def _write_rows(self, name: str, batch: BucketBatch, width: int, rows_of: RowsOf) -> None:
+        table = self._table(name).array(batch.slot_count, width)
         table[...] = 0
         for step in batch.slots:
             rows = rows_of(step)
-            table[step.seat] = rows[0]
-            table[step.seat, : len(rows)] = rows
+            table[step.slot_index] = rows[0]
+            table[step.slot_index, : len(rows)] = rows
         self._flush(name, table)
 
-    def _write_weights(self, name: str, batch: LaneBatch, width: int, rows_of: RowsOf) -> None:
-        """Weights `[seats, width, T]`; a condition that is alone has weight 1 whatever its curve says."""
-        table = self._table(name).array(batch.seats, width, batch.frames)
+    def _write_weights(self, name: str, batch: BucketBatch, width: int, rows_of: RowsOf) -> None:
+        """Weights `[slot_count, width, T]`; a condition that is alone has weight 1 whatever its curve says."""
+        table = self._table(name).array(batch.slot_count, width, batch.frames)
         table[...] = 0
         for step in batch.slots:
             rows = rows_of(step)
             for place, row in enumerate(rows):
                 condition: Condition = batch.rows[row].condition
-                table[step.seat, place] = condition.weight if len(rows) > 1 else 1.0
+                table[step.slot_index, place] = condition.weight if len(rows) > 1 else 1.0
         self._flush(name, table)
 
     def _flush(self, name: str, table: NDArray[Any]) -> None:
@@ -109,7 +109,7 @@ class Steps:
 
     def _table(self, name: str) -> Buffer:
         if name not in self._tables:
-            self._tables[name] = Buffer(self._device, self._state.seats * prod(self.most(name)), dtype_of(name))
+            self._tables[name] = Buffer(self._device, self._state.slot_count * prod(self.most(name)), dtype_of(name))
         return self._tables[name]
 
     def most(self, name: str) -> tuple[int, ...]:
@@ -122,14 +122,14 @@ def dtype_of(table: str) -> type[np.generic]:
     return np.float32 if table.endswith("weights") else np.int64
 
 
-def lines(batch: LaneBatch) -> dict[str, tuple[int, ...]]:
-    """Shape of a seat's line in each of TABLES."""
+def lines(batch: BucketBatch) -> dict[str, tuple[int, ...]]:
+    """Shape of a slot's line in each of TABLES."""
     positives, negatives = widths(batch)
     shapes = ((positives,), (negatives,), (positives, batch.frames), (negatives, batch.frames))
     return dict(zip(TABLES, shapes, strict=True))
 
 
-def widths(batch: LaneBatch) -> tuple[int, int]:
+def widths(batch: BucketBatch) -> tuple[int, int]:
     """K and N: the most positive and negative rows that a slot has; at least 1."""
     positives = max(len(step.positives) for step in batch.slots)
     return positives, max(1, *(len(step.negatives) for step in batch.slots))

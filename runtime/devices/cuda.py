@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 DEVICE_CHUNK_BYTES = 64 << 20
 PINNED_CHUNK_BYTES = 4 << 20
-# An upload of every seat's noise, at 8 seats of 240 s, is 12 MiB a tick; two ticks are in flight.
+# An upload of every slot's noise, at 8 slot_count of 240 s, is 12 MiB a tick; two ticks are in flight.
 RING_BYTES = 32 << 20
 RING_SEGMENTS = 8
 # So many at a time that a loop has all it will need after its first ticks.

@@ -28,7 +28,7 @@ class Execution(Protocol):
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
 
-    def hold(self, stream: Stream) -> None:
+    def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream, with what a captured graph bakes in, for this execution alone from now on.
 
         Launches that follow can be captured. Raises EngineError.

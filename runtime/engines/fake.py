@@ -65,10 +65,10 @@ class FaultyExecution:
         self._execution.launch(stream)
         self._spoil(number, stream)
 
-    def hold(self, stream: Stream) -> None:
+    def warm_up(self, stream: Stream) -> None:
         """As launch, held."""
         number = self._begin()
-        self._execution.hold(stream)
+        self._execution.warm_up(stream)
         self._spoil(number, stream)
 
     def _begin(self) -> int:

@@ -245,7 +245,7 @@ class OnnxRuntimeExecution:
         except RUN_ERRORS as error:
             raise failure(self._engine.name, error) from error
 
-    def hold(self, stream: Stream) -> None:
+    def warm_up(self, stream: Stream) -> None:
         """A launch: the binding is this execution's own anyway. Raises EngineError."""
         self.launch(stream)
 
@@ -284,7 +284,7 @@ class GpuExecution(OnnxRuntimeExecution):
                 fix="capture = false in [runtime] keeps this quiet; target tensorrt captures",
             )
 
-    def hold(self, stream: Stream) -> None:
+    def warm_up(self, stream: Stream) -> None:
         """One execute on the stream, after which a captured one needs no more memory; the first one of an engine also
         finds out whether it can be recorded.
 

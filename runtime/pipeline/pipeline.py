@@ -1,6 +1,6 @@
-"""A deployment, opened: the one place where bundle, device, engines, tick loop, codec and conditioner come together.
+"""A deployment, opened: the one place where bundle, device, engines, tick loop, codec and text_encoder come together.
 
-`Studio.request` turns public options (texts, curves, seconds) into a GenerationRequest (tokens, arrays, frames).
+`Pipeline.request` turns public options (texts, curves, seconds) into a GenerationRequest (tokens, arrays, frames).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
-from runtime.pipeline.text_encoder import Conditioner, Tokens
+from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, Values, parse_options
 from runtime.requests.request import Condition, GenerationRequest, LatentMask, StepParameters
 from runtime.requests.request import Target as DrawnTo
-from runtime.requests.segments import Latents, Stretch, next_stretch, repaint_curve, step_parameters
+from runtime.requests.segments import Latents, Segment, next_segment, repaint_curve, step_parameters
 from runtime.tick.loop import TickLoop
 
 COVER_DENOISE = 0.7
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Studio:
+class Pipeline:
     """What a deployment opens to. A context manager: entering starts the tick thread, leaving closes everything.
 
-    `codec` and `conditioner` are None where the bundle has none. Methods may be called from any thread.
+    `codec` and `text_encoder` are None where the bundle has none. Methods may be called from any thread.
     """
 
     deployment: Deployment
@@ -54,7 +54,7 @@ class Studio:
     device: Device
     loop: TickLoop
     codec: Codec | None
-    conditioner: Conditioner | None
+    text_encoder: TextEncoder | None
     edge_engines: tuple[Engine, ...]
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class Studio:
 
     @property
     def overlap_frames(self) -> int:
-        """Frames that the next stretch keeps of the one before it."""
+        """Frames that the next segment keeps of the one before it."""
         multiple = self.bundle.latents.frame_multiple
         wished = self.bundle.context.overlap_frames if self.bundle.context else self.canvas_frames // 4
         most = (self.canvas_frames - 1) // multiple * multiple
@@ -143,9 +143,9 @@ class Studio:
             return max(1, round(options.seconds * codec.sample_rate_hz))
         return self.total_frames(options, source) * codec.hop_samples
 
-    def next_stretch(self, done_frames: int, total_frames: int | None) -> Stretch | None:
+    def next_segment(self, done_frames: int, total_frames: int | None) -> Segment | None:
         """What to generate after `done_frames` of a whole; None where that is all."""
-        return next_stretch(done_frames, total_frames, lengths=self.lengths, overlap_frames=self.overlap_frames)
+        return next_segment(done_frames, total_frames, lengths=self.lengths, overlap_frames=self.overlap_frames)
 
     def read_source(self, data: Path | bytes, *, max_seconds: float = MAX_SECONDS) -> Latents:
         """Latents `[T, C]` of an audio file or a latents file, T a multiple. Raises RequestError."""
@@ -171,18 +171,18 @@ class Studio:
         client: str = "",
         **options: Any,
     ) -> GenerationRequest:
-        """The first stretch of a generation, by plain values of GenerationOptions. Raises RequestError."""
+        """The first segment of a generation, by plain values of GenerationOptions. Raises RequestError."""
         parsed = parse_options({"prompt": prompt, **options})
-        stretch = self.next_stretch(0, self.total_frames(parsed, source))
-        assert stretch is not None
+        segment = self.next_segment(0, self.total_frames(parsed, source))
+        assert segment is not None
         return self.compose(
-            parsed, stretch, condition=condition, source=source, target=target, session=session, client=client
+            parsed, segment, condition=condition, source=source, target=target, session=session, client=client
         )
 
     def compose(
         self,
         options: GenerationOptions,
-        stretch: Stretch,
+        segment: Segment,
         *,
         tail: Latents | None = None,
         condition: Tokens | None = None,
@@ -192,30 +192,30 @@ class Studio:
         session: str = "",
         client: str = "",
     ) -> GenerationRequest:
-        """The request for one stretch of a generation.
+        """The request for one segment of a generation.
 
-        `tail` `[n, C]`: what comes right before the stretch's new frames, at least its `keep_frames`. `condition`
+        `tail` `[n, C]`: what comes right before the segment's new frames, at least its `keep_frames`. `condition`
         `[L, D]`: tokens in place of the prompt's. `source` and `target` `[N, C]` begin at frame 0 of the whole.
         `seed`: instead of the options' one; drawn where neither says one. Raises RequestError.
         """
         sampler = self.bundle.sampler
-        mask = self._mask(options, stretch, tail, source)
+        mask = self._mask(options, segment, tail, source)
         return GenerationRequest(
-            frames=stretch.frames,
-            conditions=self._conditions(options, stretch) if condition is None else (Condition(condition),),
-            negatives=self._negatives(options, stretch),
+            frames=segment.frames,
+            conditions=self._conditions(options, segment) if condition is None else (Condition(condition),),
+            negatives=self._negatives(options, segment),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
             denoise=_first(options.denoise, COVER_DENOISE if _is_cover(options, source) else sampler.denoise),
             seed=_first(seed, options.seed, secrets.randbits(SEED_BITS)),
             guidance_mode=options.guidance_mode,
             solver=options.solver,
-            context=self._context(stretch, mask),
-            source=None if source is None else stretch.part(source, self.bundle.silence(stretch.frames)),
-            initial_noise_curve=_curve(options.initial_noise_curve, stretch),
+            context=self._context(segment, mask),
+            source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
+            initial_noise_curve=_curve(options.initial_noise_curve, segment),
             mask=mask,
-            target=self._target(options, stretch, source if target is None else target),
-            parameters=self._parameters(options, stretch),
+            target=self._target(options, segment, source if target is None else target),
+            parameters=self._parameters(options, segment),
             session=session,
             client=client,
         )
@@ -231,89 +231,89 @@ class Studio:
         total = self.bundle.latents.round_up(len(latents))
         return np.concatenate((latents, self.bundle.silence(total)[len(latents) :]))
 
-    def _tokens(self, text: str, stretch: Stretch, field: str) -> Tokens:
-        if self.conditioner is not None:
-            canvas_s = stretch.frames / self.bundle.latents.frame_rate_hz
-            return self.conditioner.encode(text, seconds=canvas_s, field=field)
+    def _tokens(self, text: str, segment: Segment, field: str) -> Tokens:
+        if self.text_encoder is not None:
+            canvas_s = segment.frames / self.bundle.latents.frame_rate_hz
+            return self.text_encoder.encode(text, seconds=canvas_s, field=field)
         null = self.bundle.null_condition()
         if text or null is None:
             raise RequestError(
-                f"bundle {self.bundle.name!r} takes no text: it has no [conditioner]"
+                f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]"
                 + ("" if null is None else ", only its null condition"),
                 field=field,
                 fix="export it with its text encoder" if null is None else "leave the text empty",
             )
         return null
 
-    def _conditions(self, options: GenerationOptions, stretch: Stretch) -> tuple[Condition, ...]:
+    def _conditions(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
         if isinstance(options.prompt, str):
-            return (Condition(self._tokens(options.prompt, stretch, "prompt")),)
+            return (Condition(self._tokens(options.prompt, segment, "prompt")),)
         return tuple(
             Condition(
-                self._tokens(item.text, stretch, f"prompt.{i}.text"), stretch.curve(item.weight), item.start, item.end
+                self._tokens(item.text, segment, f"prompt.{i}.text"), segment.curve(item.weight), item.start, item.end
             )
             for i, item in enumerate(options.prompt)
         )
 
-    def _negatives(self, options: GenerationOptions, stretch: Stretch) -> tuple[Condition, ...]:
+    def _negatives(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
         """None where the bundle has nothing to push away from and nobody asks for it."""
-        has_null = self.conditioner is not None or self.bundle.null_condition() is not None
+        has_null = self.text_encoder is not None or self.bundle.null_condition() is not None
         if not has_null and not options.negative_prompt and options.guidance in (None, 1.0):
             return ()
-        return (Condition(self._tokens(options.negative_prompt, stretch, "negative_prompt")),)
+        return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
-    def _parameters(self, options: GenerationOptions, stretch: Stretch) -> StepParameters:
-        return step_parameters(options, stretch).over(StepParameters(guidance=self.bundle.sampler.guidance))
+    def _parameters(self, options: GenerationOptions, segment: Segment) -> StepParameters:
+        return step_parameters(options, segment).over(StepParameters(guidance=self.bundle.sampler.guidance))
 
     def _mask(
-        self, options: GenerationOptions, stretch: Stretch, tail: Latents | None, source: Latents | None
+        self, options: GenerationOptions, segment: Segment, tail: Latents | None, source: Latents | None
     ) -> LatentMask | None:
         """What to generate (1) and what to keep (0): the tail of what is before, and what a repaint leaves alone."""
-        asked = self._asked_mask(options, stretch)
+        asked = self._asked_mask(options, segment)
         if asked is not None and source is None:
             raise RequestError("needs a source to keep", field="mask" if options.repaint is None else "repaint")
-        if asked is None and not stretch.keep_frames:
+        if asked is None and not segment.keep_frames:
             return None
-        silence = self.bundle.silence(stretch.frames)
-        original = silence if source is None else stretch.part(source, silence)
-        mask = np.ones(stretch.frames, np.float32) if asked is None else asked
-        if stretch.keep_frames:
+        silence = self.bundle.silence(segment.frames)
+        original = silence if source is None else segment.part(source, silence)
+        mask = np.ones(segment.frames, np.float32) if asked is None else asked
+        if segment.keep_frames:
             assert tail is not None
-            mask[: stretch.keep_frames] = 0.0
-            original[: stretch.keep_frames] = tail[len(tail) - stretch.keep_frames :]
+            mask[: segment.keep_frames] = 0.0
+            original[: segment.keep_frames] = tail[len(tail) - segment.keep_frames :]
         return LatentMask(mask, original)
 
-    def _asked_mask(self, options: GenerationOptions, stretch: Stretch) -> NDArray[np.float32] | None:
+    def _asked_mask(self, options: GenerationOptions, segment: Segment) -> NDArray[np.float32] | None:
         if options.repaint is not None:
-            return repaint_curve(options.repaint, self.bundle.latents.frame_rate_hz, stretch)
+            return repaint_curve(options.repaint, self.bundle.latents.frame_rate_hz, segment)
         if options.mask is None:
             return None
-        return np.array(np.broadcast_to(stretch.curve(options.mask), (stretch.frames,)), np.float32)
+        return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
 
-    def _context(self, stretch: Stretch, mask: LatentMask | None) -> NDArray[np.float32] | None:
+    def _context(self, segment: Segment, mask: LatentMask | None) -> NDArray[np.float32] | None:
         """`[T, X]`: what is known, silence elsewhere, and which is which. None for decoders without context input."""
         if self.bundle.context is None:
             return None
         channels = self.bundle.latents.channels
-        context = np.ones((stretch.frames, 2 * channels), np.float32)
-        context[:, :channels] = self.bundle.silence(stretch.frames)
+        context = np.ones((segment.frames, 2 * channels), np.float32)
+        context[:, :channels] = self.bundle.silence(segment.frames)
         if mask is not None and mask.original is not None:
             known = np.asarray(mask.mask) == 0.0
             context[known, :channels] = mask.original[known]
             context[known, channels:] = 0.0
         return context
 
-    def _target(self, options: GenerationOptions, stretch: Stretch, latents: Latents | None) -> DrawnTo | None:
+    def _target(self, options: GenerationOptions, segment: Segment, latents: Latents | None) -> DrawnTo | None:
         if latents is not None:
-            drawn = stretch.part(latents, self.bundle.silence(stretch.frames))
-            return DrawnTo(drawn, _curve(options.target_curve, stretch), options.target_gate)
+            drawn = segment.part(latents, self.bundle.silence(segment.frames))
+            return DrawnTo(drawn, _curve(options.target_curve, segment), options.target_gate)
         for field in ("target_curve", "x0_strength"):
             if getattr(options, field) is not None:
                 raise RequestError("needs a target or a source to be drawn to", field=field)
         return None
 
 
-def open_studio(deployment: Deployment | Path, *, target: Target | None = None) -> Studio:
+def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None) -> Pipeline:
     """Open everything that a deployment says; `target` instead of its own one.
 
     Raises ConfigError, EngineNotBuiltError and EngineMismatchError (both with the build command that helps).
@@ -329,22 +329,22 @@ def open_studio(deployment: Deployment | Path, *, target: Target | None = None) 
         engines = open_engines(deployment, device)
         opened.callback(engines.close)
         edge = _open_edge(deployment, bundle, device, opened)
-        studio = Studio(
+        pipeline = Pipeline(
             deployment=deployment,
             bundle=bundle,
             device=device,
             loop=TickLoop(engines, bundle, deployment, device),
             codec=Codec(bundle, edge["codec_decode"], edge.get("codec_encode")) if bundle.codec else None,
-            conditioner=Conditioner(bundle, edge["conditioner"]) if bundle.conditioner else None,
+            text_encoder=TextEncoder(bundle, edge["text_encoder"]) if bundle.text_encoder else None,
             edge_engines=tuple(edge.values()),
         )
         opened.pop_all()
-    return studio
+    return pipeline
 
 
 def _open_edge(deployment: Deployment, bundle: Bundle, device: Device, opened: ExitStack) -> dict[str, Engine]:
     """The engines outside of the tick, by name."""
-    names = ["conditioner"] if bundle.conditioner else []
+    names = ["text_encoder"] if bundle.text_encoder else []
     if bundle.codec is not None:
         names += ["codec_decode", "codec_encode"] if bundle.codec.encode else ["codec_decode"]
     fix = build_command(deployment.path, deployment.target)
@@ -368,8 +368,8 @@ def _is_safetensors(data: Path | bytes) -> bool:
     return data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data)
 
 
-def _curve(values: Values | None, stretch: Stretch) -> Curve | None:
-    return None if values is None else stretch.curve(values)
+def _curve(values: Values | None, segment: Segment) -> Curve | None:
+    return None if values is None else segment.curve(values)
 
 
 def _first(*choices: T | None) -> T:

@@ -20,16 +20,16 @@ Tokens = NDArray[np.float32]
 CACHE_ENTRIES = 256
 
 
-class Conditioner:
-    """The bundle's conditioner. Any thread may call it. The latest texts are remembered, `cache_entries` of them.
+class TextEncoder:
+    """The bundle's text_encoder. Any thread may call it. The latest texts are remembered, `cache_entries` of them.
 
-    Raises ConfigError where the bundle has no conditioner or its tokenizer cannot be read.
+    Raises ConfigError where the bundle has no text_encoder or its tokenizer cannot be read.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, *, cache_entries: int = CACHE_ENTRIES) -> None:
-        if bundle.conditioner is None:
-            raise ConfigError(f"bundle {bundle.name!r} has no [conditioner]: it takes no text")
-        self.spec = bundle.conditioner
+        if bundle.text_encoder is None:
+            raise ConfigError(f"bundle {bundle.name!r} has no [text_encoder]: it takes no text")
+        self.spec = bundle.text_encoder
         self._tokenizer = _open_tokenizer(bundle)
         self._null_condition = bundle.null_condition()
         self._canvas_s = bundle.canvas_s
@@ -109,8 +109,8 @@ def read_condition(path: Path) -> Tokens:
 
 
 def _open_tokenizer(bundle: Bundle) -> Tokenizer:
-    assert bundle.conditioner is not None
-    path = bundle.folder / bundle.conditioner.tokenizer
+    assert bundle.text_encoder is not None
+    path = bundle.folder / bundle.text_encoder.tokenizer
     try:
         text = path.read_text(encoding="utf-8")
         is_tokenizer = "model" in json.loads(text)

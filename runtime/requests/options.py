@@ -96,7 +96,7 @@ Prompt = Annotated[
 
 
 class Span(_Options):
-    """A stretch of time inside the generation."""
+    """A segment of time inside the generation."""
 
     start_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it begins, in seconds.")
     end_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it ends, in seconds.")
@@ -163,7 +163,7 @@ class GenerationOptions(StepOptions):
         default=None,
         ge=MIN_SECONDS,
         le=MAX_SECONDS,
-        description="Length; beyond one canvas it is made in stretches. Default: one canvas, or the source's length.",
+        description="Length; beyond one canvas it is made in segments. Default: one canvas, or the source's length.",
     )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Same seed, same options: same music. Default: drawn at random."
@@ -191,7 +191,7 @@ class GenerationOptions(StepOptions):
         default=None,
         min_length=1,
         max_length=MAX_SPANS,
-        description="With a source: only these stretches of time are generated anew.",
+        description="With a source: only these segments of time are generated anew.",
     )
     target_curve: UnitCurve | None = Field(
         default=None, description="With a target or a source: how strongly each moment is drawn to it."

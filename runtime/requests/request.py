@@ -1,6 +1,6 @@
 """What one generation is asked to be: frozen data, checked when it is made.
 
-Every scalar of the step may also be a per-frame curve `[T]` (float32). Two lanes: everything in `GenerationRequest`
+Every scalar of the step may also be a per-frame curve `[T]` (float32). Two buckets: everything in `GenerationRequest`
 holds from admission to the end; `StepParameters` can also be overridden for a whole session while its slots are in
 flight.
 """
@@ -106,7 +106,7 @@ class Dcw:
 
 @dataclass(frozen=True, eq=False)
 class StepParameters:
-    """The step lane. None means: not said here, the next lane down decides, and the neutral value at the end.
+    """The step bucket. None means: not said here, the next bucket down decides, and the neutral value at the end.
 
     velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
     `[T]`.
@@ -162,8 +162,8 @@ class GenerationRequest:
     conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none).
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
-    initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the step lane that the
-    generation listens to; `client` is whom fairness counts. Raises RequestError with the field.
+    initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
+    parameters that the generation follows; `client` is whom fairness counts. Raises RequestError with the field.
     """
 
     frames: int

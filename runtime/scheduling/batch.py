@@ -9,9 +9,9 @@ from runtime.requests.request import Condition, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the decoder's batch: which seat's latents, under which condition."""
+    """One line of the decoder's batch: which slot's latents, under which condition."""
 
-    seat: int
+    slot_index: int
     condition: Condition
     request: GenerationRequest
 
@@ -20,7 +20,7 @@ class Row:
 class SlotStep:
     """One slot's part in a tick: its step k of K, from `time` to `next_time`, and which rows are its own."""
 
-    seat: int
+    slot_index: int
     request: GenerationRequest
     step: int
     steps: int
@@ -28,7 +28,7 @@ class SlotStep:
     next_time: float
     positives: tuple[int, ...]
     negatives: tuple[int, ...]
-    use_kept: bool
+    use_cached_negative: bool
 
     @property
     def is_last(self) -> bool:
@@ -37,15 +37,15 @@ class SlotStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneBatch:
-    """All slots of one length T. Rows: every slot's positives in seat order, then every slot's negatives.
+class BucketBatch:
+    """All slots of one length T. Rows: every slot's positives in slot order, then every slot's negatives.
 
-    `seats` is the prefix of the lane's seats that this tick covers; `executes` are row ranges (begin, end), each one
+    `slot_count`: this tick covers the slots with indices below it; `executes` are row ranges (begin, end), each one
     execute of the decoder, with the number of condition tokens it is padded to. Rows between two of them are spare.
     """
 
     frames: int
-    seats: int
+    slot_count: int
     slots: tuple[SlotStep, ...]
     rows: tuple[Row, ...]
     executes: tuple[tuple[int, int, int], ...]
@@ -62,14 +62,14 @@ class TickBatch:
     """Everything one tick executes."""
 
     tick: int
-    lanes: tuple[LaneBatch, ...]
+    buckets: tuple[BucketBatch, ...]
 
     @property
     def slots(self) -> int:
         """Live slots."""
-        return sum(len(lane.slots) for lane in self.lanes)
+        return sum(len(bucket.slots) for bucket in self.buckets)
 
     @property
     def rows(self) -> int:
-        """Rows that the decoder executes, over all lanes."""
-        return sum(end - begin for lane in self.lanes for begin, end, _ in lane.executes)
+        """Rows that the decoder executes, over all buckets."""
+        return sum(end - begin for bucket in self.buckets for begin, end, _ in bucket.executes)

@@ -14,7 +14,7 @@ from typing import Any
 from runtime.config.deployment import Deployment
 from runtime.denoise.row_layout import (
     TOKEN_MULTIPLE,
-    LaneLayout,
+    RowLayout,
     _slot_step,
     _union,
     active_conditions,
@@ -22,7 +22,7 @@ from runtime.denoise.row_layout import (
 )
 from runtime.requests.request import NEUTRAL, Condition, GenerationRequest, StepParameters, fit
 from runtime.requests.timesteps import schedule
-from runtime.scheduling.batch import LaneBatch, Row, TickBatch
+from runtime.scheduling.batch import BucketBatch, Row, TickBatch
 from runtime.scheduling.slot import Slot, row_features, step_features
 
 
@@ -75,7 +75,7 @@ class Scheduler:
     slots: dict[str, Slot] = field(default_factory=dict)
     overrides: dict[str, StepParameters] = field(default_factory=dict)
     tick: int = 0
-    _layouts: dict[int, tuple[list[Any], list[Slot], LaneLayout]] = field(default_factory=dict)
+    _layouts: dict[int, tuple[list[Any], list[Slot], RowLayout]] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -92,17 +92,17 @@ class Scheduler:
         return admitted
 
     def make_slot(self, request: GenerationRequest) -> Slot:
-        """A slot at step 0 on the lowest free seat of its lane."""
-        taken = {slot.seat for slot in self.lane(request.frames)}
-        seat = next(seat for seat in range(self.depth) if seat not in taken)
+        """A slot at step 0 on the lowest free slot_index of its bucket."""
+        taken = {slot.slot_index for slot in self.bucket(request.frames)}
+        slot_index = next(slot_index for slot_index in range(self.depth) if slot_index not in taken)
         times = schedule(request.steps, shift=request.shift, denoise=request.denoise)
-        slot = Slot(request, seat, times, NEUTRAL, frozenset(), frozenset())
+        slot = Slot(request, slot_index, times, NEUTRAL, frozenset(), frozenset())
         self.apply_parameters(slot)
         return slot
 
-    def lane(self, frames: int) -> list[Slot]:
-        """The slots of one length, in seat order."""
-        return sorted((slot for slot in self.slots.values() if slot.frames == frames), key=lambda slot: slot.seat)
+    def bucket(self, frames: int) -> list[Slot]:
+        """The slots of one length, in slot order."""
+        return sorted((slot for slot in self.slots.values() if slot.frames == frames), key=lambda slot: slot.slot_index)
 
     def override(self, session: str, parameters: StepParameters | None) -> list[Slot]:
         """Set or take away a session's step parameters; returns its slots in flight."""
@@ -123,20 +123,20 @@ class Scheduler:
         slot.row_features = row_features(slot.request, slot.parameters)
 
     def schedule(self) -> TickBatch:
-        """The next tick, lanes in order of their length."""
+        """The next tick, buckets in order of their length."""
         lengths = sorted({slot.frames for slot in self.slots.values()})
-        return TickBatch(self.tick, tuple(self._lane_batch(self.lane(frames)) for frames in lengths))
+        return TickBatch(self.tick, tuple(self._bucket_batch(self.bucket(frames)) for frames in lengths))
 
     def commit(self, batch: TickBatch) -> list[Slot]:
         """Every slot of the batch has taken its step; returns those whose last step it was, no longer in flight."""
         self.tick += 1
         finished = []
-        for step in (step for lane in batch.lanes for step in lane.slots):
+        for step in (step for bucket in batch.buckets for step in bucket.slots):
             slot = self.slots.get(step.request.id)
             if slot is None:
                 continue
             slot.step += 1
-            slot.kept = slot.kept or bool(step.negatives)
+            slot.has_cached_negative = slot.has_cached_negative or bool(step.negatives)
             if step.is_last:
                 finished.append(self.slots.pop(step.request.id))
         return finished
@@ -145,7 +145,7 @@ class Scheduler:
         """Take a request out, waiting or in flight; False where it is neither."""
         return self.waiting.remove(request_id) is not None or self.slots.pop(request_id, None) is not None
 
-    def _lane_batch(self, slots: list[Slot]) -> LaneBatch:
+    def _bucket_batch(self, slots: list[Slot]) -> BucketBatch:
         active = [(slot, active_conditions(slot), active_negatives(slot)) for slot in slots]
         key = [
             (id(slot), slot.features, slot.row_features, list(map(id, pos)), list(map(id, neg)))
@@ -153,12 +153,12 @@ class Scheduler:
         ]
         known = self._layouts.get(slots[0].frames)
         if known is None or known[0] != key:
-            known = self._layouts[slots[0].frames] = (key, slots, self._lay_out_lane(active))
+            known = self._layouts[slots[0].frames] = (key, slots, self._lay_out_bucket(active))
         layout = known[2]
         steps = zip(slots, layout.positives, layout.negatives, strict=True)
-        return LaneBatch(
+        return BucketBatch(
             frames=slots[0].frames,
-            seats=slots[-1].seat + 1,
+            slot_count=slots[-1].slot_index + 1,
             slots=tuple(_slot_step(slot, pos, neg) for slot, pos, neg in steps),
             rows=layout.rows,
             executes=layout.executes,
@@ -166,17 +166,17 @@ class Scheduler:
             row_features=layout.row_features,
         )
 
-    def _lay_out_lane(self, active: list[tuple[Slot, tuple[Condition, ...], tuple[Condition, ...]]]) -> LaneLayout:
+    def _lay_out_bucket(self, active: list[tuple[Slot, tuple[Condition, ...], tuple[Condition, ...]]]) -> RowLayout:
         positives = [(slot, condition) for slot, conditions, _ in active for condition in conditions]
         negatives = [(slot, condition) for slot, _, conditions in active for condition in conditions]
         rows, executes = self._lay_out(positives, negatives)
-        index = {(row.seat, id(row.condition), negative): i for i, (row, negative) in enumerate(rows)}
+        index = {(row.slot_index, id(row.condition), negative): i for i, (row, negative) in enumerate(rows)}
         blend = any(len(pos) > 1 or len(neg) > 1 for _, pos, neg in active)
-        return LaneLayout(
+        return RowLayout(
             rows=tuple(row for row, _ in rows),
             executes=executes,
-            positives=tuple(tuple(index[slot.seat, id(c), False] for c in pos) for slot, pos, _ in active),
-            negatives=tuple(tuple(index[slot.seat, id(c), True] for c in neg) for slot, _, neg in active),
+            positives=tuple(tuple(index[slot.slot_index, id(c), False] for c in pos) for slot, pos, _ in active),
+            negatives=tuple(tuple(index[slot.slot_index, id(c), True] for c in neg) for slot, _, neg in active),
             features=_union(slot.features for slot, _, _ in active) | ({"blend"} if blend else set()),
             row_features=_union(slot.row_features for slot, _, _ in active),
         )
@@ -198,7 +198,9 @@ class Scheduler:
                 spare = -len(rows) % self.row_multiple(chunk[0][0].frames)
                 rows += [(row, None) for row, _ in rows[-1:] * spare]
                 executes.append((len(rows), len(rows) + len(chunk), tokens))
-                rows += [(Row(slot.seat, condition, slot.request), negative) for slot, condition, negative in chunk]
+                rows += [
+                    (Row(slot.slot_index, condition, slot.request), negative) for slot, condition, negative in chunk
+                ]
         return rows, tuple(executes)
 
     def _groups(self, marked: list[tuple[Slot, Condition, bool]]) -> list[list[tuple[Slot, Condition, bool]]]:

@@ -14,19 +14,19 @@ from runtime.requests.request import Dcw, GenerationRequest, StepParameters
 
 @dataclass(slots=True)
 class Slot:
-    """A generation in flight: its seat in the lane of its length, where it is, and what its step needs.
+    """A generation in flight: its slot_index in the bucket of its length, where it is, and what its step needs.
 
     `kept` turns true once the negative velocity that guidance mode "initialize" keeps has been computed.
     """
 
     request: GenerationRequest
-    seat: int
+    slot_index: int
     times: NDArray[np.float32]
     parameters: StepParameters
     features: frozenset[str]
     row_features: frozenset[str]
     step: int = 0
-    kept: bool = False
+    has_cached_negative: bool = False
 
     @property
     def steps(self) -> int:
@@ -44,11 +44,11 @@ class Slot:
         return "guidance" in self.features
 
 
-def uses_kept(slot: Slot) -> bool:
+def uses_cached_negative(slot: Slot) -> bool:
     """Residual guidance: the negative is the initial noise ("self"), or the velocity kept from before
     ("initialize")."""
     mode = slot.request.guidance_mode
-    return slot.is_guided and (mode == "self" or (mode == "initialize" and slot.kept))
+    return slot.is_guided and (mode == "self" or (mode == "initialize" and slot.has_cached_negative))
 
 
 def step_features(request: GenerationRequest, parameters: StepParameters) -> frozenset[str]:

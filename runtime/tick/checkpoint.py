@@ -26,13 +26,13 @@ META = "__meta__"
 class FrozenSlot:
     """A generation between two ticks: its request (with the step parameters in force), step, and state arrays `[T, C]`.
 
-    `kept` says whether the negative velocity of guidance mode "initialize" has been computed; `model` is the bundle's
+    `has_cached_negative` says whether the negative velocity of guidance mode "initialize" has been computed; `model` is the bundle's
     name.
     """
 
     request: GenerationRequest
     step: int
-    kept: bool
+    has_cached_negative: bool
     arrays: dict[str, NDArray[np.float32]]
     model: str
 
@@ -55,7 +55,7 @@ def dumps(frozen: FrozenSlot) -> bytes:
         "format": FORMAT,
         "model": frozen.model,
         "step": frozen.step,
-        "kept": frozen.kept,
+        "has_cached_negative": frozen.has_cached_negative,
         "request": scalars,
     }
     head["sha256"] = _digest(head, arrays)
@@ -78,7 +78,7 @@ def loads(data: bytes) -> FrozenSlot:
     except (RequestError, TypeError, KeyError) as error:
         raise CheckpointError(f"the checkpoint's request cannot be read: {error}") from error
     state = {name.removeprefix("state/"): array for name, array in arrays.items() if name.startswith("state/")}
-    return FrozenSlot(request, head["step"], head["kept"], state, head["model"])
+    return FrozenSlot(request, head["step"], head["has_cached_negative"], state, head["model"])
 
 
 def _flatten(instance: Any, path: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from runtime.tick.checkpoint import FrozenSlot
 from runtime.tick.events import Event, Failed
 
 
-class Door:
+class LoopClient:
     """The side of a tick loop that any thread may use.
 
     At most `depth + queue` generations are inside at a time; one more is refused at once.

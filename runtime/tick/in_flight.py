@@ -9,27 +9,27 @@ from numpy.typing import NDArray
 
 from runtime.devices.device import Event as DeviceEvent
 from runtime.devices.device import Stream
-from runtime.scheduling.batch import LaneBatch, TickBatch
+from runtime.scheduling.batch import BucketBatch, TickBatch
 from runtime.scheduling.slot import Slot
-from runtime.tick.record import LaneSpan, TickRecord
+from runtime.tick.record import BucketSpan, TickRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A lane's part of a launched tick: events around the decoder, and where its finite flags `[seats]` arrive."""
+    """A bucket's part of a launched tick: events around the decoder, and where its finite flags `[S]` arrive."""
 
-    batch: LaneBatch
+    batch: BucketBatch
     begin: DeviceEvent
     end: DeviceEvent
     finite: NDArray[np.bool_]
 
-    def span(self, stream: Stream, first: DeviceEvent) -> LaneSpan:
+    def span(self, stream: Stream, first: DeviceEvent) -> BucketSpan:
         """When it ran, from `first` on; its events are done."""
         batch = self.batch
         rows = sum(end - begin for begin, end, _ in batch.executes)
         begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
         ms = stream.elapsed_ms(self.begin, self.end)
-        return LaneSpan(batch.frames, len(batch.slots), rows, len(batch.executes), begin_ms, ms)
+        return BucketSpan(batch.frames, len(batch.slots), rows, len(batch.executes), begin_ms, ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class InFlight:
     """A launched tick: once `done`, its flags and finished latents can be read."""
 
     batch: TickBatch
-    lanes: tuple[Launched, ...]
+    buckets: tuple[Launched, ...]
     done: DeviceEvent
     finished: tuple[tuple[Slot, NDArray[np.float32]], ...]
     record: TickRecord

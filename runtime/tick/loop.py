@@ -1,4 +1,4 @@
-"""The tick loop: one thread that owns scheduler, lanes and engines; everybody else talks to it through its inbox."""
+"""The tick loop: one thread that owns scheduler, buckets and engines; everybody else talks to it through its inbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.row_buffers import row_multiple
-from runtime.denoise.runner import Lanes
+from runtime.denoise.runner import DenoiseRunner
 from runtime.devices.device import Device
 from runtime.devices.device import Event as DeviceEvent
 from runtime.engines.engine import EngineSet, variant_name
@@ -29,19 +29,19 @@ from runtime.errors import (
     TickError,
 )
 from runtime.requests.request import DENOISE_MIN
-from runtime.scheduling.batch import LaneBatch, TickBatch
+from runtime.scheduling.batch import BucketBatch, TickBatch
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot
 from runtime.tick.checkpoint import FrozenSlot
-from runtime.tick.client import Cancel, Door, Freeze, Message, Stop, Submit, Swap, Update
+from runtime.tick.client import Cancel, Freeze, LoopClient, Message, Stop, Submit, Swap, Update
 from runtime.tick.clock import PhaseClock, clock_of
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started
 from runtime.tick.in_flight import InFlight, Launched, LoopStats
 from runtime.tick.record import TickRecord
 
 
-class TickLoop(Door):
-    """Runs ticks: tick() is called from one thread only; what Door has, stats, start and close from any."""
+class TickLoop(LoopClient):
+    """Runs ticks: tick() is called from one thread only; what LoopClient has, stats, start and close from any."""
 
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
         super().__init__(engines, bundle, deployment)
@@ -54,7 +54,7 @@ class TickLoop(Door):
             row_multiple=lambda frames: row_multiple(frames, bundle.latents.channels),
         )
         self._stream = device.main
-        self._lanes = Lanes(device, self._stream, engines, bundle, deployment)
+        self._buckets = DenoiseRunner(device, self._stream, engines, bundle, deployment)
         self._entering: dict[str, Submit] = {}
         self._in_flight: deque[InFlight] = deque()
         self._ticks = 0
@@ -98,7 +98,7 @@ class TickLoop(Door):
                 self._complete_all()
             self._end()
         with contextlib.suppress(EngineDeadError):
-            self._lanes.close()
+            self._buckets.close()
         self.engines.close()
 
     # The tick thread.
@@ -120,12 +120,12 @@ class TickLoop(Door):
         """One pass: every live slot takes one step. None where nothing is live."""
         clock = self._clock()
         clock.begin("inbox")
-        allocations, counts = self._lanes.allocations, self._lanes.launch_counts.copy()
+        allocations, counts = self._buckets.allocations, self._buckets.launch_counts.copy()
         self._drain_inbox()
         clock.begin("schedule")
         self._admit()
         batch = self._scheduler.schedule()
-        if not batch.lanes:
+        if not batch.buckets:
             clock.end()
             self._complete_all()
             return None
@@ -141,11 +141,11 @@ class TickLoop(Door):
         finished = self._commit(batch, ready)
         for question in questions:
             self._handle(question)
-        done = self._lanes.copied() if finished else ready
+        done = self._buckets.copied() if finished else ready
         self._in_flight.append(InFlight(batch, launched, done, finished, record))
         completed = self._complete_due(clock)
-        record.allocations = self._lanes.allocations - allocations
-        record.count(self._lanes.launch_counts.since(counts))
+        record.allocations = self._buckets.allocations - allocations
+        record.count(self._buckets.launch_counts.since(counts))
         self._tell_progress(batch, clock.elapsed_ms)
         clock.end()
         clock.note(record)
@@ -168,41 +168,41 @@ class TickLoop(Door):
         return oldest.done.is_done or len(self._in_flight) >= self.deployment.runtime.ticks_in_flight
 
     def _launch(self, batch: TickBatch, clock: PhaseClock) -> tuple[Launched, ...] | None:
-        """Upload and execute every lane; an engine's failure ends the batch's generations, not the loop."""
+        """Upload and execute every bucket; an engine's failure ends the batch's generations, not the loop."""
         try:
             clock.begin("upload")
-            for lane in batch.lanes:
-                self._lanes[lane.frames].prepare(lane)
+            for bucket in batch.buckets:
+                self._buckets[bucket.frames].prepare(bucket)
             clock.begin("launch")
-            return tuple(self._launch_lane(lane) for lane in batch.lanes)
+            return tuple(self._launch_bucket(bucket) for bucket in batch.buckets)
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
-            for step in [step for lane in batch.lanes for step in lane.slots]:
+            for step in [step for bucket in batch.buckets for step in bucket.slots]:
                 self._remove(step.request.id, Failed(step.request.id, error), "engine_error")
             return None
 
-    def _launch_lane(self, batch: LaneBatch) -> Launched:
-        lane = self._lanes[batch.frames]
-        begin, end = lane.launch(batch)
-        return Launched(batch, begin, end, lane.finite(batch.seats))
+    def _launch_bucket(self, batch: BucketBatch) -> Launched:
+        bucket = self._buckets[batch.frames]
+        begin, end = bucket.launch(batch)
+        return Launched(batch, begin, end, bucket.finite(batch.slot_count))
 
     def _commit(self, batch: TickBatch, ready: DeviceEvent) -> tuple[tuple[Slot, NDArray[np.float32]], ...]:
-        """Advance every slot; begin to copy out those that are finished and free their seats."""
+        """Advance every slot; begin to copy out those that are finished and free their slot_count."""
         finished: list[tuple[Slot, NDArray[np.float32]]] = []
         for slot in self._scheduler.commit(batch):
             if not finished:
-                self._lanes.begin_copies(ready)
-            finished.append((slot, self._lanes.read_out(slot.frames, slot.seat)))
-            self._lanes[slot.frames].state.vacate(slot.seat)
+                self._buckets.begin_copies(ready)
+            finished.append((slot, self._buckets.read_out(slot.frames, slot.slot_index)))
+            self._buckets[slot.frames].state.vacate(slot.slot_index)
         return tuple(finished)
 
     def _complete(self, tick: InFlight) -> TickRecord:
         """A tick's work is done: quarantine what is not finite, deliver what is finished."""
         self._note_device_times(tick)
-        for lane in tick.lanes:
-            for step in lane.batch.slots:
-                if not lane.finite[step.seat]:
+        for bucket in tick.buckets:
+            for step in bucket.batch.slots:
+                if not bucket.finite[step.slot_index]:
                     self._quarantine(step.request.id, step.step)
         delivered = [pair for pair in tick.finished if pair[0].request.id in self._registry]
         for slot, latents in delivered:
@@ -211,9 +211,9 @@ class TickLoop(Door):
         return tick.record
 
     def _note_device_times(self, tick: InFlight) -> None:
-        record, first = tick.record, tick.lanes[0].begin
-        record.lanes = tuple(lane.span(self._stream, first) for lane in tick.lanes)
-        record.engine_ms = sum(lane.ms for lane in record.lanes)
+        record, first = tick.record, tick.buckets[0].begin
+        record.buckets = tuple(bucket.span(self._stream, first) for bucket in tick.buckets)
+        record.engine_ms = sum(bucket.ms for bucket in record.buckets)
         if self._last_begin is not None:
             record.device_gap_ms = self._stream.elapsed_ms(self._last_begin, first)
         self._last_begin = first
@@ -235,12 +235,12 @@ class TickLoop(Door):
         admitted = self._scheduler.admit()
         live = {slot.frames for slot in self._scheduler.slots.values()}
         for slot in admitted:
-            state = self._lanes.open(slot.frames, live).state
+            state = self._buckets.open(slot.frames, live).state
             message = self._entering.pop(slot.request.id)
             state.admit(slot, message.noise)
             if message.frozen is not None:
-                slot.step, slot.kept = message.frozen.step, message.frozen.kept
-                state.restore(slot.seat, message.frozen.arrays)
+                slot.step, slot.has_cached_negative = message.frozen.step, message.frozen.has_cached_negative
+                state.restore(slot.slot_index, message.frozen.arrays)
             self._registry.tell(Started(slot.request.id, self._scheduler.tick))
 
     def _drain_inbox(self) -> None:
@@ -270,7 +270,7 @@ class TickLoop(Door):
                 self._take(message)
             case Update(session, parameters):
                 for slot in self._scheduler.override(session, parameters):
-                    self._lanes[slot.frames].state.set_parameters(slot)
+                    self._buckets[slot.frames].state.set_parameters(slot)
             case Cancel(request_id):
                 self._remove(request_id, Cancelled(request_id), "cancelled")
             case Freeze(request_id, reply):
@@ -294,9 +294,9 @@ class TickLoop(Door):
         if slot is None:
             reply.set_exception(RequestError(f"no generation {request_id} is in flight", field="id"))
             return
-        arrays = self._lanes[slot.frames].state.freeze(slot.seat)
+        arrays = self._buckets[slot.frames].state.freeze(slot.slot_index)
         request = slot.request.with_parameters(slot.parameters)
-        reply.set_result(FrozenSlot(request, slot.step, slot.kept, arrays, self.bundle.name))
+        reply.set_result(FrozenSlot(request, slot.step, slot.has_cached_negative, arrays, self.bundle.name))
 
     def _swap(self, engines: EngineSet, reply: Future[None]) -> None:
         """What is launched runs to its end on the old engines, the next tick is launched on the new ones."""
@@ -307,7 +307,7 @@ class TickLoop(Door):
             return
         self._complete_all()
         old, self.engines = self.engines, engines
-        self._lanes.use(engines)
+        self._buckets.use(engines)
         self._generation += 1
         old.close()
         reply.set_result(None)
@@ -315,13 +315,13 @@ class TickLoop(Door):
     def _remove(self, request_id: str, event: Event, outcome: str) -> None:
         slot = self._scheduler.slots.get(request_id)
         if slot is not None:
-            self._lanes[slot.frames].state.vacate(slot.seat)
+            self._buckets[slot.frames].state.vacate(slot.slot_index)
         self._scheduler.remove(request_id)
         self._entering.pop(request_id, None)
         self._registry.leave(event, outcome)
 
     def _tell_progress(self, batch: TickBatch, tick_ms: float) -> None:
-        for step in (step for lane in batch.lanes for step in lane.slots if not step.is_last):
+        for step in (step for bucket in batch.buckets for step in bucket.slots if not step.is_last):
             self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, tick_ms))
         self._ticks += 1
         self._last_tick_s = time.monotonic()
@@ -337,9 +337,9 @@ class TickLoop(Door):
             tick=batch.tick,
             slots=batch.slots,
             rows=batch.rows,
-            frames=tuple(lane.frames for lane in batch.lanes),
-            executes=sum(len(lane.executes) for lane in batch.lanes),
-            variants=tuple(variant_name(lane.features) for lane in batch.lanes),
+            frames=tuple(bucket.frames for bucket in batch.buckets),
+            executes=sum(len(bucket.executes) for bucket in batch.buckets),
+            variants=tuple(variant_name(bucket.features) for bucket in batch.buckets),
             queue_depth=len(self._scheduler.waiting),
             generation=self._generation,
         )

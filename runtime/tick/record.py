@@ -13,15 +13,15 @@ PHASES = ("inbox", "schedule", "upload", "launch", "commit", "wait", "deliver")
 
 
 class PhaseSpan(NamedTuple):
-    """A stretch of a tick: which phase it belongs to, when it began after the tick did, and how long it took."""
+    """A segment of a tick: which phase it belongs to, when it began after the tick did, and how long it took."""
 
     phase: str
     begin_ms: float
     ms: float
 
 
-class LaneSpan(NamedTuple):
-    """A lane's executes on the device: when they began after those of the tick's first lane, how long they took."""
+class BucketSpan(NamedTuple):
+    """A bucket's executes on the device: when they began after those of the tick's first bucket, how long they took."""
 
     frames: int
     slots: int
@@ -36,7 +36,7 @@ class TickRecord:
     """What one tick measured. Times in milliseconds; `allocations` are the device's, zero in steady state.
 
     marks: when (perf_counter, in seconds) each phase began, and, named "", when the tick ended.
-    lanes, engine_ms: the decoder's executes on the device; of lanes that replayed a captured graph, the whole graph.
+    buckets, engine_ms: the decoder's executes on the device; of buckets that replayed a graph, the whole graph.
     device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first.
     bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
     """
@@ -51,7 +51,7 @@ class TickRecord:
     tick_ms: float = 0.0
     marks: tuple[tuple[str, float], ...] = ()
     engine_ms: float = 0.0
-    lanes: tuple[LaneSpan, ...] = ()
+    buckets: tuple[BucketSpan, ...] = ()
     device_gap_ms: float = 0.0
     allocations: int = 0
     bound: int = 0

@@ -1,4 +1,4 @@
-"""One generation from its options to bytes: stretches through the tick loop, windows through the codec, chunks out.
+"""One generation from its options to bytes: segments through the tick loop, windows through the codec, chunks out.
 
 Ticks run on the tick thread, everything else that takes time in worker threads; the event loop only waits.
 """
@@ -19,8 +19,8 @@ from runtime.audio.codec import Codec, Latents
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS, latents_bytes
 from runtime.audio.timeline import Timeline, Window
-from runtime.pipeline.generation import Extension
-from runtime.pipeline.pipeline import Studio
+from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.admission import Ticket
@@ -35,10 +35,10 @@ FIRST, LATER = 0, 1
 
 @dataclass
 class Job:
-    """One generation on its way: what was asked, its place, how far its audio is. `prepare` sets `extension`."""
+    """One generation on its way: what was asked, its place, how far its audio is. `prepare` sets `generation`."""
 
     service: Service
-    studio: Studio
+    pipeline: Pipeline
     body: GenerationBody
     source: bytes | None
     client: str
@@ -48,7 +48,7 @@ class Job:
     sent_audio_s: float = 0.0
     first_sent_s: float | None = None
     last_sent_s: float | None = None
-    extension: Extension = field(init=False)
+    generation: LongGeneration = field(init=False)
 
     @property
     def is_latents(self) -> bool:
@@ -62,23 +62,23 @@ class Job:
 
     async def prepare(self) -> None:
         """Read the source and draw the seed. Raises RequestError and ProblemError."""
-        if not self.is_latents and self.studio.codec is None:
+        if not self.is_latents and self.pipeline.codec is None:
             raise ProblemError(
                 422, "no_codec", "this model gives latents, not audio", fix='say "response_format": "latents"'
             )
-        self.extension = await run_in_threadpool(self._open)
+        self.generation = await run_in_threadpool(self._open)
 
     def headers(self) -> dict[str, str]:
         """What the client should know about the body."""
         suffix = FORMATS[self.body.response_format].suffix
         headers = {
             "X-Generation-Id": self.id,
-            "X-Seed": str(self.extension.seed),
+            "X-Seed": str(self.generation.seed),
             "Cache-Control": "no-store",
             "X-Accel-Buffering": "no",
             "Content-Disposition": f'inline; filename="{self.id}{suffix}"',
         }
-        codec = self.studio.codec
+        codec = self.pipeline.codec
         if self.is_latents or codec is None:
             return headers
         is_opus = self.body.response_format == "ogg"
@@ -103,10 +103,10 @@ class Job:
             return 0.0
         return self.sent_audio_s - (time.monotonic() - self.first_sent_s)
 
-    def _open(self) -> Extension:
+    def _open(self) -> LongGeneration:
         max_seconds = self.service.settings.max_seconds
-        source = None if self.source is None else self.studio.read_source(self.source, max_seconds=max_seconds)
-        return Extension(self.studio, self.body, source=source, client=self.client)
+        source = None if self.source is None else self.pipeline.read_source(self.source, max_seconds=max_seconds)
+        return LongGeneration(self.pipeline, self.body, source=source, client=self.client)
 
 
 async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
@@ -120,8 +120,8 @@ async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
     timeline = _timeline(job, job.service.codecs[0])
     encoder = _Encoder(job, job.service.codecs[0])
     neighbours: frozenset[str] | None = None
-    async with aclosing(_stretches(job)) as stretches:
-        async for latents in stretches:
+    async with aclosing(_segments(job)) as segments:
+        async for latents in segments:
             timeline.append(latents)
             if neighbours is None:
                 neighbours = job.service.audience.neighbours(job.id)
@@ -145,10 +145,10 @@ async def _let_others_hear(job: Job, neighbours: frozenset[str]) -> None:
 
 
 def _timeline(job: Job, codec: Codec) -> Timeline:
-    settings, rate_hz = job.service.settings, job.studio.bundle.latents.frame_rate_hz
-    assert job.extension.total_frames is not None
+    settings, rate_hz = job.service.settings, job.pipeline.bundle.latents.frame_rate_hz
+    assert job.generation.total_frames is not None
     return Timeline(
-        total_frames=job.extension.total_frames,
+        total_frames=job.generation.total_frames,
         margin_frames=codec.margin_frames,
         first_frames=max(1, round(settings.first_window_s * rate_hz)),
         window_frames=max(1, round(settings.window_s * rate_hz)),
@@ -162,7 +162,7 @@ class _Encoder:
     """
 
     def __init__(self, job: Job, codec: Codec) -> None:
-        self._total = job.extension.total_samples or 0
+        self._total = job.generation.total_samples or 0
         name = job.body.response_format
         known = None if job.body.stream and name == "wav" else self._total
         self._writer = AudioWriter(name, codec.sample_rate_hz, codec.channels, total_samples=known)
@@ -180,25 +180,25 @@ class _Encoder:
 
 
 async def _all_latents(job: Job) -> bytes:
-    async with aclosing(_stretches(job)) as stretches:
-        latents = np.concatenate([part async for part in stretches])
-    bundle = job.studio.bundle
+    async with aclosing(_segments(job)) as segments:
+        latents = np.concatenate([part async for part in segments])
+    bundle = job.pipeline.bundle
     metadata = {
         "model": bundle.name,
         "model_version": bundle.version,
         "frame_rate_hz": f"{bundle.latents.frame_rate_hz:g}",
-        "seed": str(job.extension.seed),
+        "seed": str(job.generation.seed),
     }
     return await run_in_threadpool(latents_bytes, latents, metadata)
 
 
-async def _stretches(job: Job) -> AsyncGenerator[Latents, None]:
-    """The new frames of one stretch after the other; the next one is generated while this one is decoded."""
+async def _segments(job: Job) -> AsyncGenerator[Latents, None]:
+    """The new frames of one segment after the other; the next one is generated while this one is decoded."""
     ahead = asyncio.create_task(_stretch(job))
     try:
         while True:
             latents = await ahead
-            if job.extension.stretch is None:
+            if job.generation.segment is None:
                 job.ticket.needs_no_more_ticks()
                 yield latents
                 return
@@ -209,15 +209,15 @@ async def _stretches(job: Job) -> AsyncGenerator[Latents, None]:
 
 
 async def _stretch(job: Job) -> Latents:
-    request = await run_in_threadpool(job.extension.next_request)
+    request = await run_in_threadpool(job.generation.next_request)
     assert request is not None
-    return job.extension.take(await ask(job, request))
+    return job.generation.take(await ask(job, request))
 
 
 async def ask(job: Job, request: GenerationRequest) -> Latents:
     """One request through the tick loop. Cancelled, it cancels the request. Raises TickError, ProblemError 504."""
     events: asyncio.Queue[Event] = asyncio.Queue()
-    aio, loop = asyncio.get_running_loop(), job.studio.loop
+    aio, loop = asyncio.get_running_loop(), job.pipeline.loop
 
     def hear(event: Event) -> None:
         if not isinstance(event, Started):

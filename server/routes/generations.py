@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.audio.formats import FORMATS
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
-from runtime.pipeline.pipeline import Studio
+from runtime.pipeline.pipeline import Pipeline
 from server.asgi.connection import cut_connection
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import ProblemError, request_id_of, unavailable
@@ -42,12 +42,12 @@ class ReaderStalledError(Exception):
 async def generate(request: Request) -> Response:
     """Generate audio from a text, a source, or both. The first piece is made before the status is sent."""
     service = service_of(request)
-    studio = service.ready_studio()
+    pipeline = service.ready_pipeline()
     upload = await read_upload(request, service.settings, service.budget)
     body = await run_in_threadpool(validate, service.body_model, upload.values)
     check_source(upload)
     client = request.client.host if request.client else ""
-    return GenerationResponse(service, studio, body, upload.source, client, request_id_of(request))
+    return GenerationResponse(service, pipeline, body, upload.source, client, request_id_of(request))
 
 
 MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff", b"\x1a\x45\xdf\xa3")
@@ -85,14 +85,14 @@ class GenerationResponse(Response):
     def __init__(
         self,
         service: Service,
-        studio: Studio,
+        pipeline: Pipeline,
         body: GenerationBody,
         source: bytes | None,
         client: str,
         request_id: str,
     ) -> None:
         super().__init__()
-        self._service, self._studio, self._body, self._source = service, studio, body, source
+        self._service, self._pipeline, self._body, self._source = service, pipeline, body, source
         self._client, self._request_id = client, request_id
         self._outcome = Outcome.INTERNAL_ERROR
 
@@ -102,7 +102,7 @@ class GenerationResponse(Response):
             self._outcome = Outcome.REJECTED
             ticket = self._service.gate.enter(self._client)
             self._outcome = Outcome.INTERNAL_ERROR
-            job = Job(self._service, self._studio, self._body, self._source, self._client, ticket, uuid.uuid4().hex)
+            job = Job(self._service, self._pipeline, self._body, self._source, self._client, ticket, uuid.uuid4().hex)
             if job.is_streamed:
                 self._service.audience.join(job.id)
             try:

@@ -43,9 +43,9 @@ def not_live(service: Service) -> ProblemError | None:
     """Why the server is not alive, None if it is."""
     if service.failure:
         return ProblemError(503, "failed", service.failure)
-    if service.studio is None:
+    if service.pipeline is None:
         return None
-    stats = service.studio.loop.stats()
+    stats = service.pipeline.loop.stats()
     if not stats.is_alive:
         return ProblemError(503, "engine_dead", "the tick loop has stopped", fix="restart the server; its log says why")
     age_s = tick_age_s(stats)
@@ -59,7 +59,7 @@ def not_ready(service: Service) -> ProblemError | None:
     if service.gate.is_draining:
         return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
     problem = not_live(service)
-    if problem is None and service.studio is None:
+    if problem is None and service.pipeline is None:
         return unavailable("loading", "the engines are being opened and warmed", retry_after_s=2)
     return problem
 
@@ -71,7 +71,7 @@ async def live(request: Request) -> Live:
     problem = not_live(service)
     if problem is not None:
         raise problem
-    return Live(tick_age_s=None if service.studio is None else tick_age_s(service.studio.loop.stats()))
+    return Live(tick_age_s=None if service.pipeline is None else tick_age_s(service.pipeline.loop.stats()))
 
 
 @router.get("/health/ready", response_model=Ready, responses=problem_responses(401, 403, 503))
@@ -81,10 +81,10 @@ async def ready(request: Request) -> Ready:
     problem = not_ready(service)
     if problem is not None:
         raise problem
-    studio = service.ready_studio()
-    stats = studio.loop.stats()
+    pipeline = service.ready_pipeline()
+    stats = pipeline.loop.stats()
     return Ready(
-        model=studio.bundle.name,
+        model=pipeline.bundle.name,
         slots_active=stats.slots_active,
         slots_capacity=stats.slots_capacity,
         queue_depth=stats.queue_depth,

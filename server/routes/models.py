@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
-from runtime.pipeline.pipeline import Studio
+from runtime.pipeline.pipeline import Pipeline
 from server.asgi.openapi import body_schema, problem_responses
 from server.asgi.problems import ProblemError
 from server.service import service_of
@@ -59,9 +59,9 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def model_card(studio: Studio, max_seconds: float) -> ModelCard:
-    """Describe what a studio runs."""
-    bundle, deployment = studio.bundle, studio.deployment
+def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
+    """Describe what a pipeline runs."""
+    bundle, deployment = pipeline.bundle, pipeline.deployment
     return ModelCard(
         id=bundle.name,
         created=int((bundle.folder / BUNDLE_FILE).stat().st_mtime),
@@ -75,7 +75,7 @@ def model_card(studio: Studio, max_seconds: float) -> ModelCard:
         frame_rate_hz=bundle.latents.frame_rate_hz,
         canvas_seconds=bundle.latents.canvas_frames / bundle.latents.frame_rate_hz,
         max_seconds=max_seconds,
-        takes_text=bundle.conditioner is not None,
+        takes_text=bundle.text_encoder is not None,
         takes_source=bundle.codec is not None and bundle.codec.encode is not None,
         slots=deployment.runtime.depth,
         queue=deployment.runtime.queue,
@@ -83,7 +83,7 @@ def model_card(studio: Studio, max_seconds: float) -> ModelCard:
         defaults=bundle.sampler,
         engines={
             engine.name: EngineCard(target=engine.manifest.target, sha256=engine.manifest.engine_sha256)
-            for engine in studio.all_engines()
+            for engine in pipeline.all_engines()
         },
     )
 
@@ -92,14 +92,14 @@ def model_card(studio: Studio, max_seconds: float) -> ModelCard:
 async def list_models(request: Request) -> ModelList:
     """The models that this server runs."""
     service = service_of(request)
-    return ModelList(data=[model_card(service.ready_studio(), service.settings.max_seconds)])
+    return ModelList(data=[model_card(service.ready_pipeline(), service.settings.max_seconds)])
 
 
 @router.get("/models/{model_id}", responses=problem_responses(401, 403, 404, 422, 503))
 async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model by its id."""
     service = service_of(request)
-    card = model_card(service.ready_studio(), service.settings.max_seconds)
+    card = model_card(service.ready_pipeline(), service.settings.max_seconds)
     if model_id != card.id:
         raise ProblemError(404, "model_not_found", "there is no model of this name", fix="GET /v1/models lists them")
     return card

@@ -65,16 +65,16 @@ async def profile(
 
     Where fewer ticks run in `wait_s`, there are fewer in it.
     """
-    studio = service.ready_studio()
+    pipeline = service.ready_pipeline()
     if service.is_profiling:
         raise ProblemError(409, "profile_running", "another profile is being recorded", fix="wait for its end")
     recorder = Recorder(ticks)
     service.is_profiling = True
-    studio.loop.observers.append(recorder)
+    pipeline.loop.observers.append(recorder)
     try:
         await _until(recorder.full, request, wait_s)
     finally:
-        studio.loop.observers.remove(recorder)
+        pipeline.loop.observers.remove(recorder)
         service.is_profiling = False
     body = await run_in_threadpool(_as_json, list(recorder.records))
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})

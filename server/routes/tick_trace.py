@@ -23,16 +23,18 @@ def tick_trace(records: Sequence[TickRecord]) -> dict[str, Any]:
     as early as can be: none begins before it was launched.
     """
     events = [_name("process_name", 0, "tickrt"), _name("thread_name", HOST, "tick thread")]
-    lengths = sorted({lane.frames for record in records for lane in record.lanes})
+    lengths = sorted({bucket.frames for record in records for bucket in record.buckets})
     tids = {frames: FIRST_LANE + index for index, frames in enumerate(lengths)}
     events += [_name("thread_name", tid, f"decoder, {frames} frames") for frames, tid in tids.items()]
     zero_s = min((record.started_s for record in records), default=0.0)
     begins_ms = [(record.started_s - zero_s) * 1e3 for record in records]
     for record, begin_ms, device_ms in zip(records, begins_ms, device_begins(records, begins_ms), strict=True):
         events += _host_events(record, begin_ms)
-        for lane in record.lanes:
-            about = {"tick": record.tick, "slots": lane.slots, "rows": lane.rows, "executes": lane.executes}
-            events.append(_slice(f"{lane.rows} rows", tids[lane.frames], device_ms + lane.begin_ms, lane.ms, about))
+        for bucket in record.buckets:
+            about = {"tick": record.tick, "slots": bucket.slots, "rows": bucket.rows, "executes": bucket.executes}
+            events.append(
+                _slice(f"{bucket.rows} rows", tids[bucket.frames], device_ms + bucket.begin_ms, bucket.ms, about)
+            )
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"ticks": len(records)}}
 
 

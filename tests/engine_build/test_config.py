@@ -82,7 +82,7 @@ def test_contradictory_ranges_are_refused(tmp_path: Path, changes: list[tuple[st
     assert "shapes" in str(caught.value)
 
 
-def test_tokens_that_the_conditioner_adds_need_room_too(tmp_path: Path) -> None:
+def test_tokens_that_the_text_encoder_adds_need_room_too(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     edited(tmp_path / "tiny" / "bundle.toml", ("max_tokens = 32", "max_tokens = 30\nprefix_tokens = 3"))
     with pytest.raises(ConfigError, match=r"at most 32 tokens.*up to 33"):
@@ -95,6 +95,6 @@ def test_an_overlap_that_no_stretch_can_have_is_refused(tmp_path: Path, overlap:
         load_request(tiny_deployment(tmp_path, overlap_frames=overlap))
 
 
-@pytest.mark.parametrize("parts", [{"context": False}, {"conditioner": False}, {"codec": False}])
+@pytest.mark.parametrize("parts", [{"context": False}, {"text_encoder": False}, {"codec": False}])
 def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]) -> None:
     assert load_request(tiny_deployment(tmp_path, **parts)).bundle.name == "tiny"

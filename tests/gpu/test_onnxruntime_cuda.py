@@ -120,7 +120,7 @@ def test_capture_works_or_says_that_it_does_not(tmp_path: Path, device: Any) -> 
     found = device.staging(first["hidden_states"].shape, np.float32)
     execution = engine.bind({**tensors, "velocity": velocity})
     execution.launch(device.main)
-    execution.hold(device.main)
+    execution.warm_up(device.main)
     try:
         launch = device.capture(device.main, lambda: execution.launch(device.main)).launch
     except CaptureError:

@@ -285,7 +285,7 @@ def test_an_interrupt_leaves_nothing(built: Built, tmp_path: Path, number: signa
 
 
 def told(meter: Meter) -> Meter:
-    """Two stretches of four steps; the second one is half done."""
+    """Two segments of four steps; the second one is half done."""
     for event in (
         Started("a", 0),
         *(StepDone("a", step, 4, step, 10.0) for step in range(1, 5)),
@@ -300,7 +300,7 @@ def told(meter: Meter) -> Meter:
 
 def test_the_meter_counts() -> None:
     meter = told(Meter(2))
-    assert (meter.stretch, meter.step, meter.steps, meter.tick_ms) == (2, 2, 4, 12.0)
+    assert (meter.segment, meter.step, meter.steps, meter.tick_ms) == (2, 2, 4, 12.0)
     assert meter.share == 0.75
     assert meter.speed == pytest.approx(5.0 / meter.elapsed_s, rel=0.1)
 
@@ -311,7 +311,7 @@ def test_lines_are_few_and_the_last_one_is_told() -> None:
     for index in range(50):
         lines.event(Started(str(index), index))
         lines.event(Finished(str(index), np.zeros((2, 2), np.float32), index, 4))
-    assert [line.split(":")[0] for line in text.getvalue().splitlines()] == ["stretch 1/50", "stretch 50/50"]
+    assert [line.split(":")[0] for line in text.getvalue().splitlines()] == ["segment 1/50", "segment 50/50"]
 
 
 def test_lines_without_a_terminal_and_a_bar_with_one() -> None:
@@ -319,11 +319,11 @@ def test_lines_without_a_terminal_and_a_bar_with_one() -> None:
     lines = open_meter(2, Console(file=text, width=120), quiet=False)
     assert isinstance(lines, Lines)
     told(lines)
-    assert text.getvalue().startswith("stretch 1/2: 4 steps, 10 ms per tick")
+    assert text.getvalue().startswith("segment 1/2: 4 steps, 10 ms per tick")
     assert "\x1b" not in text.getvalue()
     screen = io.StringIO()
     bar = open_meter(2, Console(file=screen, width=120, force_terminal=True), quiet=False)
     assert isinstance(bar, Bar)
     told(bar).close()
-    assert "stretch 2/2, step 2/4, 12 ms per tick" in screen.getvalue()
+    assert "segment 2/2, step 2/4, 12 ms per tick" in screen.getvalue()
     assert type(open_meter(2, Console(force_terminal=True), quiet=True)) is Meter

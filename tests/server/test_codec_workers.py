@@ -71,25 +71,25 @@ async def _cancelled_when_called() -> None:
 
 
 def test_as_many_lanes_are_in_use_as_the_limit_says() -> None:
-    assert asyncio.run(_most_at_a_time(lanes=3, limit=3)) == (3, {0, 1, 2})
-    most, _ = asyncio.run(_most_at_a_time(lanes=3, limit=2))
+    assert asyncio.run(_most_at_a_time(buckets=3, limit=3)) == (3, {0, 1, 2})
+    most, _ = asyncio.run(_most_at_a_time(buckets=3, limit=2))
     assert most == 2
-    most, _ = asyncio.run(_most_at_a_time(lanes=3, limit=0))
+    most, _ = asyncio.run(_most_at_a_time(buckets=3, limit=0))
     assert most == 1
 
 
-async def _most_at_a_time(lanes: int, limit: int) -> tuple[int, set[int]]:
-    turns, inside, seen, most = Turns(lanes, lambda: limit), set[int](), set[int](), 0
+async def _most_at_a_time(buckets: int, limit: int) -> tuple[int, set[int]]:
+    turns, inside, seen, most = Turns(buckets, lambda: limit), set[int](), set[int](), 0
 
     async def work() -> None:
         nonlocal most
-        async with turns.turn(0) as lane:
-            assert lane not in inside
-            inside.add(lane)
-            seen.add(lane)
+        async with turns.turn(0) as bucket:
+            assert bucket not in inside
+            inside.add(bucket)
+            seen.add(bucket)
             most = max(most, len(inside))
             await asyncio.sleep(0.001)
-            inside.remove(lane)
+            inside.remove(bucket)
 
     await asyncio.gather(*(work() for _ in range(10)))
     return most, seen

@@ -46,7 +46,7 @@ def test_prompts_and_seeds_matter_and_nothing_else_does(demo: Served) -> None:
 
 
 def test_one_that_goes_beyond_the_canvas_has_no_seam(demo: Served) -> None:
-    """Where the second stretch begins, the audio jumps no more than it does elsewhere."""
+    """Where the second segment begins, the audio jumps no more than it does elsewhere."""
     content = demo.post(prompt="warm synth arpeggio", seconds=14.0, steps=4, response_format="pcm").content
     pcm = np.frombuffer(content, "<i2").reshape(-1, 2).astype(np.float64)
     assert len(pcm) == 14 * 48000

@@ -37,7 +37,7 @@ def test_every_counter_equals_what_was_done(serve: Serve) -> None:
     assert counted[f"{post}{{status=499}}"] == 2
     for gauge in ("generations_in_flight", "slots_active", "queue_depth"):
         assert counted[f"tickrt_{gauge}"] == 0
-    stats = served.studio.loop.stats()
+    stats = served.pipeline.loop.stats()
     assert counted["tickrt_slots_capacity"] == 1
     assert counted["tickrt_tick_duration_seconds_count"] == stats.ticks - 1
     assert counted["tickrt_decoder_rows_total"] == 2 * (stats.ticks - 1)
@@ -47,7 +47,7 @@ def test_every_counter_equals_what_was_done(serve: Serve) -> None:
 
 
 def fill_and_leave(served: Served) -> None:
-    served.hold()
+    served.warm_up()
     body = json.dumps({"prompt": "a", "steps": 9}).encode()
     with connected(served) as first, connected(served) as second:
         for connection in (first, second):
@@ -62,7 +62,7 @@ def fill_and_leave(served: Served) -> None:
 
 def test_engines_are_named_with_their_hashes(served: Served) -> None:
     counted = served.metrics()
-    manifests = [engine.manifest for engine in served.studio.all_engines()]
+    manifests = [engine.manifest for engine in served.pipeline.all_engines()]
     assert len(manifests) > 20
     for manifest in manifests:
         key = f"tickrt_engine_info{{backend=cpu}}{{engine={manifest.name}}}{{sha256={manifest.engine_sha256}}}"

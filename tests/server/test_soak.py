@@ -124,7 +124,7 @@ def test_mutilated_requests_do_not_hurt(serve: Serve) -> None:
 @pytest.mark.slow
 def test_a_thousand_who_leave_cost_nothing(serve: Serve) -> None:
     served, dice = serve(depth=4, queue=8), random.Random(3)
-    process, loop = psutil.Process(), served.studio.loop
+    process, loop = psutil.Process(), served.pipeline.loop
     served.tick_s = 0.002
     for index in range(1000):
         if index == 300:

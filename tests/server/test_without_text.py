@@ -17,7 +17,7 @@ SPEC = TinySpec()
 @pytest.fixture(scope="module")
 def deployment_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mute")
-    path = tiny_deployment(folder, conditioner=False, more=FEW_VARIANTS)
+    path = tiny_deployment(folder, text_encoder=False, more=FEW_VARIANTS)
     bundle = folder / "tiny" / "bundle.toml"
     bundle.write_text(bundle.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
     np.save(bundle.with_name("null.npy"), np.full((1, SPEC.condition_width), 0.5, np.float32))

@@ -92,7 +92,7 @@ def moods_of(song: Song) -> tuple[str, ...]:
 
 
 def draw_concepts(song: Song, rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw what a prompt might say about a song: always its tempo, for the conditioner gives every prompt one.
+    """Draw what a prompt might say about a song: always its tempo, for the text_encoder gives every prompt one.
 
     Where layers are named, all of the song's layers are: a prompt that names layers means exactly those.
     """

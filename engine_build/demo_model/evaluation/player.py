@@ -13,10 +13,10 @@ import numpy as np
 from engine_build.build.builder import build_deployment
 from engine_build.demo_model.latents import FloatArray
 from runtime.config.deployment import load_deployment
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Stretch
+from runtime.requests.segments import Segment
 from runtime.tick.events import Event, Failed, Finished
 
 _DEPLOYMENT: Final = """\
@@ -38,27 +38,27 @@ queue = 256
 class Player:
     """Generates latents with the bundle's default sampler; up to 264 prompts at a time."""
 
-    def __init__(self, studio: Studio) -> None:
-        self.studio = studio
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
 
     def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
         """Latents f32 `[B, T, C]` of one canvas per prompt; the seeds are `seed`, `seed + 1` and so on."""
-        return self._run([self.studio.request(prompt, seed=seed + index) for index, prompt in enumerate(prompts)])
+        return self._run([self.pipeline.request(prompt, seed=seed + index) for index, prompt in enumerate(prompts)])
 
     def continue_from(self, prompts: Sequence[str], tails: FloatArray, seed: int) -> FloatArray:
         """Latents f32 `[B, T, C]` of one canvas that begins with `tails` f32 `[B, n, C]`, as a stream goes on."""
-        keep, frames = tails.shape[1], self.studio.canvas_frames
-        stretch = Stretch(0, frames, keep)
+        keep, frames = tails.shape[1], self.pipeline.canvas_frames
+        segment = Segment(0, frames, keep)
         requests = [
-            self.studio.compose(parse_options({"prompt": prompt}), stretch, tail=tail, seed=seed + index)
+            self.pipeline.compose(parse_options({"prompt": prompt}), segment, tail=tail, seed=seed + index)
             for index, (prompt, tail) in enumerate(zip(prompts, tails, strict=True))
         ]
         return self._run(requests)
 
     def decode(self, latents: FloatArray) -> FloatArray:
         """Audio f32 `[samples, 2]` of latents `[T, C]`."""
-        assert self.studio.codec is not None
-        return np.asarray(self.studio.codec.decode(latents), np.float32)
+        assert self.pipeline.codec is not None
+        return np.asarray(self.pipeline.codec.decode(latents), np.float32)
 
     def _run(self, requests: Sequence[GenerationRequest]) -> FloatArray:
         """Put all requests into the loop at once and wait for the last. Raises the error of one that failed."""
@@ -72,7 +72,7 @@ class Player:
                 all_ended.set()
 
         for index, request in enumerate(requests):
-            self.studio.loop.submit(replace(request, id=str(index)), listen)
+            self.pipeline.loop.submit(replace(request, id=str(index)), listen)
         all_ended.wait()
         return np.stack([_latents(ended[str(index)]) for index in range(len(requests))])
 
@@ -85,8 +85,8 @@ def open_player(folder: Path) -> Iterator[Player]:
         path.write_text(_DEPLOYMENT.format(bundle=folder.resolve().as_posix()), encoding="utf-8")
         deployment = load_deployment(path)
         build_deployment(deployment)
-        with open_studio(deployment) as studio:
-            yield Player(studio)
+        with open_pipeline(deployment) as pipeline:
+            yield Player(pipeline)
 
 
 def _latents(event: Event) -> FloatArray:

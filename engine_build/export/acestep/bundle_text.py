@@ -21,7 +21,7 @@ OVERLAP_S: Final = 10.0
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
 ENCODE: Final = "codec_encode.onnx"
-CONDITIONER: Final = "conditioner.onnx"
+TEXT_ENCODER: Final = "text_encoder.onnx"
 TOKENIZER: Final = "tokenizer.json"
 SILENCE: Final = "silence.npy"
 NULL_CONDITION: Final = "null_condition.npy"
@@ -45,12 +45,12 @@ class BundleFacts:
     encode_margin_frames: int
     silence: tuple[float, ...] | None
     has_null_condition: bool
-    conditioner: Mapping[str, Any] | None = None
+    text_encoder: Mapping[str, Any] | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def overlap_frames(self) -> int:
-        """What the next stretch keeps: 10 s, at most a quarter of the canvas."""
+        """What the next segment keeps: 10 s, at most a quarter of the canvas."""
         wished = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
         return max(wished // self.frame_multiple, 1) * self.frame_multiple
 
@@ -76,7 +76,7 @@ def bundle_text(facts: BundleFacts) -> str:
         },
         **_decoder_tables(facts),
         **_codec_tables(facts),
-        **_conditioner_table(facts),
+        **_text_encoder_table(facts),
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
         "training": facts.figures,
     }
@@ -128,25 +128,25 @@ def _codec_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _conditioner_table(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    if facts.conditioner is None:
+def _text_encoder_table(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    if facts.text_encoder is None:
         return {}
     table = {
-        "graph": CONDITIONER,
+        "graph": TEXT_ENCODER,
         "tokenizer": TOKENIZER,
-        **facts.conditioner,
+        **facts.text_encoder,
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     }
-    return {"conditioner": table}
+    return {"text_encoder": table}
 
 
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
     """A deployment of the bundle on ONNX Runtime's CPU provider: small, so that it runs where it was exported."""
     canvas, multiple = facts.canvas_frames, facts.frame_multiple
     tokens = 64
-    if facts.conditioner is not None:
-        tokens = facts.conditioner["max_tokens"] + facts.conditioner["prefix_tokens"]
+    if facts.text_encoder is not None:
+        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"]
     return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
 
 [deployment]

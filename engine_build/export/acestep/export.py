@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from engine_build.export.acestep.bundle_text import (
-    CONDITIONER,
     DECODE,
     DECODER,
     ENCODE,
     NULL_CONDITION,
     SILENCE,
+    TEXT_ENCODER,
     TOKENIZER,
     BundleFacts,
     bundle_text,
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the source does not say. `canvas_s`: how long a full generation is; `with_text`: export the conditioner."""
+    """What the source does not say. `canvas_s`: how long a full generation is; `with_text`: export the text_encoder."""
 
     name: str
     canvas_s: float = 60.0
@@ -78,7 +78,7 @@ class _Codec:
 class _Text:
     silence: NDArray[np.float32] | None
     null_condition: NDArray[np.float32] | None
-    conditioner: dict[str, Any] | None
+    text_encoder: dict[str, Any] | None
 
 
 def export_bundle(source: Source, folder: Path, options: Options, say: Say = print) -> BundleFacts:
@@ -145,9 +145,9 @@ def _export_text(source: Source, folder: Path, frame_rate_hz: float, *, with_tex
     text = source.text_encoder() if with_text else None
     if text is None:
         return _Text(silence, null, None)
-    from engine_build.export.acestep.conditioner import export_conditioner
+    from engine_build.export.acestep.text_encoder import export_text_encoder
 
-    layout = export_conditioner(encoder, *text, frame_rate_hz, folder / CONDITIONER, folder / TOKENIZER)
+    layout = export_text_encoder(encoder, *text, frame_rate_hz, folder / TEXT_ENCODER, folder / TOKENIZER)
     return _Text(silence, null, vars(layout))
 
 
@@ -174,7 +174,7 @@ def _facts(options: Options, decoder: _Decoder, codec: _Codec, text: _Text, fold
         encode_margin_frames=codec.encode_margin,
         silence=_save_silence(silence, folder / SILENCE),
         has_null_condition=text.null_condition is not None,
-        conditioner=text.conditioner,
+        text_encoder=text.text_encoder,
         figures=decoder.figures,
     )
 

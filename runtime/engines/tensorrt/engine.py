@@ -24,7 +24,7 @@ from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import NodeTimes, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.tensorrt.activation import reserve_for_ticks
-from runtime.engines.tensorrt.errors import dtype_name, must
+from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.execution import AnyContext, Binding, ContextExecution, LayerRun, LayerTimes
 from runtime.engines.tensorrt.host_execution import HostRuns
 from runtime.engines.tensorrt.layers import layer_records, node_times
@@ -122,7 +122,7 @@ def load(manifest: Manifest, folder: Path, fix: str) -> trt.ICudaEngine:
         # Such a plan brings its own runtime: code, whose hash the manifest has.
         here.runtime.engine_host_code_allowed = compatible
         engine = here.runtime.deserialize_cuda_engine(plan)
-    must(engine, f"{path} does not load", here.logger, kind=EngineMismatchError, fix=fix)
+    check_trt(engine, f"{path} does not load", here.logger, kind=EngineMismatchError, fix=fix)
     return engine
 
 
@@ -253,7 +253,7 @@ class Context:
     def _must(self, answer: Any, what: str) -> None:
         if not answer:
             self._last = None
-            must(None, f"{self._name}: {what}", library().logger)
+            check_trt(None, f"{self._name}: {what}", library().logger)
 
 
 class TensorRtEngine:
@@ -355,7 +355,7 @@ class TensorRtEngine:
     def new_context(self, index: int, memory: Tensor) -> Context:
         """A context on activation memory of the caller's. Raises EngineError."""
         context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        must(context, f"{self.name}: no execution context for shape range {index}", library().logger)
+        check_trt(context, f"{self.name}: no execution context for shape range {index}", library().logger)
         return Context(context, self._engine, self.name, index, memory)
 
     def _new_context(self, index: int) -> Context:

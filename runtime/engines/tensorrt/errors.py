@@ -45,7 +45,9 @@ class Messages(Protocol):
         """What was logged by this thread's calls since this was asked last."""
 
 
-def must(value: T | None, what: str, logger: Messages, *, kind: type[EngineError] = EngineError, fix: str = "") -> T:
+def check_trt(
+    value: T | None, what: str, logger: Messages, *, kind: type[EngineError] = EngineError, fix: str = ""
+) -> T:
     """A call's answer, which is neither False nor None.
 
     Raises `kind` with what TensorRT logged; OutOfMemoryError or EngineDeadError where that is what it says.

@@ -83,7 +83,7 @@ class ContextExecution:
         context = self._held or self._engine.shared(self._binding.range_index)
         context.launch(self._binding, stream)
 
-    def hold(self, stream: Stream) -> None:
+    def warm_up(self, stream: Stream) -> None:
         """Execute once on a context of its own: what a captured graph bakes in, warm. Raises EngineError."""
         if self._held is None:
             self._held = self._engine.take(self._binding.range_index)

@@ -199,13 +199,13 @@ def test_optimization_all_names_the_processor(path: Path) -> None:
 
 
 def test_damage_is_noticed_and_mended(path: Path, folder: Path) -> None:
-    (folder / "conditioner.manifest.json").write_text("{")
+    (folder / "text_encoder.manifest.json").write_text("{")
     (folder / "codec_decode.onnx").write_bytes(b"damaged")
     (folder / "codec_encode.onnx").unlink()
     (folder / "rows.gain.manifest.json").unlink()
     fresh = run(path)
-    assert set(fresh) == {"conditioner", "codec_decode", "codec_encode", "rows.gain"}
-    assert "damaged" in fresh["conditioner"]
+    assert set(fresh) == {"text_encoder", "codec_decode", "codec_encode", "rows.gain"}
+    assert "damaged" in fresh["text_encoder"]
     assert "SHA-256" in fresh["codec_decode"]
     assert "missing" in fresh["codec_encode"]
     assert fresh["rows.gain"] == "not built yet"

@@ -32,12 +32,12 @@ def with_bundle(folder: Path, old: str, new: str) -> Path:
 
 def test_a_deployment_has_these_engines(tmp_path: Path) -> None:
     expected = ["decoder", *(f"rows.{name}" for name in ROWS_VARIANTS), *(f"step.{name}" for name in STEP_VARIANTS)]
-    assert list(jobs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "conditioner"]
+    assert list(jobs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
 
 
 @pytest.mark.parametrize(
     ("part", "without"),
-    [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("conditioner", {"conditioner"})],
+    [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("text_encoder", {"text_encoder"})],
 )
 def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, without: set[str]) -> None:
     assert set(jobs(tmp_path / "all")) - set(jobs(tmp_path / "less", **{part: False})) == without
@@ -46,7 +46,7 @@ def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, with
 def test_names_come_from_roles(tmp_path: Path) -> None:
     made = jobs(tmp_path, prefix="my_")
     assert [port.name for port in made["decoder"].inputs][:2] == ["my_hidden_states", "my_timestep"]
-    assert made["conditioner"].outputs[0].name == "my_condition"
+    assert made["text_encoder"].outputs[0].name == "my_condition"
 
 
 def test_a_decoder_without_mask_or_context_has_fewer_inputs(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_samples_of_long_canvases_stay_affordable() -> None:
         ('graph = "decoder.onnx"', 'graph = "dekoder.onnx"', ConfigError, "no graph at .*dekoder.onnx"),
         ('graph = "decoder.onnx"', 'graph = "tokenizer.json"', BuildError, "tokenizer.json is no ONNX graph"),
         ('graph = "decoder.onnx"', 'graph = "."', ConfigError, "is a folder"),
-        ('graph = "decoder.onnx"', 'graph = "conditioner.onnx"', ConfigError, "its inputs are input_ids int64"),
+        ('graph = "decoder.onnx"', 'graph = "text_encoder.onnx"', ConfigError, "its inputs are input_ids int64"),
         ("channels = 8", "channels = 16", ConfigError, "silence has 8 values"),
         ('condition_mask = "condition_mask"\n', "", ConfigError, "the inputs condition_mask, to which"),
         ('"start_frame" }', '"latents" }', ConfigError, "codec.decode.inputs.start_frame"),
@@ -104,7 +104,7 @@ def test_samples_of_long_canvases_stay_affordable() -> None:
         ("channels = 2", "channels = 1", ConfigError, "audio channels"),
         ('tokenizer = "tokenizer.json"', 'tokenizer = "t.json"', ConfigError, "no tokenizer at .*t.json"),
         ('tokenizer = "tokenizer.json"', 'tokenizer = "bundle.toml"', ConfigError, "no Hugging Face tokenizer file"),
-        ('tokens = "input_ids"', 'tokens = "ids"', ConfigError, "conditioner.inputs.tokens names 'ids'"),
+        ('tokens = "input_ids"', 'tokens = "ids"', ConfigError, "text_encoder.inputs.tokens names 'ids'"),
     ],
 )
 def test_a_bundle_that_does_not_fit_its_graphs(
@@ -114,10 +114,10 @@ def test_a_bundle_that_does_not_fit_its_graphs(
         jobs_of(load_request(with_bundle(tmp_path, old, new)))
 
 
-def test_another_condition_width_in_the_conditioner_is_noticed(tmp_path: Path) -> None:
+def test_another_condition_width_in_the_text_encoder_is_noticed(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     tiny_deployment(tmp_path / "other", condition_width=10)
-    (tmp_path / "other" / "tiny" / "conditioner.onnx").replace(tmp_path / "tiny" / "conditioner.onnx")
+    (tmp_path / "other" / "tiny" / "text_encoder.onnx").replace(tmp_path / "tiny" / "text_encoder.onnx")
     with pytest.raises(ConfigError, match=r"condition width\) is 10, expected 12"):
         jobs_of(load_request(path))
 

@@ -38,7 +38,7 @@ def opset(model: onnx.ModelProto) -> int:
     return int(model.opset_import[0].version)
 
 
-@pytest.mark.parametrize("name", ["decoder", "codec_decode", "codec_encode", "conditioner"])
+@pytest.mark.parametrize("name", ["decoder", "codec_decode", "codec_encode", "text_encoder"])
 def test_every_graph_of_the_demo_can_be_lowered(name: str) -> None:
     model = onnx.load(ROOT / f"configs/demo/{name}.onnx")
     assert opset(model) > CUDA_OPSET

@@ -29,4 +29,4 @@ def test_a_new_recipe_makes_engines_of_the_old_one_stale(
     monkeypatch.setattr(decisions, "RECIPE_VERSION", 99)
     after = {name: build_options(job, target, chosen) for name, job in jobs.items()}  # type: ignore[arg-type]
     changed = {name for name in jobs if before[name] != after[name]}
-    assert changed == {"decoder", "conditioner"}
+    assert changed == {"decoder", "text_encoder"}

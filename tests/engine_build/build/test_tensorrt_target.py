@@ -92,7 +92,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
 
 def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
     version = VERSIONS[-1]
-    path = tiny_deployment(tmp_path, codec=False, conditioner=False, more=FEW)
+    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, more=FEW)
     first = command(path, SIMULATED_TENSORRT=version)
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines()[-1].startswith("7 built")

@@ -22,7 +22,7 @@ def test_a_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
         "bundle.toml",
         "codec_decode.onnx",
         "codec_encode.onnx",
-        "conditioner.onnx",
+        "text_encoder.onnx",
         "decoder.onnx",
         "tokenizer.json",
     }

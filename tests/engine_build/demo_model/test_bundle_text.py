@@ -15,7 +15,7 @@ from engine_build.demo_model.latents import CHANNELS, SILENCE
 from runtime.config.bundle import load_bundle
 
 FOLDER = ROOT / "configs" / "demo"
-GRAPHS = ("decoder.onnx", "codec_decode.onnx", "codec_encode.onnx", "conditioner.onnx")
+GRAPHS = ("decoder.onnx", "codec_decode.onnx", "codec_encode.onnx", "text_encoder.onnx")
 PATH_MARKS = (b"site-packages", b"stack_trace", b"/home/", b"/root/", b"/tmp/", b"/work/", b'.py"')
 
 Feed = dict[str, npt.NDArray[np.float32]]

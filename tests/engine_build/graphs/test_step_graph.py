@@ -47,7 +47,7 @@ ALL = [
 ]
 NEUTRAL = {"velocity_scale": 1.0, "guidance": 1.0, "momentum": -0.75, "mask": 1.0, "sde_curve": 1.0}
 STEPS = 6
-MOMENTA = ("momentum_state", "kept_negative")
+MOMENTA = ("momentum_state", "cached_negative_velocity")
 
 
 @cache
@@ -181,47 +181,47 @@ def feeds_of(slots: list[Slot], features: Features, channels: int) -> Arrays:
             feeds[spec.name] = np.full(shape, NEUTRAL.get(spec.name, 0), spec.dtype)
     feeds["time"][:], feeds["next_time"][:] = 1, 1
     velocities: list[NDArray[np.float32]] = []
-    for seat, slot in enumerate(slots):
-        _fill(feeds, seat, slot, velocities)
+    for slot_index, slot in enumerate(slots):
+        _fill(feeds, slot_index, slot, velocities)
     feeds["velocity"] = np.stack(velocities)
     return feeds
 
 
-def _fill(feeds: Arrays, seat: int, slot: Slot, velocities: list[NDArray[np.float32]]) -> None:
+def _fill(feeds: Arrays, slot_index: int, slot: Slot, velocities: list[NDArray[np.float32]]) -> None:
     request, p = slot.request, slot.request.parameters
-    _set(feeds, seat, "latents", slot.state.x)
-    _set(feeds, seat, "time", slot.times[0])
-    _set(feeds, seat, "next_time", slot.times[1])
-    _set(feeds, seat, "step_noise", slot.step_noise)
-    _set_rows(feeds, seat, "positive", slot, request.conditions, velocities)
+    _set(feeds, slot_index, "latents", slot.state.x)
+    _set(feeds, slot_index, "time", slot.times[0])
+    _set(feeds, slot_index, "next_time", slot.times[1])
+    _set(feeds, slot_index, "step_noise", slot.step_noise)
+    _set_rows(feeds, slot_index, "positive", slot, request.conditions, velocities)
     for name in ("velocity_scale", "guidance", "momentum", "rescale", "sde_curve", "ode_noise"):
         if getattr(p, name) is not None:
-            _set(feeds, seat, name, getattr(p, name))
+            _set(feeds, slot_index, name, getattr(p, name))
     if request.negatives:
-        _set_rows(feeds, seat, "negative", slot, request.negatives, velocities)
-        _set(feeds, seat, "momentum_state", slot.state.momentum)
+        _set_rows(feeds, slot_index, "negative", slot, request.negatives, velocities)
+        _set(feeds, slot_index, "momentum_state", slot.state.momentum)
     elif "negative_rows" in feeds:
-        feeds["negative_rows"][seat] = feeds["positive_rows"][seat, 0]
+        feeds["negative_rows"][slot_index] = feeds["positive_rows"][slot_index, 0]
         if "negative_weights" in feeds:
-            _neutral_negative(feeds, seat)
+            _neutral_negative(feeds, slot_index)
     if slot.state.kept is not None:
-        _set(feeds, seat, "kept_negative", slot.state.kept)
-        _set(feeds, seat, "use_kept", True)
+        _set(feeds, slot_index, "cached_negative_velocity", slot.state.kept)
+        _set(feeds, slot_index, "use_cached_negative", True)
     if request.mask is not None:
-        _set(feeds, seat, "mask", request.mask.mask)
-        _set(feeds, seat, "original", request.mask.original)
+        _set(feeds, slot_index, "mask", request.mask.mask)
+        _set(feeds, slot_index, "original", request.mask.original)
     if request.target is not None:
-        _set(feeds, seat, "target", request.target.latents)
-        _set(feeds, seat, "target_curve", request.target.curve)
-        _set(feeds, seat, "target_gate", max(0.0, slot.k / (STEPS - 1) - 0.2) / 0.8)
+        _set(feeds, slot_index, "target", request.target.latents)
+        _set(feeds, slot_index, "target_curve", request.target.curve)
+        _set(feeds, slot_index, "target_gate", max(0.0, slot.k / (STEPS - 1) - 0.2) / 0.8)
     if request.solver == "sde":
-        _set(feeds, seat, "sde", True)
-        _set(feeds, seat, "source", request.source)
+        _set(feeds, slot_index, "sde", True)
+        _set(feeds, slot_index, "source", request.source)
     if p.dcw is not None:
-        _set_dcw(feeds, seat, p.dcw)
+        _set_dcw(feeds, slot_index, p.dcw)
 
 
-def _neutral_negative(feeds: Arrays, seat: int) -> None:
+def _neutral_negative(feeds: Arrays, slot_index: int) -> None:
     """The blend of the negatives is the blend of the positives; it needs as many places."""
     count = feeds["positive_rows"].shape[1]
     if feeds["negative_rows"].shape[1] < count:
@@ -229,51 +229,51 @@ def _neutral_negative(feeds: Arrays, seat: int) -> None:
             grown = np.zeros((len(feeds[name]), count, *feeds[name].shape[2:]), feeds[name].dtype)
             grown[:, : feeds[name].shape[1]] = feeds[name]
             feeds[name] = grown
-    feeds["negative_rows"][seat, :count] = feeds["positive_rows"][seat]
-    feeds["negative_weights"][seat, :count] = feeds["positive_weights"][seat]
+    feeds["negative_rows"][slot_index, :count] = feeds["positive_rows"][slot_index]
+    feeds["negative_weights"][slot_index, :count] = feeds["positive_weights"][slot_index]
 
 
-def _set(feeds: Arrays, seat: int, name: str, value: Any) -> None:
+def _set(feeds: Arrays, slot_index: int, name: str, value: Any) -> None:
     if name in feeds:
-        feeds[name][seat] = value
+        feeds[name][slot_index] = value
 
 
 def _set_rows(
     feeds: Arrays,
-    seat: int,
+    slot_index: int,
     side: str,
     slot: Slot,
     conditions: Iterable[Condition],
     velocities: list[NDArray[np.float32]],
 ) -> None:
     for place, condition in enumerate(conditions):
-        feeds[f"{side}_rows"][seat, place] = len(velocities)
+        feeds[f"{side}_rows"][slot_index, place] = len(velocities)
         velocities.append(slot.velocities[int(condition.tokens[0, 0])])
         if f"{side}_weights" in feeds:
-            feeds[f"{side}_weights"][seat, place] = condition.weight
+            feeds[f"{side}_weights"][slot_index, place] = condition.weight
 
 
-def _set_dcw(feeds: Arrays, seat: int, dcw: Dcw) -> None:
+def _set_dcw(feeds: Arrays, slot_index: int, dcw: Dcw) -> None:
     bands = feeds["dcw_low"].shape[1]
     if dcw.mode == "pix":
-        _set(feeds, seat, "dcw_pix", dcw.low)
+        _set(feeds, slot_index, "dcw_pix", dcw.low)
     if dcw.mode in ("low", "double"):
-        _set(feeds, seat, "dcw_low", oracle.resample(dcw.low, bands)[:, 0])
+        _set(feeds, slot_index, "dcw_low", oracle.resample(dcw.low, bands)[:, 0])
     if dcw.mode in ("high", "double"):
         curve = dcw.low if dcw.mode == "high" else dcw.high
-        _set(feeds, seat, "dcw_high", oracle.resample(curve, bands)[:, 0])
+        _set(feeds, slot_index, "dcw_high", oracle.resample(curve, bands)[:, 0])
 
 
 def check_against_oracle(slots: list[Slot], features: Features, channels: int) -> None:
     results = execute("step", channels, features, feeds_of(slots, features, channels))
     assert results["finite"][:-1].all()
-    for seat, slot in enumerate(slots):
+    for slot_index, slot in enumerate(slots):
         expected = slot.expected()
-        np.testing.assert_allclose(results["next_latents"][seat], expected.x, atol=2e-5, rtol=1e-5)
+        np.testing.assert_allclose(results["next_latents"][slot_index], expected.x, atol=2e-5, rtol=1e-5)
         if slot.request.negatives:
-            np.testing.assert_allclose(results["next_momentum_state"][seat], expected.momentum, atol=1e-5)
+            np.testing.assert_allclose(results["next_momentum_state"][slot_index], expected.momentum, atol=1e-5)
         if expected.kept is not None:
-            np.testing.assert_allclose(results["next_kept_negative"][seat], expected.kept, atol=1e-6)
+            np.testing.assert_allclose(results["next_cached_negative_velocity"][slot_index], expected.kept, atol=1e-6)
 
 
 @pytest.mark.parametrize("features", COMMON, ids=variant_name)
@@ -330,13 +330,13 @@ def test_a_slot_that_is_not_finite_leaves_the_others_alone(features: Features, v
         assert results["finite"].tolist()[:4] == [True, bool(np.isfinite(results["next_latents"][1]).all()), True, True]
 
 
-def _poisoned(feeds: Arrays, seat: int, value: float) -> Arrays:
-    """Each float input with a bad value in one seat (for the velocity, in that seat's rows)."""
+def _poisoned(feeds: Arrays, slot_index: int, value: float) -> Arrays:
+    """Each float input with a bad value in one slot_index (for the velocity, in that slot's rows)."""
     result = {}
     for name, array in feeds.items():
         if array.dtype == np.float32:
             result[name] = array.copy()
-            result[name][feeds["positive_rows"][seat, 0] if name == "velocity" else seat] = value
+            result[name][feeds["positive_rows"][slot_index, 0] if name == "velocity" else slot_index] = value
     return result
 
 

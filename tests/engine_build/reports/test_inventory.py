@@ -32,7 +32,7 @@ def invoke(*arguments: object) -> Result:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A deployment, built for cpu."""
-    path = tiny_deployment(tmp_path, codec=False, conditioner=False, more=FEW)
+    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, more=FEW)
     build_deployment(load_deployment(path))
     return path
 

@@ -20,7 +20,7 @@ from runtime.devices.machine import open_device
 
 def test_a_profile_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    path = tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\n', codec=False, conditioner=False)
+    path = tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\n', codec=False, text_encoder=False)
     deployment = load_deployment(path).model_copy(update={"target": "cuda"})
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
     with simulated() as machine, simulated_provider(machine):

@@ -86,7 +86,7 @@ def test_a_recorded_transformer_is_told_apart(version: str, tmp_path: Path) -> N
     assert rows[SEVERAL].ms == pytest.approx(blob.average_ms)
 
 
-@pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "conditioner"])
+@pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "text_encoder"])
 def test_a_live_profile_adds_up(name: str, built: Built) -> None:
     deployment = built()
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)

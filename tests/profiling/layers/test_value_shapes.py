@@ -32,7 +32,7 @@ def seen(path: Path, graph: Graph, shapes: dict[str, tuple[int, ...]]) -> dict[s
     return {n: (a.shape, a.itemsize) for n, a in zip(names, session.run(names, feeds), strict=True)}
 
 
-@pytest.mark.parametrize("name", ["decoder", "codec_decode", "conditioner"])
+@pytest.mark.parametrize("name", ["decoder", "codec_decode", "text_encoder"])
 def test_the_demo_models_graphs_have_the_shapes_of_a_run(name: str) -> None:
     path = DEMO / f"{name}.onnx"
     graph = read_graph(path)

@@ -1,4 +1,4 @@
-"""Traces: as long as what was measured, without overlap within a lane."""
+"""Traces: as long as what was measured, without overlap within a bucket."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from profiling.reports.chrome_trace import BLOCKS, EXECUTES, LAYERS, trace
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("lane", [LAYERS, BLOCKS, EXECUTES])
-def test_a_lane_is_as_long_as_all_executes(version: str, lane: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bucket", [LAYERS, BLOCKS, EXECUTES])
+def test_a_bucket_is_as_long_as_all_executes(version: str, bucket: int, tmp_path: Path) -> None:
     profile = recorded(version, tmp_path)
-    events = [event for event in trace(profile)["traceEvents"] if event["ph"] == "X" and event["tid"] == lane]
+    events = [event for event in trace(profile)["traceEvents"] if event["ph"] == "X" and event["tid"] == bucket]
     assert sum(event["dur"] for event in events) == pytest.approx(profile.layer_sum_ms * RUNS * 1e3, rel=1e-4)
     for before, after in pairwise(events):
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.1)
@@ -25,8 +25,8 @@ def test_a_lane_is_as_long_as_all_executes(version: str, lane: int, tmp_path: Pa
 def test_lanes_and_layers_are_named(tmp_path: Path) -> None:
     profile = recorded("10", tmp_path)
     found = json.loads(json.dumps(trace(profile)))
-    lanes = {event["args"]["name"] for event in found["traceEvents"] if event["name"] == "thread_name"}
-    assert lanes == {"executes", "blocks", "layers"}
+    buckets = {event["args"]["name"] for event in found["traceEvents"] if event["name"] == "thread_name"}
+    assert buckets == {"executes", "blocks", "layers"}
     layers = [event for event in found["traceEvents"] if event["tid"] == LAYERS and event["ph"] == "X"]
     assert [event["name"] for event in layers] == [layer.name for layer in profile.layers] * RUNS
     assert layers[2]["args"]["flops"] > 0

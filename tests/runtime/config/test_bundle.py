@@ -127,7 +127,7 @@ def test_a_damaged_array_is_named(tmp_path: Path, content: bytes | None) -> None
 
 
 def test_a_template_has_places_for_text_and_length(tmp_path: Path) -> None:
-    spec = load_bundle(tiny_bundle(tmp_path)).conditioner
+    spec = load_bundle(tiny_bundle(tmp_path)).text_encoder
     assert spec is not None
     assert spec.text("a {seconds} b", 3.0) == "a {seconds} b"
     filled = spec.model_copy(update={"template": "# {prompt}\n- {seconds} seconds"}).text("{seconds} {prompt}", 59.6)

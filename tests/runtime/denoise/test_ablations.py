@@ -127,8 +127,8 @@ def test_without_frozen_conditions_they_are_uploaded_at_every_tick(
 
 def uploaded(loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Uploads in one tick into the rows' conditions, and of all kinds."""
-    ((_, lane),) = loop._lanes._lanes.items()
-    memory = lane._rows.condition.owner
+    ((_, bucket),) = loop._buckets._buckets.items()
+    memory = bucket._rows.condition.owner
     seen = {"condition": 0, "all": 0}
     upload = loop.device.upload
 

@@ -22,8 +22,8 @@ class Recording:
     def launch(self, stream: Stream) -> None:
         self.calls.append("launch")
 
-    def hold(self, stream: Stream) -> None:
-        self.calls.append("hold")
+    def warm_up(self, stream: Stream) -> None:
+        self.calls.append("warm_up")
 
     def release(self) -> None:
         self.calls.append("release")
@@ -81,8 +81,8 @@ class GraphDevice(HostDevice):
         return Graph(self.calls)
 
 
-def key(seats: int = 1, **changes: Any) -> LaunchKey:
-    base = LaunchKey(16, seats, ((0, seats, 4),), (1, 1), frozenset(), None, (0,), 0)
+def key(slot_count: int = 1, **changes: Any) -> LaunchKey:
+    base = LaunchKey(16, slot_count, ((0, slot_count, 4),), (1, 1), frozenset(), None, (0,), 0)
     return base._replace(**changes)
 
 
@@ -108,7 +108,7 @@ class Cache:
 def test_first_plain_then_with_resources_of_its_own_then_captured_then_replayed() -> None:
     made = Cache()
     assert made.run(key()) == ["bind", "launch", "launch"]
-    assert made.run(key()) == ["hold", "hold"]
+    assert made.run(key()) == ["warm_up", "warm_up"]
     assert made.run(key()) == ["capture", "launch", "launch", "replay"]
     assert made.run(key()) == ["replay"]
     counts = made.cache.counts
@@ -124,7 +124,7 @@ def test_without_capture_it_is_bound_once_and_launched_plainly() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"frames": 18}, {"seats": 2}, {"executes": ((0, 1, 8),)}, {"widths": (2, 1)}, {"step": frozenset({"dcw"})},
+        {"frames": 18}, {"slot_count": 2}, {"executes": ((0, 1, 8),)}, {"widths": (2, 1)}, {"step": frozenset({"dcw"})},
         {"rows": frozenset({"gain"})}, {"sides": (1,)}, {"generation": 1},
     ],
 )  # fmt: skip
@@ -189,8 +189,8 @@ def test_a_launch_that_fails_is_not_taken_for_held() -> None:
     launch = made.cache.get(key(), made.bind)
     step = launch.step
     assert isinstance(step, Recording)
-    object.__setattr__(step, "hold", fail)
+    object.__setattr__(step, "warm_up", fail)
     with pytest.raises(EngineError):
         made.cache.run(launch)
-    object.__setattr__(step, "hold", lambda stream: made.calls.append("hold"))
-    assert made.run(key()) == ["hold", "hold"]
+    object.__setattr__(step, "warm_up", lambda stream: made.calls.append("warm_up"))
+    assert made.run(key()) == ["warm_up", "warm_up"]

@@ -15,7 +15,7 @@ from runtime.engines.fake import Faults, FaultyEngine
 from runtime.errors import EngineDeadError, EngineError
 
 
-@pytest.mark.parametrize("way", ["launch", "hold"])
+@pytest.mark.parametrize("way", ["launch", "warm_up"])
 def test_a_row_becomes_nan_on_a_gpu_too(way: str, tmp_path: Path) -> None:
     with simulated():
         bench = Bench()
@@ -43,7 +43,7 @@ def test_failures_are_raised_instead_of_the_execute(tmp_path: Path) -> None:
         execution = engine.bind(bench.tensors())
         before = machine.counters["launches"]
         with pytest.raises(EngineError, match="failed at execute 0"):
-            execution.hold(bench.stream)
+            execution.warm_up(bench.stream)
         with pytest.raises(EngineDeadError, match="died at execute 1"):
             execution.launch(bench.stream)
         assert machine.counters["launches"] == before

@@ -206,7 +206,7 @@ def test_a_release_that_cannot_be_recorded_is_never_put_into_a_capture(
     bound.upload(0)
     bound.execution.launch(bound.stream)
     bound.upload(1)
-    bound.execution.hold(bound.stream)
+    bound.execution.warm_up(bound.stream)
     np.testing.assert_allclose(bound.result(), expected(deployment, 1), atol=1e-6)
     with pytest.raises(CaptureError, match="cannot be recorded"):
         device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
@@ -219,7 +219,7 @@ def test_a_release_that_can_be_recorded_is(deployment: Deployment, machine: Mach
     with simulated_provider(machine, recordable=True):
         bound = Bound(opened(deployment, "decoder", device), device)
         bound.upload(0)
-        bound.execution.hold(bound.stream)
+        bound.execution.warm_up(bound.stream)
         np.testing.assert_allclose(bound.result(), expected(deployment, 0), atol=1e-6)
         replay = device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
         for seed in (1, 2):
@@ -284,7 +284,7 @@ def played(
         loop.submit(request, events.append)
     while loop.tick() is not None:
         pass
-    counts = loop._lanes.launch_counts.copy()
+    counts = loop._buckets.launch_counts.copy()
     loop.close()
     device.close()
     failed = [event.error for event in events if isinstance(event, Failed)]

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import TinySpec, tiny_bundle, tiny_conditioner
+from factories import TinySpec, tiny_bundle, tiny_text_encoder
 from graph_engine import GraphEngine
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
-from runtime.pipeline.text_encoder import Conditioner
+from runtime.pipeline.text_encoder import TextEncoder
 
 SPEC = TinySpec(prefix="y_")
 
@@ -24,12 +24,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture
 def engine() -> GraphEngine:
-    return GraphEngine(tiny_conditioner(SPEC))
+    return GraphEngine(tiny_text_encoder(SPEC))
 
 
-def padding_conditioner() -> onnx.ModelProto:
-    """A conditioner that adds a masked-out token in front, as one with a prefix would."""
-    graph = GraphWriter("conditioner")
+def padding_text_encoder() -> onnx.ModelProto:
+    """A text_encoder that adds a masked-out token in front, as one with a prefix would."""
+    graph = GraphWriter("text_encoder")
     tokens = graph.input("y_input_ids", ("batch", "tokens"), np.int64)
     graph.input("y_attention_mask", ("batch", "tokens"), np.int64)
     values = graph.op("Unsqueeze", graph.op("Cast", tokens, to=onnx.TensorProto.FLOAT), graph.constant([2], np.int64))
@@ -44,15 +44,15 @@ def padding_conditioner() -> onnx.ModelProto:
 
 
 def test_text_becomes_its_tokens(bundle: Bundle, engine: GraphEngine) -> None:
-    conditioner = Conditioner(bundle, engine)
-    tokens = conditioner.encode("warm piano")
-    assert tokens.shape == (conditioner.token_count("warm piano"), SPEC.condition_width) == (11, 12)
+    text_encoder = TextEncoder(bundle, engine)
+    tokens = text_encoder.encode("warm piano")
+    assert tokens.shape == (text_encoder.token_count("warm piano"), SPEC.condition_width) == (11, 12)
     assert tokens.dtype == np.float32
-    assert not np.array_equal(tokens, conditioner.encode("cold drums"))
+    assert not np.array_equal(tokens, text_encoder.encode("cold drums"))
 
 
 def test_the_empty_text_is_the_null_condition(bundle: Bundle, engine: GraphEngine) -> None:
-    assert Conditioner(bundle, engine).encode("").shape == (1, SPEC.condition_width)
+    assert TextEncoder(bundle, engine).encode("").shape == (1, SPEC.condition_width)
 
 
 def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engine: GraphEngine) -> None:
@@ -61,17 +61,17 @@ def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engin
     path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
     null = np.full((1, SPEC.condition_width), 3.0, np.float32)
     np.save(folder / "null.npy", null)
-    conditioner = Conditioner(load_bundle(folder), engine)
-    assert np.array_equal(conditioner.encode(""), null)
+    text_encoder = TextEncoder(load_bundle(folder), engine)
+    assert np.array_equal(text_encoder.encode(""), null)
     assert engine.feeds == []
-    assert not np.array_equal(conditioner.encode(" "), null)
+    assert not np.array_equal(text_encoder.encode(" "), null)
 
 
 def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) -> None:
-    assert bundle.conditioner is not None
-    spec = bundle.conditioner.model_copy(update={"template": "<{prompt}> {seconds}s"})
-    templated = Conditioner(bundle.model_copy(update={"conditioner": spec}), engine)
-    plain = Conditioner(bundle, engine)
+    assert bundle.text_encoder is not None
+    spec = bundle.text_encoder.model_copy(update={"template": "<{prompt}> {seconds}s"})
+    templated = TextEncoder(bundle.model_copy(update={"text_encoder": spec}), engine)
+    plain = TextEncoder(bundle, engine)
     assert np.array_equal(templated.encode("a", seconds=20), plain.encode("<a> 20s"))
     assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {int(bundle.canvas_s)}s"))
     assert not np.array_equal(templated.encode("a", seconds=20), templated.encode("a", seconds=30))
@@ -79,14 +79,14 @@ def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) 
 
 
 def test_only_kept_tokens_come_out(bundle: Bundle) -> None:
-    tokens = Conditioner(bundle, GraphEngine(padding_conditioner())).encode("a")
+    tokens = TextEncoder(bundle, GraphEngine(padding_text_encoder())).encode("a")
     assert tokens.shape == (2, 1)
     assert tokens[0, 0] == 0 < tokens[1, 0]  # the start token and the letter; the one in front is gone
 
 
 def test_a_text_that_is_too_long_is_refused_and_not_cut(bundle: Bundle, engine: GraphEngine) -> None:
     with pytest.raises(RequestError) as caught:
-        Conditioner(bundle, engine).encode("x" * 40, field="negative_prompt")
+        TextEncoder(bundle, engine).encode("x" * 40, field="negative_prompt")
     assert "41 tokens" in caught.value.what
     assert str(SPEC.max_tokens) in caught.value.what
     assert (caught.value.field, caught.value.fix) == ("negative_prompt", "shorten it by 9 tokens")
@@ -94,26 +94,26 @@ def test_a_text_that_is_too_long_is_refused_and_not_cut(bundle: Bundle, engine: 
 
 
 def test_texts_are_remembered_up_to_the_bound(bundle: Bundle, engine: GraphEngine) -> None:
-    conditioner = Conditioner(bundle, engine, cache_entries=2)
+    text_encoder = TextEncoder(bundle, engine, cache_entries=2)
     for text in ("a", "b", "a", "c", "a", "b"):
-        conditioner.encode(text)
+        text_encoder.encode(text)
     runs = [len(feeds["y_input_ids"][0]) for feeds in engine.feeds]
     assert len(runs) == 4  # a, b, c, and b again: it was the oldest when c came
-    assert conditioner.encode("a") is conditioner.encode("a")
+    assert text_encoder.encode("a") is text_encoder.encode("a")
 
 
 def test_remembered_tokens_cannot_be_changed(bundle: Bundle, engine: GraphEngine) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        Conditioner(bundle, engine).encode("a")[0, 0] = 1.0
+        TextEncoder(bundle, engine).encode("a")[0, 0] = 1.0
 
 
-def test_threads_share_one_conditioner(bundle: Bundle, engine: GraphEngine) -> None:
-    conditioner = Conditioner(bundle, engine)
+def test_threads_share_one_text_encoder(bundle: Bundle, engine: GraphEngine) -> None:
+    text_encoder = TextEncoder(bundle, engine)
     texts = [f"text {index % 5}" for index in range(40)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(conditioner.encode, texts))
+        found = list(pool.map(text_encoder.encode, texts))
     assert len(engine.feeds) == 5
-    assert all(np.array_equal(tokens, conditioner.encode(text)) for tokens, text in zip(found, texts, strict=True))
+    assert all(np.array_equal(tokens, text_encoder.encode(text)) for tokens, text in zip(found, texts, strict=True))
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3"])
@@ -124,9 +124,9 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, engine: GraphEngine, conte
     else:
         (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        Conditioner(load_bundle(folder), engine)
+        TextEncoder(load_bundle(folder), engine)
 
 
-def test_a_bundle_without_a_conditioner_says_so(tmp_path: Path, engine: GraphEngine) -> None:
+def test_a_bundle_without_a_text_encoder_says_so(tmp_path: Path, engine: GraphEngine) -> None:
     with pytest.raises(ConfigError, match="takes no text"):
-        Conditioner(load_bundle(tiny_bundle(tmp_path, conditioner=False)), engine)
+        TextEncoder(load_bundle(tiny_bundle(tmp_path, text_encoder=False)), engine)

@@ -7,46 +7,46 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.requests.options import DcwOptions, Span, StepOptions
-from runtime.requests.segments import Stretch, next_stretch, plan, repaint_curve, step_parameters
+from runtime.requests.segments import Segment, next_segment, plan, repaint_curve, step_parameters
 
 
-def test_a_short_generation_is_one_stretch() -> None:
-    assert plan(31, 64, 16, multiple=2) == (Stretch(0, 32, 0, 32),)
+def test_a_short_generation_is_one_segment() -> None:
+    assert plan(31, 64, 16, multiple=2) == (Segment(0, 32, 0, 32),)
 
 
 def test_a_long_one_keeps_the_overlap_and_ends_where_it_should() -> None:
-    stretches = plan(150, 64, 16, multiple=2)
-    assert [(s.start_frame, s.frames, s.keep_frames) for s in stretches] == [(0, 64, 0), (48, 64, 16), (86, 64, 26)]
+    segments = plan(150, 64, 16, multiple=2)
+    assert [(s.start_frame, s.frames, s.keep_frames) for s in segments] == [(0, 64, 0), (48, 64, 16), (86, 64, 26)]
 
 
 @given(total=st.integers(1, 2000), canvas=st.integers(2, 100), overlap=st.integers(0, 99), multiple=st.integers(1, 4))
 def test_stretches_cover_every_frame_once(total: int, canvas: int, overlap: int, multiple: int) -> None:
     canvas, overlap = canvas * multiple, min(overlap, canvas - 1) * multiple
-    stretches = plan(total, canvas, overlap, multiple)
+    segments = plan(total, canvas, overlap, multiple)
     done = 0
-    for stretch in stretches:
-        assert stretch.start_frame + stretch.keep_frames == done
-        assert stretch.frames % multiple == stretch.keep_frames % multiple == 0
-        assert stretch.new_frames > 0
-        done = stretch.end_frame
+    for segment in segments:
+        assert segment.start_frame + segment.keep_frames == done
+        assert segment.frames % multiple == segment.keep_frames % multiple == 0
+        assert segment.new_frames > 0
+        done = segment.end_frame
     assert done == -(-total // multiple) * multiple
-    assert all(stretch.frames == canvas for stretch in stretches if len(stretches) > 1)
-    assert all(stretch.keep_frames >= overlap for stretch in stretches[1:])
+    assert all(segment.frames == canvas for segment in segments if len(segments) > 1)
+    assert all(segment.keep_frames >= overlap for segment in segments[1:])
 
 
 def test_without_an_end_there_is_always_a_next_one() -> None:
-    assert next_stretch(0, None, lengths=(32, 64), overlap_frames=16) == Stretch(0, 64)
-    assert next_stretch(1024, None, lengths=(32, 64), overlap_frames=16) == Stretch(1008, 64, 16)
-    assert next_stretch(64, 64, lengths=(32, 64), overlap_frames=16) is None
+    assert next_segment(0, None, lengths=(32, 64), overlap_frames=16) == Segment(0, 64)
+    assert next_segment(1024, None, lengths=(32, 64), overlap_frames=16) == Segment(1008, 64, 16)
+    assert next_segment(64, 64, lengths=(32, 64), overlap_frames=16) is None
 
 
 @pytest.mark.parametrize(("total", "frames"), [(2, 16), (16, 16), (18, 32), (34, 64), (64, 64), (66, 64)])
 def test_a_short_one_takes_the_first_length_that_holds_it(total: int, frames: int) -> None:
-    assert next_stretch(0, total, lengths=(16, 32, 64), overlap_frames=16) == Stretch(0, frames, 0, total)
+    assert next_segment(0, total, lengths=(16, 32, 64), overlap_frames=16) == Segment(0, frames, 0, total)
 
 
 def test_a_curve_ends_where_the_whole_does() -> None:
-    part = Stretch(0, 6, 0, 3).curve([0.0, 1.0])
+    part = Segment(0, 6, 0, 3).curve([0.0, 1.0])
     assert np.array_equal(part, np.array([0.0, 0.5, 1.0, 1.0, 1.0, 1.0], np.float32))
 
 
@@ -57,24 +57,24 @@ def test_impossible_sizes_are_refused(canvas: int, overlap: int, multiple: int) 
 
 
 def test_a_curve_spans_the_whole_and_each_stretch_gets_its_part() -> None:
-    stretches = plan(150, 64, 16)
+    segments = plan(150, 64, 16)
     whole = np.linspace(0.0, 3.0, 150)
-    for stretch in stretches:
-        part = stretch.curve([0.0, 1.0, 2.0, 3.0])
+    for segment in segments:
+        part = segment.curve([0.0, 1.0, 2.0, 3.0])
         assert isinstance(part, np.ndarray)
         assert part.dtype == np.float32
-        assert np.allclose(part, whole[stretch.start_frame : stretch.end_frame], atol=1e-6)
+        assert np.allclose(part, whole[segment.start_frame : segment.end_frame], atol=1e-6)
 
 
 def test_a_curve_of_as_many_values_as_frames_is_taken_as_it_is() -> None:
     values = [0.5, 0.25, 1.0, 0.0]
-    assert np.array_equal(Stretch(0, 4, 0, 4).curve(values), np.array(values, np.float32))
-    assert Stretch(0, 4, 0, 4).curve(0.3) == 0.3
-    assert np.array_equal(Stretch(0, 4, 0, 4).curve([0.5]), np.full(4, 0.5, np.float32))
+    assert np.array_equal(Segment(0, 4, 0, 4).curve(values), np.array(values, np.float32))
+    assert Segment(0, 4, 0, 4).curve(0.3) == 0.3
+    assert np.array_equal(Segment(0, 4, 0, 4).curve([0.5]), np.full(4, 0.5, np.float32))
 
 
-def test_without_an_end_a_curve_spans_each_stretch() -> None:
-    part = Stretch(1008, 64, 16).curve([0.0, 1.0])
+def test_without_an_end_a_curve_spans_each_segment() -> None:
+    part = Segment(1008, 64, 16).curve([0.0, 1.0])
     assert isinstance(part, np.ndarray)
     assert (part[0], part[-1]) == (0.0, 1.0)
 
@@ -82,7 +82,7 @@ def test_without_an_end_a_curve_spans_each_stretch() -> None:
 def test_a_part_of_latents_ends_in_what_lies_beyond() -> None:
     latents = np.arange(20, dtype=np.float32).reshape(10, 2)
     beyond = -np.arange(1, 17, dtype=np.float32).reshape(8, 2)
-    part = Stretch(6, 8, 2, 14).part(latents, beyond)
+    part = Segment(6, 8, 2, 14).part(latents, beyond)
     assert np.array_equal(part[:4], latents[6:])
     assert np.array_equal(part[4:], beyond[4:])
 
@@ -91,22 +91,22 @@ def test_step_parameters_are_curves_per_frame() -> None:
     options = StepOptions(
         guidance=3.0, momentum=[0.0, -0.5], channel_gain=[[1.0, 2.0], [3.0, 4.0]], dcw=DcwOptions(low=[0.0, 1.0])
     )
-    parameters = step_parameters(options, Stretch(0, 3, 0, 3))
+    parameters = step_parameters(options, Segment(0, 3, 0, 3))
     assert parameters.guidance == 3.0
     assert parameters.velocity_scale is None
     assert np.allclose(parameters.momentum, [0.0, -0.25, -0.5])
     assert np.allclose(parameters.channel_gain, [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])
     assert parameters.dcw is not None
     assert np.allclose(parameters.dcw.low, [0.0, 0.5, 1.0])
-    assert step_parameters(StepOptions(channel_gain=[1.0, 2.0]), Stretch(0, 3)).channel_gain.tolist() == [1.0, 2.0]
+    assert step_parameters(StepOptions(channel_gain=[1.0, 2.0]), Segment(0, 3)).channel_gain.tolist() == [1.0, 2.0]
 
 
 def test_gains_of_unequal_length_are_refused() -> None:
     with pytest.raises(RequestError, match="channel_gain: its lists have unequal lengths"):
-        step_parameters(StepOptions(channel_gain=[[1.0, 2.0], [3.0]]), Stretch(0, 3))
+        step_parameters(StepOptions(channel_gain=[[1.0, 2.0], [3.0]]), Segment(0, 3))
 
 
 def test_repaint_marks_every_frame_that_a_span_touches() -> None:
     spans = [Span(start_s=0.2, end_s=0.4), Span(start_s=0.95, end_s=9.0)]
-    assert repaint_curve(spans, 10.0, Stretch(0, 12, 0, 12)).tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
-    assert repaint_curve(spans, 10.0, Stretch(3, 4, 0, 12)).tolist() == [1, 0, 0, 0]
+    assert repaint_curve(spans, 10.0, Segment(0, 12, 0, 12)).tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
+    assert repaint_curve(spans, 10.0, Segment(3, 4, 0, 12)).tolist() == [1, 0, 0, 0]

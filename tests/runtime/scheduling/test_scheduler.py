@@ -63,58 +63,58 @@ def test_depth_bounds_slots_and_the_rest_waits() -> None:
     assert len(plan.waiting) == 2
 
 
-def test_a_freed_seat_is_taken_again_first() -> None:
+def test_a_freed_slot_index_is_taken_again_first() -> None:
     plan = scheduler(*(request(str(i)) for i in range(3)))
     plan.remove("1")
     plan.waiting.push(request("new"))
-    assert plan.admit()[0].seat == 1
+    assert plan.admit()[0].slot_index == 1
 
 
-def test_rows_are_positives_in_seat_order_then_negatives() -> None:
+def test_rows_are_positives_in_slot_order_then_negatives() -> None:
     negative = (condition(5),)
     guided = {"negatives": negative, "parameters": StepParameters(guidance=3.0)}
     plan = scheduler(request("a", **guided), request("b"), request("c", **guided))
-    lane = plan.schedule().lanes[0]
-    assert [row.seat for row in lane.rows] == [0, 1, 2, 0, 2]
-    assert [step.positives for step in lane.slots] == [(0,), (1,), (2,)]
-    assert [step.negatives for step in lane.slots] == [(3,), (), (4,)]
-    assert lane.executes == ((0, 5, 8),)
-    assert lane.features == {"guidance"}
+    bucket = plan.schedule().buckets[0]
+    assert [row.slot_index for row in bucket.rows] == [0, 1, 2, 0, 2]
+    assert [step.positives for step in bucket.slots] == [(0,), (1,), (2,)]
+    assert [step.negatives for step in bucket.slots] == [(3,), (), (4,)]
+    assert bucket.executes == ((0, 5, 8),)
+    assert bucket.features == {"guidance"}
 
 
 def test_guidance_one_costs_no_rows() -> None:
     plan = scheduler(request("a", negatives=(condition(),), parameters=StepParameters(guidance=1.0)))
-    lane = plan.schedule().lanes[0]
-    assert len(lane.rows) == 1
-    assert lane.features == set()
+    bucket = plan.schedule().buckets[0]
+    assert len(bucket.rows) == 1
+    assert bucket.features == set()
 
 
 def test_two_pass_guidance_executes_positives_and_negatives_apart() -> None:
     guided = {"negatives": (condition(),), "parameters": StepParameters(guidance=3.0)}
     plan = scheduler(request("a", **guided), request("b", **guided), fused=False)
-    assert plan.schedule().lanes[0].executes == ((0, 2, 8), (2, 4, 8))
+    assert plan.schedule().buckets[0].executes == ((0, 2, 8), (2, 4, 8))
 
 
 def test_more_rows_than_an_execute_takes_are_split_in_order() -> None:
     conditions = tuple(condition() for _ in range(3))
     plan = scheduler(*(request(str(i), conditions=conditions) for i in range(4)), max_rows=5)
-    lane = plan.schedule().lanes[0]
-    assert [execute[:2] for execute in lane.executes] == [(0, 5), (5, 10), (10, 12)]
-    assert sorted(row for step in lane.slots for row in step.positives) == list(range(12))
+    bucket = plan.schedule().buckets[0]
+    assert [execute[:2] for execute in bucket.executes] == [(0, 5), (5, 10), (10, 12)]
+    assert sorted(row for step in bucket.slots for row in step.positives) == list(range(12))
 
 
 def test_unequal_tokens_share_an_execute_only_with_a_mask() -> None:
     requests = [request(str(i), conditions=(condition(tokens),)) for i, tokens in enumerate((3, 9, 3))]
-    assert scheduler(*requests).schedule().lanes[0].executes == ((0, 3, 16),)
-    apart = scheduler(*requests, fold=False).schedule().lanes[0]
+    assert scheduler(*requests).schedule().buckets[0].executes == ((0, 3, 16),)
+    apart = scheduler(*requests, fold=False).schedule().buckets[0]
     assert apart.executes == ((0, 2, 3), (2, 3, 9))
     assert [step.positives for step in apart.slots] == [(0,), (2,), (1,)]
 
 
 def test_lengths_go_into_lanes_of_their_own_in_one_tick() -> None:
     batch = scheduler(request("a", 16), request("b", 32), request("c", 16)).schedule()
-    assert [(lane.frames, len(lane.slots)) for lane in batch.lanes] == [(16, 2), (32, 1)]
-    assert [slot.seat for lane in batch.lanes for slot in lane.slots] == [0, 1, 0]
+    assert [(bucket.frames, len(bucket.slots)) for bucket in batch.buckets] == [(16, 2), (32, 1)]
+    assert [slot.slot_index for bucket in batch.buckets for slot in bucket.slots] == [0, 1, 0]
 
 
 def test_conditions_are_active_in_their_part_of_the_schedule() -> None:
@@ -123,14 +123,14 @@ def test_conditions_are_active_in_their_part_of_the_schedule() -> None:
     seen = []
     for _ in range(4):
         batch = plan.schedule()
-        seen.append(batch.lanes[0].rows[0].condition)
+        seen.append(batch.buckets[0].rows[0].condition)
         plan.commit(batch)
     assert seen == [early, early, late, late]
 
 
 def test_the_first_condition_stands_in_where_none_is_active() -> None:
     late = condition(start=0.5)
-    assert scheduler(request("a", conditions=(late,))).schedule().lanes[0].rows[0].condition is late
+    assert scheduler(request("a", conditions=(late,))).schedule().buckets[0].rows[0].condition is late
 
 
 def test_commit_finishes_slots_by_their_schedules() -> None:
@@ -138,7 +138,7 @@ def test_commit_finishes_slots_by_their_schedules() -> None:
     finished = [[slot.request.id for slot in plan.commit(plan.schedule())] for _ in range(3)]
     assert finished == [[], ["short"], ["long"]]
     assert plan.slots == {}
-    assert plan.schedule().lanes == ()
+    assert plan.schedule().buckets == ()
 
 
 def test_commit_after_a_cancel_ignores_the_cancelled_slot() -> None:
@@ -155,17 +155,17 @@ def test_initialize_keeps_the_negative_of_its_first_guided_step() -> None:
     counts = []
     for _ in range(3):
         batch = plan.schedule()
-        counts.append((len(batch.lanes[0].rows), batch.lanes[0].slots[0].use_kept))
+        counts.append((len(batch.buckets[0].rows), batch.buckets[0].slots[0].use_cached_negative))
         plan.commit(batch)
     assert counts == [(2, False), (1, True), (1, True)]
 
 
 def test_self_guidance_never_has_negative_rows() -> None:
     plan = scheduler(request("a", guidance_mode="self", parameters=StepParameters(guidance=2.0)))
-    lane = plan.schedule().lanes[0]
-    assert len(lane.rows) == 1
-    assert lane.slots[0].use_kept
-    assert lane.features == {"guidance", "rcfg"}
+    bucket = plan.schedule().buckets[0]
+    assert len(bucket.rows) == 1
+    assert bucket.slots[0].use_cached_negative
+    assert bucket.features == {"guidance", "rcfg"}
 
 
 def test_overrides_win_and_are_taken_away() -> None:

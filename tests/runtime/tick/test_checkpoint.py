@@ -41,7 +41,7 @@ FROZEN = FrozenSlot(
         id="name",
     ),
     step=3,
-    kept=True,
+    has_cached_negative=True,
     arrays={"latents": rand(8, 2), "momentum_state": rand(8, 2)},
     model="tiny",
 )

@@ -70,27 +70,28 @@ def test_lanes_say_what_they_executed_and_when(loops: Loops) -> None:
     both = [record for record in records if len(record.frames) == 2]
     assert len(both) == 6
     for record in both:
-        assert [(lane.frames, lane.slots, lane.rows) for lane in record.lanes] == [(16, 1, 2), (32, 2, 4)] or [
-            lane.slots for lane in record.lanes
-        ] == [1, 1]
-        first, second = record.lanes
+        assert [(bucket.frames, bucket.slots, bucket.rows) for bucket in record.buckets] == [
+            (16, 1, 2),
+            (32, 2, 4),
+        ] or [bucket.slots for bucket in record.buckets] == [1, 1]
+        first, second = record.buckets
         assert first.begin_ms == 0.0
         assert second.begin_ms >= first.ms
         assert record.engine_ms == pytest.approx(first.ms + second.ms)
-        assert sum(lane.executes for lane in record.lanes) == record.executes
+        assert sum(bucket.executes for bucket in record.buckets) == record.executes
 
 
 def test_the_device_begins_each_tick_after_the_one_before(loops: Loops) -> None:
     first, *others = play(loops())
     assert first.device_gap_ms == 0.0
     for before, record in zip([first, *others], others, strict=False):
-        assert record.device_gap_ms >= before.lanes[-1].begin_ms + before.lanes[-1].ms > 0.0
+        assert record.device_gap_ms >= before.buckets[-1].begin_ms + before.buckets[-1].ms > 0.0
 
 
 def test_a_record_is_shown_when_the_device_is_done_with_its_tick(loops: Loops, built: Built, backend: Backend) -> None:
     loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
     unfinished: list[Any] = []
-    loop.observers.append(lambda record: unfinished.append(record) if not record.lanes else None)
+    loop.observers.append(lambda record: unfinished.append(record) if not record.buckets else None)
     inbox = Inbox()
     loop.submit(make("a", steps=5), inbox)
     for _ in range(3):

@@ -91,7 +91,7 @@ def test_a_graph_is_captured_at_the_third_tick_of_its_kind(loops: Loops) -> None
 
 def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine, built: Built, backend: Backend) -> None:
     loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
-    loop._lanes._launches.captures = False
+    loop._buckets._launches.captures = False
     steady(loop)
     record = loop.tick()
     assert record is not None
@@ -109,7 +109,7 @@ def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Buil
     while (record := few.tick()) is not None:
         evicted += record.evicted
     assert evicted > 2
-    assert len(few._lanes._launches) <= 2
+    assert len(few._buckets._launches) <= 2
     for request in requests:
         np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
 
@@ -150,7 +150,7 @@ def play(loop: TickLoop) -> Inbox:
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_lively_house_gives_what_the_cpu_gives(in_flight: int, loops: Loops, built: Built, backend: Backend) -> None:
     gpu = resized(built(max_rows=16, backend=backend), 4, 8)
-    cpu = resized(built(max_rows=16, depth=8, codec=False, conditioner=False), 4, 8)
+    cpu = resized(built(max_rows=16, depth=8, codec=False, text_encoder=False), 4, 8)
     device = open_device("cpu")
     reference = TickLoop(open_engines(cpu, device), load_bundle(cpu.bundle), cpu, device)
     expected, found = play(reference), play(loops(with_runtime(gpu, ticks_in_flight=in_flight)))
@@ -220,7 +220,7 @@ def test_empty_lanes_go_while_ticks_are_in_flight(loops: Loops) -> None:
         loop.submit(make(f"{index}", frames, steps=2), inbox)
         loop.tick()
         for other in range(4, 12, 2):
-            loop._lanes.open(other, live=set(lengths))
+            loop._buckets.open(other, live=set(lengths))
     while loop.tick() is not None:
         pass
     reference = run_all(loops(), make("0", 16, steps=2))

@@ -89,12 +89,12 @@ def test_a_refused_generation_takes_no_place(served_with_key: Served) -> None:
         ("http://[", "127.0.0.1:8000", False),
         ("http://127.0.0.1:99999999", "127.0.0.1:8000", False),
         ("http://127.0.0.1:8000", "", False),
-        ("https://studio.example", "127.0.0.1:8000", True),
-        ("https://studio.example.evil", "127.0.0.1:8000", False),
+        ("https://pipeline.example", "127.0.0.1:8000", True),
+        ("https://pipeline.example.evil", "127.0.0.1:8000", False),
     ],
 )
 def test_origins(origin: str, host: str, allowed: bool) -> None:
-    settings = ServerSettings(allowed_origins=("https://studio.example",))
+    settings = ServerSettings(allowed_origins=("https://pipeline.example",))
     assert is_allowed_origin(origin, host, settings) is allowed
 
 
@@ -105,17 +105,17 @@ def test_an_open_server_believes_its_own_name() -> None:
 
 
 def test_another_sites_page_may_not_call(serve: Serve) -> None:
-    served = serve(allowed_origins=("https://studio.example",))
+    served = serve(allowed_origins=("https://pipeline.example",))
     body = {"prompt": "a"}
     with served.client() as client:
         problem(client.post(GENERATIONS, json=body, headers={"origin": "https://evil.example"}), 403)
         preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         problem(client.options(GENERATIONS, headers=preflight), 403)
-        mine = client.post(GENERATIONS, json=body, headers={"origin": "https://studio.example"})
+        mine = client.post(GENERATIONS, json=body, headers={"origin": "https://pipeline.example"})
         assert mine.status_code == 200
-        assert mine.headers["access-control-allow-origin"] == "https://studio.example"
+        assert mine.headers["access-control-allow-origin"] == "https://pipeline.example"
         assert "X-Seed" in mine.headers["access-control-expose-headers"]
-        preflight["origin"] = "https://studio.example"
+        preflight["origin"] = "https://pipeline.example"
         answer = client.options(GENERATIONS, headers=preflight)
         assert answer.status_code == 200
         assert "POST" in answer.headers["access-control-allow-methods"]
@@ -161,7 +161,7 @@ def test_options_says_what_is_allowed(served: Served) -> None:
 
 def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
     served = serve(max_connections=1)
-    served.hold()
+    served.warm_up()
     with connected(served) as first:
         first.sendall(raw_request(b'{"prompt": "a"}'))
         while not served.service.gate.places_taken:

@@ -55,15 +55,15 @@ def test_eight_at_once_all_hear_something_before_the_first_is_done(serve: Serve)
 def test_eight_that_are_there_take_the_ticks_of_one(serve: Serve) -> None:
     served = serve(depth=8)
     served.post(steps=10)
-    served.hold()
-    before = served.studio.loop.stats().ticks
+    served.warm_up()
+    before = served.pipeline.loop.stats().ticks
     with ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(served.post, seed=seed, steps=10) for seed in range(8)]
         eventually(lambda: served.service.gate.places_taken == 8)
-        eventually(lambda: served.studio.loop.stats().queue_depth + served.studio.loop.stats().slots_active == 8)
+        eventually(lambda: served.pipeline.loop.stats().queue_depth + served.pipeline.loop.stats().slots_active == 8)
         served.go()
         assert {future.result().status_code for future in pending} == {200}
-    assert served.studio.loop.stats().ticks - before <= 10 + 1
+    assert served.pipeline.loop.stats().ticks - before <= 10 + 1
 
 
 def test_eight_short_ones_too_though_a_window_holds_almost_all_of_them(serve: Serve) -> None:
@@ -96,13 +96,13 @@ def test_the_same_seed_gives_the_same_bytes_also_among_others(serve: Serve) -> N
 
 def test_exactly_all_places_are_given_and_the_rest_is_told_to_come_back(serve: Serve) -> None:
     served = serve(depth=2, queue=3)
-    served.hold()
+    served.warm_up()
     with ThreadPoolExecutor(50) as pool:
         pending = [pool.submit(served.post, seed=seed) for seed in range(50)]
         eventually(lambda: sum(future.done() for future in pending) == 45)
         refused = [future.result() for future in pending if future.done()]
         assert served.service.gate.places_taken == 5
-        assert served.studio.loop.stats().slots_active + served.studio.loop.stats().queue_depth == 5
+        assert served.pipeline.loop.stats().slots_active + served.pipeline.loop.stats().queue_depth == 5
         served.go()
         accepted = [future.result(PATIENCE_S) for future in pending if future.result().status_code == 200]
     assert len(accepted) == 5
@@ -116,7 +116,7 @@ def test_exactly_all_places_are_given_and_the_rest_is_told_to_come_back(serve: S
     assert counted["tickrt_generations_started_total"] == 51
 
 
-def test_a_long_generation_keeps_its_place_between_its_stretches(serve: Serve) -> None:
+def test_a_long_generation_keeps_its_place_between_its_segments(serve: Serve) -> None:
     served = serve(depth=1, queue=0)
     served.tick_s = 0.02
     with ThreadPoolExecutor(1) as pool:
@@ -133,7 +133,7 @@ def test_a_long_generation_keeps_its_place_between_its_stretches(serve: Serve) -
 
 def test_one_client_gets_no_more_than_its_share(serve: Serve) -> None:
     served = serve(depth=4, client_in_flight=2)
-    served.hold()
+    served.warm_up()
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(served.post) for _ in range(3)]
         eventually(lambda: any(future.done() for future in pending))
@@ -150,7 +150,7 @@ def test_one_client_gets_no_more_than_its_share(serve: Serve) -> None:
 def test_who_leaves_frees_its_slot_within_a_tick(serve: Serve, how: str) -> None:
     served = serve(depth=1, queue=1)
     served.tick_s = 0.02
-    loop = served.studio.loop
+    loop = served.pipeline.loop
     for _ in range(3):
         with connected(served) as connection:
             connection.sendall(generation(steps=200))
@@ -182,7 +182,7 @@ def test_who_leaves_in_mid_stream_frees_its_slot(serve: Serve) -> None:
         connection.sendall(generation(seconds=60, steps=20))
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         eventually(lambda: len(connection.recv(65536)) > 0)
-    eventually(lambda: served.studio.loop.stats().slots_active == 0, 1.0)
+    eventually(lambda: served.pipeline.loop.stats().slots_active == 0, 1.0)
     eventually(lambda: not served.service.gate.tickets)
     assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
 
@@ -190,7 +190,7 @@ def test_who_leaves_in_mid_stream_frees_its_slot(serve: Serve) -> None:
 def test_two_hundred_who_leave_while_they_wait_cost_the_next_one_nothing(serve: Serve) -> None:
     served = serve(depth=2, queue=200)
     served.tick_s = 0.02
-    loop = served.studio.loop
+    loop = served.pipeline.loop
     alone_s = timed(served.post)
     crowd = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
     for connection in crowd:
@@ -213,7 +213,7 @@ def timed(action: Callable[[], httpx.Response]) -> float:
 
 def test_who_waits_too_long_for_a_slot_is_told(serve: Serve) -> None:
     served = serve(depth=1, queue=1, queue_timeout_s=0.3)
-    served.hold()
+    served.warm_up()
     with ThreadPoolExecutor(2) as pool:
         pending = [pool.submit(served.post) for _ in range(2)]
         eventually(lambda: any(future.done() for future in pending))

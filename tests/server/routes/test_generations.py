@@ -102,7 +102,7 @@ def test_latents_come_as_safetensors_and_go_in_again(served: Served, stream: boo
 def test_windows_of_a_stream_join_without_a_seam(served: Served) -> None:
     """The streamed audio is that of one decode over all the latents."""
     latents = safetensors.numpy.load(served.post(response_format="latents", seconds=5).content)["latents"]
-    codec = served.studio.codec
+    codec = served.pipeline.codec
     assert codec is not None
     expected = np.rint(np.clip(codec.decode(latents), -1, 1) * 32767)[: 5 * 8000]
     pcm = np.frombuffer(served.post(response_format="pcm", seconds=5).content, "<i2").reshape(-1, 2)

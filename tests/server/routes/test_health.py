@@ -12,7 +12,7 @@ from http_harness import GENERATIONS, Served, eventually, problem
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings
 
@@ -30,11 +30,11 @@ def test_a_warm_server_is_live_and_ready(served: Served) -> None:
 def test_while_loading_it_is_live_not_ready_and_takes_no_work(tiny: Callable[..., Deployment]) -> None:
     loaded = threading.Event()
 
-    def slow() -> Studio:
+    def slow() -> Pipeline:
         loaded.wait(10)
-        studio = open_studio(tiny())
-        studio.start()
-        return studio
+        pipeline = open_pipeline(tiny())
+        pipeline.start()
+        return pipeline
 
     with TestClient(create_app(slow, ServerSettings())) as client:
         assert client.get("/health/live").status_code == 200
@@ -53,7 +53,7 @@ def test_engines_that_are_not_built_are_the_cause_with_the_command_that_builds_t
     tiny: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     deployment = tiny().model_copy(update={"engines": tmp_path})
-    with TestClient(create_app(lambda: open_studio(deployment), ServerSettings())) as client:
+    with TestClient(create_app(lambda: open_pipeline(deployment), ServerSettings())) as client:
         eventually(lambda: client.get("/health/live").status_code == 503)
         for path in ("/health/live", "/health/ready", "/v1/models"):
             document = problem(client.get(path), 503, "failed")
@@ -63,17 +63,17 @@ def test_engines_that_are_not_built_are_the_cause_with_the_command_that_builds_t
 def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 
-    def broken() -> Studio:
-        studio = open_studio(tiny())
-        assert studio.codec is not None
+    def broken() -> Pipeline:
+        pipeline = open_pipeline(tiny())
+        assert pipeline.codec is not None
 
         def decode(*_: object) -> None:
             raise EngineDeadError("the codec is broken")
 
-        monkeypatch.setattr(studio.codec, "decode", decode)
-        studio.start()
-        monkeypatch.setattr(studio.loop, "close", lambda close=studio.loop.close: closed.append(close()))
-        return studio
+        monkeypatch.setattr(pipeline.codec, "decode", decode)
+        pipeline.start()
+        monkeypatch.setattr(pipeline.loop, "close", lambda close=pipeline.loop.close: closed.append(close()))
+        return pipeline
 
     with TestClient(create_app(broken, ServerSettings())) as client:
         eventually(lambda: client.get("/health/live").status_code == 503)
@@ -83,7 +83,7 @@ def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monk
 
 def test_a_tick_loop_that_hangs_is_not_live_until_it_moves_again(serve: Serve) -> None:
     served = serve(depth=1, tick_timeout_s=0.2)
-    served.hold()
+    served.warm_up()
     with ThreadPoolExecutor(1) as pool, served.client() as client:
         pending = pool.submit(served.post)
         eventually(lambda: client.get("/health/live").status_code == 503)
@@ -104,7 +104,7 @@ def test_rest_is_not_a_hang(serve: Serve) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> None:
     served = serve(depth=1, queue=2)
-    served.hold()
+    served.warm_up()
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(served.post) for _ in range(3)]
         eventually(lambda: served.service.gate.places_taken == 3)
@@ -112,7 +112,7 @@ def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> Non
         def die(_: object) -> None:
             raise RuntimeError("the device fell off the bus")
 
-        served.studio.loop.observers.append(die)
+        served.pipeline.loop.observers.append(die)
         served.go()
         for future in pending:
             problem(future.result(), 503)
@@ -127,7 +127,7 @@ def test_metrics_are_in_the_text_format(served: Served) -> None:
 
 
 def test_a_deployment_file_that_is_gone_is_told(tmp_path: Path) -> None:
-    opener = lambda: open_studio(load_deployment(tmp_path / "none.toml"))  # noqa: E731
+    opener = lambda: open_pipeline(load_deployment(tmp_path / "none.toml"))  # noqa: E731
     with TestClient(create_app(opener, ServerSettings())) as client:
         eventually(lambda: client.get("/health/ready").status_code == 503)
         eventually(lambda: "no configuration" in client.get("/health/ready").json()["detail"])

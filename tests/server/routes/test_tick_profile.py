@@ -42,12 +42,12 @@ def test_there_is_none_unless_there_is_an_admin_key(served: Served) -> None:
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", "schlüssel"])
 def test_without_the_key_it_is_refused(serve: Serve, key: str | None) -> None:
     served = serve(admin_key=KEY)
-    before = list(served.studio.loop.observers)
+    before = list(served.pipeline.loop.observers)
     headers = {} if key is None else {"x-admin-key": key.encode()}
     with served.client() as client:
         document = problem(client.post(PATH, headers=headers), 403, "admin_key_needed")
     assert document["fix"] == "send X-Admin-Key: KEY"
-    assert served.studio.loop.observers == before
+    assert served.pipeline.loop.observers == before
 
 
 def test_where_there_is_an_api_key_both_are_needed(serve: Serve) -> None:
@@ -79,8 +79,8 @@ def test_the_next_ticks_are_in_the_trace_and_the_server_goes_on(serve: Serve) ->
     assert sum(event["dur"] for event in phases) == pytest.approx(sum(event["dur"] for event in ticks), rel=0.01)
     executes = [event for event in slices if event["tid"] > 1]
     assert [event["args"]["rows"] for event in executes] == [2] * 4
-    assert served.studio.loop.observers.count(served.observe) == 1
-    assert len(served.studio.loop.observers) == 2
+    assert served.pipeline.loop.observers.count(served.observe) == 1
+    assert len(served.pipeline.loop.observers) == 2
 
 
 def test_where_few_ticks_run_few_are_in_it(serve: Serve) -> None:
@@ -114,7 +114,7 @@ def test_whoever_goes_away_takes_it_along(serve: Serve) -> None:
         connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
         eventually(lambda: served.service.is_profiling)
     eventually(lambda: not served.service.is_profiling)
-    assert len(served.studio.loop.observers) == 2
+    assert len(served.pipeline.loop.observers) == 2
 
 
 def test_it_does_not_hold_up_the_end(serve: Serve) -> None:
@@ -123,7 +123,7 @@ def test_it_does_not_hold_up_the_end(serve: Serve) -> None:
         connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
         eventually(lambda: served.service.is_profiling)
         served.server.drain()
-        eventually(lambda: served.service.studio is None)
+        eventually(lambda: served.service.pipeline is None)
 
 
 def test_other_requests_are_not_profiled(serve: Serve) -> None:

@@ -13,7 +13,7 @@ from conftest import Loops
 from generations import GUIDED, Inbox, make
 
 from runtime.tick.loop import TickLoop
-from runtime.tick.record import LaneSpan, TickRecord
+from runtime.tick.record import BucketSpan, TickRecord
 from server.routes.tick_trace import device_begins, tick_trace
 
 
@@ -23,15 +23,15 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return wanted.skip_where_it_is_missing()
 
 
-def record(tick: int, started_s: float, gap_ms: float, lanes: tuple[LaneSpan, ...] = ()) -> TickRecord:
+def record(tick: int, started_s: float, gap_ms: float, buckets: tuple[BucketSpan, ...] = ()) -> TickRecord:
     times_s = (("inbox", 0.0), ("launch", 0.001), ("wait", 0.003), ("", 0.01))
     marks = tuple((phase, started_s + time_s) for phase, time_s in times_s)
     return TickRecord(
-        tick, 2, 4, (16, 32), 2, ("plain", "dcw"), 3, tick_ms=10.0, marks=marks, lanes=lanes, device_gap_ms=gap_ms
+        tick, 2, 4, (16, 32), 2, ("plain", "dcw"), 3, tick_ms=10.0, marks=marks, buckets=buckets, device_gap_ms=gap_ms
     )
 
 
-LANES = (LaneSpan(16, 1, 2, 1, 0.0, 3.0), LaneSpan(32, 1, 2, 1, 4.0, 5.0))
+LANES = (BucketSpan(16, 1, 2, 1, 0.0, 3.0), BucketSpan(32, 1, 2, 1, 4.0, 5.0))
 
 
 def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
@@ -86,8 +86,8 @@ def test_ticks_hold_their_phases_and_lanes_do_not_overlap(loops: Loops) -> None:
     for begin, end in ends(phases):
         assert any(low - 0.01 <= begin and end <= high + 0.01 for low, high in ends(ticks))
     for tid in (2, 3):
-        lane = ends(event for event in events if event["tid"] == tid)
-        assert len(lane) == 6
-        assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(lane))
+        bucket = ends(event for event in events if event["tid"] == tid)
+        assert len(bucket) == 6
+        assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(bucket))
     launches = {event["ts"] for event in phases if event["name"] == "launch"}
     assert min(event["ts"] for event in events if event["tid"] > 1) >= min(launches)

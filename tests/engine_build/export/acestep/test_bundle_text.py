@@ -38,10 +38,10 @@ def written(folder: Path, facts: BundleFacts) -> Bundle:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    bundle = written(tmp_path, replace(FACTS, conditioner=TEXT, figures={"layers": 24}))
+    bundle = written(tmp_path, replace(FACTS, text_encoder=TEXT, figures={"layers": 24}))
     assert bundle.description == FACTS.description
-    assert bundle.conditioner is not None
-    assert bundle.conditioner.template == TEXT["template"]
+    assert bundle.text_encoder is not None
+    assert bundle.text_encoder.template == TEXT["template"]
     assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
     assert bundle.training == {"layers": 24}
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
@@ -69,9 +69,9 @@ def test_arrays_are_named_where_there_are_files(tmp_path: Path) -> None:
     assert bundle.null_condition() is not None
 
 
-@pytest.mark.parametrize("conditioner", [None, TEXT])
-def test_the_first_deployment_fits_its_bundle(tmp_path: Path, conditioner: dict[str, object] | None) -> None:
-    facts = replace(FACTS, canvas_frames=1500, conditioner=conditioner)
+@pytest.mark.parametrize("text_encoder", [None, TEXT])
+def test_the_first_deployment_fits_its_bundle(tmp_path: Path, text_encoder: dict[str, object] | None) -> None:
+    facts = replace(FACTS, canvas_frames=1500, text_encoder=text_encoder)
     folder = tmp_path / "models" / "acestep"
     folder.mkdir(parents=True)
     bundle = written(folder, facts)
@@ -82,5 +82,5 @@ def test_the_first_deployment_fits_its_bundle(tmp_path: Path, conditioner: dict[
     assert deployment.bundle == folder
     check_ranges(deployment, bundle)
     read_options(deployment)
-    if bundle.conditioner is not None:
-        assert deployment.max_tokens >= bundle.conditioner.max_tokens + bundle.conditioner.prefix_tokens
+    if bundle.text_encoder is not None:
+        assert deployment.max_tokens >= bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens

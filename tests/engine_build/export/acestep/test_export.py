@@ -98,9 +98,9 @@ def test_the_bundle_says_what_the_checkpoint_is(bundle: Path) -> None:
     assert (loaded.sampler.steps, loaded.sampler.shift, loaded.sampler.guidance) == (8, 3.0, 7.0)
     assert loaded.codec is not None
     assert (loaded.codec.sample_rate_hz, loaded.codec.hop_samples, loaded.codec.channels) == (8000, 320, 2)
-    assert loaded.conditioner is not None
-    assert loaded.conditioner.template.startswith("# Instruction\nFill the audio semantic mask")
-    assert "- duration: {seconds} seconds\n<|endoftext|>" in loaded.conditioner.template
+    assert loaded.text_encoder is not None
+    assert loaded.text_encoder.template.startswith("# Instruction\nFill the audio semantic mask")
+    assert "- duration: {seconds} seconds\n<|endoftext|>" in loaded.text_encoder.template
     assert loaded.training["decoder_max_error"] < 1e-5
 
 
@@ -115,10 +115,10 @@ def test_nothing_of_this_machine_is_in_it(bundle: Path) -> None:
             assert not paths_in(file), file.name
 
 
-def test_without_a_text_encoder_there_is_no_conditioner(tmp_path: Path) -> None:
+def test_without_a_text_encoder_there_is_none(tmp_path: Path) -> None:
     facts = export(checkpoint(save_checkpoint(tmp_path / "c", turbo=True, text=False)), tmp_path / "bundle")
     loaded = load_bundle(tmp_path / "bundle")
-    assert (loaded.conditioner, facts.conditioner) == (None, None)
+    assert (loaded.text_encoder, facts.text_encoder) == (None, None)
     assert loaded.sampler.guidance == 1.0
     null = loaded.null_condition()
     assert null is not None

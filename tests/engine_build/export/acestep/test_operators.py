@@ -23,4 +23,4 @@ def test_every_graph_is_taken_in_every_precision(bundle: Path, tmp_path: Path, r
     for path in sorted(bundle.glob("*.onnx")):
         write_recipe(path, tmp_path / path.name, recipe)  # type: ignore[arg-type]
         found[path.stem] = list(problems(onnx.load(tmp_path / path.name)))
-    assert found == {"codec_decode": [], "codec_encode": [], "conditioner": [], "decoder": []}
+    assert found == {"codec_decode": [], "codec_encode": [], "text_encoder": [], "decoder": []}

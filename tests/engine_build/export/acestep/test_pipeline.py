@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny_acestep import CHANNELS, open_pipeline
+from tiny_acestep import CHANNELS, diffusers_pipeline
 
 from engine_build.build.builder import build_deployment
 from runtime.config.deployment import load_deployment
-from runtime.pipeline.pipeline import Studio, open_studio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise
 from runtime.tick.events import Event, Finished
@@ -30,17 +30,17 @@ PROMPT = "Warm piano, slow {braces} and Ümläute"
 
 
 @pytest.fixture(scope="module")
-def studio(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+def opened(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     with open_built(bundle, tmp_path_factory.mktemp("base")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def pipeline(base: Path) -> Any:
-    return open_pipeline(base)
+    return diffusers_pipeline(base)
 
 
-def open_built(bundle: Path, folder: Path) -> Studio:
+def open_built(bundle: Path, folder: Path) -> Pipeline:
     path = folder / "tiny.toml"
     path.write_text(
         f"""[deployment]
@@ -58,14 +58,14 @@ step_variants = ["plain", "guidance"]
     )
     deployment = load_deployment(path)
     build_deployment(deployment)
-    return open_studio(deployment)
+    return open_pipeline(deployment)
 
 
-def generate(studio: Studio, *requests: GenerationRequest) -> list[NDArray[np.float32]]:
+def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.float32]]:
     """All in flight together."""
     events: SimpleQueue[Event] = SimpleQueue()
     for request in requests:
-        studio.loop.submit(request, events.put)
+        opened.loop.submit(request, events.put)
     done: dict[str, NDArray[np.float32]] = {}
     while len(done) < len(requests):
         event = events.get(timeout=60)
@@ -92,55 +92,55 @@ def expected(pipeline: Any, *, seed: int, steps: int, guidance: float, shift: fl
     ("steps", "guidance", "shift"), [(8, 7.0, 3.0), (5, 2.5, 1.0), (8, 1.0, 3.0), (1, 4.0, 2.0), (20, 15.0, 3.0)]
 )
 def test_a_guided_generation_is_the_pipeline_s(
-    studio: Studio, pipeline: Any, steps: int, guidance: float, shift: float
+    opened: Pipeline, pipeline: Any, steps: int, guidance: float, shift: float
 ) -> None:
     wanted = expected(pipeline, seed=3, steps=steps, guidance=guidance, shift=shift)[0].numpy()
-    request = studio.request(PROMPT, seed=3, steps=steps, guidance=guidance, shift=shift)
-    (found,) = generate(studio, request)
+    request = opened.request(PROMPT, seed=3, steps=steps, guidance=guidance, shift=shift)
+    (found,) = generate(opened, request)
     assert np.abs(wanted - noise(FRAMES, CHANNELS, 3)).max() > 0.5
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-def test_guidance_and_text_matter(studio: Studio) -> None:
+def test_guidance_and_text_matter(opened: Pipeline) -> None:
     asked = {"seed": 3, "steps": 6}
     plain, guided, other = generate(
-        studio,
-        studio.request(PROMPT, guidance=1.0, **asked),
-        studio.request(PROMPT, guidance=7.0, **asked),
-        studio.request("Distorted guitars", guidance=1.0, **asked),
+        opened,
+        opened.request(PROMPT, guidance=1.0, **asked),
+        opened.request(PROMPT, guidance=7.0, **asked),
+        opened.request("Distorted guitars", guidance=1.0, **asked),
     )
     assert np.abs(plain - guided).max() > 1e-2
     assert np.abs(plain - other).max() > 1e-3
 
 
-def test_generations_in_flight_together_are_each_the_pipeline_s(studio: Studio, pipeline: Any) -> None:
+def test_generations_in_flight_together_are_each_the_pipeline_s(opened: Pipeline, pipeline: Any) -> None:
     asked = [(1, 4, 3.0), (2, 9, 1.0), (3, 6, 8.0), (4, 4, 3.0)]
-    requests = [studio.request(PROMPT, seed=seed, steps=steps, guidance=scale) for seed, steps, scale in asked]
-    for found, (seed, steps, scale) in zip(generate(studio, *requests), asked, strict=True):
+    requests = [opened.request(PROMPT, seed=seed, steps=steps, guidance=scale) for seed, steps, scale in asked]
+    for found, (seed, steps, scale) in zip(generate(opened, *requests), asked, strict=True):
         wanted = expected(pipeline, seed=seed, steps=steps, guidance=scale)[0].numpy()
         assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-def test_the_audio_is_the_pipeline_s_before_it_is_made_loud(studio: Studio, pipeline: Any) -> None:
+def test_the_audio_is_the_pipeline_s_before_it_is_made_loud(opened: Pipeline, pipeline: Any) -> None:
     wanted = expected(pipeline, seed=5, steps=4, guidance=3.0, output_type="pt")[0].numpy().T
-    (latents,) = generate(studio, studio.request(PROMPT, seed=5, steps=4, guidance=3.0))
-    assert studio.codec is not None
-    found = studio.codec.decode(latents)
+    (latents,) = generate(opened, opened.request(PROMPT, seed=5, steps=4, guidance=3.0))
+    assert opened.codec is not None
+    found = opened.codec.decode(latents)
     loud = found * (np.abs(wanted).max() / np.abs(found).max())
     assert np.abs(loud - wanted).max() < 1e-3
 
 
-def test_the_defaults_are_the_pipeline_s(studio: Studio, pipeline: Any) -> None:
+def test_the_defaults_are_the_pipeline_s(opened: Pipeline, pipeline: Any) -> None:
     start = torch.from_numpy(noise(FRAMES, CHANNELS, 7))[None]
     wanted = pipeline(PROMPT, audio_duration=FRAMES / 25.0, latents=start, output_type="latent").audios[0].numpy()
-    (found,) = generate(studio, studio.request(PROMPT, seed=7))
+    (found,) = generate(opened, opened.request(PROMPT, seed=7))
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
 def test_a_turbo_checkpoint_runs_without_guidance(
-    studio: Studio, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+    opened: Pipeline, pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "is_turbo", True)
     wanted = expected(pipeline, seed=7, steps=8, guidance=7.0)[0].numpy()
-    (found,) = generate(studio, studio.request(PROMPT, seed=7, guidance=1.0))
+    (found,) = generate(opened, opened.request(PROMPT, seed=7, guidance=1.0))
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())

@@ -1,4 +1,4 @@
-"""Precision recipes on what was exported from diffusers: decoder, codec and conditioner."""
+"""Precision recipes on what was exported from diffusers: decoder, codec and text_encoder."""
 
 from __future__ import annotations
 

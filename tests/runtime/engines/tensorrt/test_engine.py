@@ -112,7 +112,7 @@ def test_a_released_context_serves_the_next_hold(one: Machine, folder: Path, mon
     for rows in (1, 2, 3, 2):
         tensors = bench.tensors(rows)
         execution = engine.bind(tensors)
-        execution.hold(bench.stream)
+        execution.warm_up(bench.stream)
         replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))  # noqa: B023
         assert replay is not None
         replay.launch(bench.stream)
@@ -132,7 +132,7 @@ def test_an_engine_that_cannot_be_captured_still_runs_plainly(folder: Path) -> N
         engine = opened(folder, bench.device, in_tick=True)
         tensors = bench.tensors()
         execution = engine.bind(tensors)
-        execution.hold(bench.stream)
+        execution.warm_up(bench.stream)
         with pytest.raises(CaptureError, match="not stream capturable"):
             bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
         execution.launch(bench.stream)
@@ -361,7 +361,7 @@ def test_a_hold_that_fails_can_be_released(folder: Path) -> None:
         engine = opened(folder, bench.device, in_tick=True)
         execution = engine.bind(bench.tensors())
         with pytest.raises(EngineError, match="the execute was refused"):
-            execution.hold(bench.stream)
+            execution.warm_up(bench.stream)
         execution.release()
         engine.close()
         bench.close()
@@ -408,7 +408,7 @@ def test_a_context_that_comes_back_to_a_closed_engine_is_destroyed(folder: Path)
         bench = Bench()
         engine = opened(folder, bench.device, in_tick=True)
         execution = engine.bind(bench.tensors())
-        execution.hold(bench.stream)
+        execution.warm_up(bench.stream)
         engine.close()
         assert (loaded := len(machine_engines())) == 1
         execution.release()

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from graph_engine import GraphEngine
 from numpy.typing import NDArray
-from tiny_acestep import CONDITION_WIDTH, open_pipeline
+from tiny_acestep import CONDITION_WIDTH, diffusers_pipeline
 
 from runtime.config.bundle import load_bundle
 from runtime.errors import RequestError
-from runtime.pipeline.text_encoder import Conditioner
+from runtime.pipeline.text_encoder import TextEncoder
 
 pytestmark = pytest.mark.export
 
@@ -28,12 +28,12 @@ PROMPTS = ["calm piano", "x", "  Drum & bass, 174 bpm\n# Caption\nwith {braces}"
 
 @pytest.fixture(scope="module")
 def pipeline(base: Path) -> Any:
-    return open_pipeline(base)
+    return diffusers_pipeline(base)
 
 
 @pytest.fixture(scope="module")
-def conditioner(bundle: Path) -> Conditioner:
-    return Conditioner(load_bundle(bundle), GraphEngine(onnx.load(bundle / "conditioner.onnx")))
+def text_encoder(bundle: Path) -> TextEncoder:
+    return TextEncoder(load_bundle(bundle), GraphEngine(onnx.load(bundle / "text_encoder.onnx")))
 
 
 def expected(pipeline: Any, prompts: list[str], seconds: float) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -58,41 +58,41 @@ def expected(pipeline: Any, prompts: list[str], seconds: float) -> tuple[NDArray
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("seconds", [60.0, 2.4])
 def test_a_prompt_becomes_the_pipeline_s_tokens(
-    conditioner: Conditioner, pipeline: Any, prompt: str, seconds: float
+    text_encoder: TextEncoder, pipeline: Any, prompt: str, seconds: float
 ) -> None:
     wanted, mask = expected(pipeline, [prompt], seconds)
-    found = conditioner.encode(prompt, seconds=seconds)
+    found = text_encoder.encode(prompt, seconds=seconds)
     assert mask.all()
     assert found.shape == wanted[0].shape
     assert np.abs(found - wanted[0]).max() < 1e-4
 
 
-def test_padded_texts_keep_only_their_own_tokens(bundle: Path, pipeline: Any, conditioner: Conditioner) -> None:
+def test_padded_texts_keep_only_their_own_tokens(bundle: Path, pipeline: Any, text_encoder: TextEncoder) -> None:
     wanted, wanted_mask = expected(pipeline, PROMPTS, 60.0)
-    spec = conditioner.spec
-    encoded = [conditioner._tokenizer.encode(spec.text(prompt, 60.0)).ids for prompt in PROMPTS]
+    spec = text_encoder.spec
+    encoded = [text_encoder._tokenizer.encode(spec.text(prompt, 60.0)).ids for prompt in PROMPTS]
     longest = max(len(ids) for ids in encoded)
     ids = np.array([row + [0] * (longest - len(row)) for row in encoded], np.int64)
     mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in encoded], np.int64)
-    engine = GraphEngine(onnx.load(bundle / "conditioner.onnx"))
+    engine = GraphEngine(onnx.load(bundle / "text_encoder.onnx"))
     found = engine.run({"input_ids": ids, "attention_mask": mask})
     assert np.array_equal(found["condition_mask"] > 0.5, wanted_mask)
     assert np.abs((found["condition"] - wanted)[wanted_mask]).max() < 1e-4
 
 
-def test_the_prefix_is_counted(conditioner: Conditioner) -> None:
-    spec = conditioner.spec
+def test_the_prefix_is_counted(text_encoder: TextEncoder) -> None:
+    spec = text_encoder.spec
     assert spec.prefix_tokens > 1
-    assert len(conditioner.encode("ab")) == conditioner.token_count("ab") + spec.prefix_tokens
+    assert len(text_encoder.encode("ab")) == text_encoder.token_count("ab") + spec.prefix_tokens
     assert spec.max_tokens == 256
 
 
-def test_texts_are_not_cut_as_the_pipeline_cuts_them(conditioner: Conditioner) -> None:
+def test_texts_are_not_cut_as_the_pipeline_cuts_them(text_encoder: TextEncoder) -> None:
     with pytest.raises(RequestError, match="the model takes 256"):
-        conditioner.encode("very long " * 40)
+        text_encoder.encode("very long " * 40)
 
 
-def test_the_null_condition_is_the_learned_one(conditioner: Conditioner, pipeline: Any) -> None:
+def test_the_null_condition_is_the_learned_one(text_encoder: TextEncoder, pipeline: Any) -> None:
     learned = pipeline.condition_encoder.null_condition_emb.detach()[0].numpy()
-    assert conditioner.encode("").shape == (1, CONDITION_WIDTH)
-    assert np.array_equal(conditioner.encode(""), learned)
+    assert text_encoder.encode("").shape == (1, CONDITION_WIDTH)
+    assert np.array_equal(text_encoder.encode(""), learned)

@@ -29,15 +29,15 @@ _ANY_LENGTH_S: Final = 987_654
 
 
 @dataclass(frozen=True)
-class ConditionerLayout:
-    """What bundle.toml says about the conditioner."""
+class TextEncoderLayout:
+    """What bundle.toml says about the text_encoder."""
 
     template: str
     max_tokens: int
     prefix_tokens: int
 
 
-class TextConditioner(nn.Module):
+class TextEncoder(nn.Module):
     """Text encoder and projection, behind a constant prefix f32 `[P, D]`."""
 
     def __init__(self, text_encoder: nn.Module, projector: nn.Module, prefix: Tensor) -> None:
@@ -58,16 +58,16 @@ class TextConditioner(nn.Module):
         return condition, kept
 
 
-def export_conditioner(
+def export_text_encoder(
     condition_encoder: Any, text_encoder: Any, tokenizer: Any, frame_rate_hz: float, file: Path, tokenizer_file: Path
-) -> ConditionerLayout:
-    """Write the conditioner's graph and the tokenizer."""
+) -> TextEncoderLayout:
+    """Write the text_encoder's graph and the tokenizer."""
     template, lyrics = prompt_texts()
     prefix = constant_prefix(condition_encoder, text_encoder, tokenizer, lyrics, frame_rate_hz)
     batch, tokens = free("batch", MAX_BATCH), free("tokens")
     ids = torch.zeros(2, 7, dtype=torch.int64)
     export_graph(
-        TextConditioner(text_encoder, condition_encoder.text_projector, prefix),
+        TextEncoder(text_encoder, condition_encoder.text_projector, prefix),
         file,
         (ids, torch.ones_like(ids)),
         inputs=INPUT_NAMES,
@@ -75,7 +75,7 @@ def export_conditioner(
         dynamic_shapes=({0: batch, 1: tokens}, {0: batch, 1: tokens}),
     )
     tokenizer.backend_tokenizer.save(str(tokenizer_file))
-    return ConditionerLayout(template, MAX_TEXT_TOKENS, len(prefix))
+    return TextEncoderLayout(template, MAX_TEXT_TOKENS, len(prefix))
 
 
 def prompt_texts() -> tuple[str, str]:

@@ -1,12 +1,12 @@
-"""The conditioner graph: a set of concepts, whatever the order of the words."""
+"""The text_encoder graph: a set of concepts, whatever the order of the words."""
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.conditioner import build_conditioner
 from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, BPM_CONCEPTS, CONCEPT_IDS, NUM_TOKENS, token_ids
+from engine_build.demo_model.text_encoder import build_text_encoder
 from engine_build.demo_model.tokenizer import build_tokenizer
 
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
@@ -17,7 +17,7 @@ BPM_IDS = {CONCEPT_IDS[concept] for concept in BPM_CONCEPTS}
 
 @pytest.fixture(scope="module")
 def session() -> ort.InferenceSession:
-    return ort.InferenceSession(build_conditioner(TABLE).SerializeToString(), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(build_text_encoder(TABLE).SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def run(session: ort.InferenceSession, ids: list[int], mask: list[int] | None = None) -> Arrays:

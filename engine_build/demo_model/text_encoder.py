@@ -1,4 +1,4 @@
-"""The conditioner as an ONNX graph: word ids -> a set of tokens in which word order cannot matter."""
+"""The text_encoder as an ONNX graph: word ids -> a set of tokens in which word order cannot matter."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ from engine_build.demo_model.tokenizer import vocabulary, word_to_concept_ids
 _NOTHING: Final = len(WORD_CONCEPTS)
 
 
-def build_conditioner(token_table: FloatArray) -> onnx.ModelProto:
+def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     """Graph `input_ids [B, L], attention_mask [B, L]` int64 -> `condition [B, N, D], condition_mask [B, N]` f32.
 
     The condition is the whole table for every row; the mask says which of its N tokens the words name. So every order
@@ -34,7 +34,7 @@ def build_conditioner(token_table: FloatArray) -> onnx.ModelProto:
     Args:
         token_table: f32 `[N, D]`, see `vocabulary.NUM_TOKENS`.
     """
-    writer = GraphWriter("conditioner")
+    writer = GraphWriter("text_encoder")
     input_ids = writer.input("input_ids", TensorProto.INT64, ("batch", "tokens"))
     attention_mask = writer.input("attention_mask", TensorProto.INT64, ("batch", "tokens"))
     named = _named(writer, _concept_ids(writer, input_ids, attention_mask))
