@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,33 @@ def test_an_environment_has_one_onnxruntime(extra: str) -> None:
 def test_serving_needs_no_torch() -> None:
     needed = names(PROJECT["dependencies"]) | names(EXTRAS["cpu"]) | names(EXTRAS["test"])
     assert not needed & {"torch", "diffusers", "onnxscript", "transformers"}
+
+
+def test_every_imported_distribution_is_declared() -> None:
+    """Of the packages that are installed here; the standard library and our own packages have no distribution."""
+    declared = names([*PROJECT["dependencies"], *(item for extra in ("cpu", "export") for item in EXTRAS[extra])])
+    distributions = {
+        root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()
+    }
+    ours = {"engine_build", "runtime", "server", "profiling"}
+    roots = {
+        name.split(".")[0]
+        for package in ours
+        for file in (ROOT / package).rglob("*.py")
+        for name in imported_modules(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    assert "starlette" in roots
+    undeclared = {root for root in roots - ours if root in distributions and not declared & distributions[root]}
+    assert not undeclared
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    """The dotted names of all modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
 @pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))
