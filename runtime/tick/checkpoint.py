@@ -26,8 +26,8 @@ META = "__meta__"
 class FrozenSlot:
     """A generation between two ticks: its request (with the step parameters in force), step, and state arrays `[T, C]`.
 
-    `has_cached_negative` says whether the negative velocity of guidance mode "initialize" has been computed; `model` is the bundle's
-    name.
+    `has_cached_negative` says whether the negative velocity of guidance mode "initialize" has been computed; `model` is
+    the bundle's name.
     """
 
     request: GenerationRequest
