@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_build.build.onnxruntime_compiler import need_cuda_provider
 from engine_build.config import BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.config.deployment import Target
 from runtime.devices.machine import gpu_machine, machine
 from runtime.engines.loading import tool_versions
+from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -39,8 +39,8 @@ def place_of(target: Target, options: BuildConfig) -> Place:
         here = machine()
         device = here if options.optimization == "all" else {"arch": here["arch"]}
         return Place(tool_versions(target), device, here["cpu"])
-    package = need_cuda_provider if target == "cuda" else need_tensorrt
-    missing = _all_missing(package, lambda: need_gpu(target))
+    need_package = need_tensorrt if target == "tensorrt" else lambda: need_provider(onnxruntime())
+    missing = _all_missing(need_package, lambda: need_gpu(target))
     if missing is not None:
         raise missing
     return _on_gpu(target, options)
@@ -90,11 +90,11 @@ def need_gpu(target: Target) -> Any:
 
 def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
     """Everything that is missing, in one message."""
-    errors: list[BuildError] = []
+    errors: list[TickError] = []
     for need in needs:
         try:
             need()
-        except BuildError as error:
+        except TickError as error:
             errors.append(error)
     if not errors:
         return None

@@ -12,25 +12,23 @@ from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import (
     DATA_FOLDER_ENTRY,
-    FIX_KERNELS,
     exact_options,
     model_of,
     onnxruntime,
+    onnxruntime_errors,
     session,
 )
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
-    SESSION_ENTRIES,
     check_on_device,
     kernels_missing,
-    provider_options,
+    open_session,
 )
 from runtime.errors import BuildError, EngineError
 
 DATA_MIN_BYTES = 1024
-
-
 CUDA_OPSET = 18
+FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
 
 
 def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> None:
@@ -108,19 +106,14 @@ def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
 
 
 def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> Any:
-    """A session of the CUDA provider, all of whose work is on the GPU. Raises BuildError."""
-    need_cuda_provider()
-    onnxruntime().preload_dlls()
-    for key, value in SESSION_ENTRIES.items():
-        chosen.add_session_config_entry(key, value)
-    opened = session(source, chosen, label, [(CUDA_PROVIDER, provider_options(None, tf32=tf32))])
-    opened.disable_fallback()
-    if CUDA_PROVIDER not in opened.get_providers():
-        raise BuildError(
-            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
-            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
-        )
-    return opened
+    """A session of the CUDA provider on a stream of its own. Raises BuildError."""
+    name = source if isinstance(source, bytes) else str(source)
+    try:
+        return open_session(onnxruntime(), name, chosen, stream=None, tf32=tf32)
+    except EngineError as error:
+        raise BuildError(error.what, fix=error.fix) from error
+    except onnxruntime_errors() as error:
+        raise BuildError(f"ONNX Runtime does not load {label}: {error}", fix=FIX_KERNELS) from error
 
 
 def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
@@ -144,12 +137,3 @@ def _data_values(graph: onnx.GraphProto) -> set[str]:
         if node.op_type not in ("Shape", "Size") and found.intersection(node.input):
             found.update(node.output)
     return found
-
-
-def need_cuda_provider() -> None:
-    """Raises BuildError where ONNX Runtime comes without its CUDA provider."""
-    if CUDA_PROVIDER not in onnxruntime().get_available_providers():
-        raise BuildError(
-            "target cuda needs ONNX Runtime with its CUDA provider, this environment has it without",
-            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from runtime.engines.onnxruntime_cuda import CPU_PROVIDER
 from runtime.errors import BuildError
 
 DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
-
-
-FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
 
 
 def onnxruntime() -> Any:
@@ -56,14 +52,14 @@ def exact_options(threads: int) -> Any:
     return options
 
 
-def session(source: Path | bytes, options: Any, label: str, providers: Sequence[Any] = (CPU_PROVIDER,)) -> Any:
-    """A session over a file or a graph's bytes. Raises BuildError."""
+def session(source: Path | bytes, options: Any, label: str) -> Any:
+    """A session of the CPU provider over a file or a graph's bytes. Raises BuildError."""
     name = source if isinstance(source, bytes) else str(source)
     try:
-        return onnxruntime().InferenceSession(name, options, providers=list(providers))
+        return onnxruntime().InferenceSession(name, options, providers=[CPU_PROVIDER])
     except onnxruntime_errors() as error:
-        fix = "polygraphy inspect model FILE" if CPU_PROVIDER in providers else FIX_KERNELS
-        raise BuildError(f"ONNX Runtime does not take {label}: {error}", fix=fix) from error
+        fix = f"polygraphy inspect model {label}"
+        raise BuildError(f"ONNX Runtime does not load {label}: {error}", fix=fix) from error
 
 
 def onnxruntime_errors() -> tuple[type[Exception], ...]:

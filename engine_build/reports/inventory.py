@@ -16,7 +16,14 @@ from engine_build.build.environment import Place
 from engine_build.build.timing_cache import FOLDER, SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
-from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, verify_file
+from runtime.engines.manifest import (
+    MANIFEST_SUFFIX,
+    Manifest,
+    machine_mismatch,
+    manifest_path,
+    read_manifest,
+    verify_file,
+)
 from runtime.engines.tensorrt.plan_file import read_plan_header
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
@@ -68,12 +75,7 @@ def why_not_here(manifest: Manifest, folder: Path, place: Place) -> str:
         return error.what
     if place.missing is not None:
         return place.missing.what
-    built = dict(manifest.device)
-    if not manifest.build.get("version_compatible", False):
-        built |= manifest.tool_versions
-    here = {**machine(), **place.device, **place.facts, **place.tool_versions}
-    different = [f"{name} {value}, here {here.get(name)}" for name, value in built.items() if here.get(name) != value]
-    return f"built for {'; '.join(different)}" if different else ""
+    return machine_mismatch(manifest, {**machine(), **place.device, **place.facts}, place.tool_versions)
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:

@@ -15,7 +15,15 @@ from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import gpu_machine, machine
 from runtime.engines.engine import Engine, EngineSet, features_of, variant_name
-from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, TensorInfo, manifest_path, read_manifest, verify_file
+from runtime.engines.manifest import (
+    MANIFEST_SUFFIX,
+    Manifest,
+    TensorInfo,
+    machine_mismatch,
+    manifest_path,
+    read_manifest,
+    verify_file,
+)
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 Variants = Mapping[frozenset[str], Engine]
@@ -109,7 +117,7 @@ def open_engine(
     _check_device(manifest, device, fix)
     if manifest.target == "tensorrt":
         _need_tensorrt(name)
-    _check_valid_here(manifest, fix)
+    _check_machine(manifest, fix)
     verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
     if manifest.target == "tensorrt":
         from runtime.engines.tensorrt.engine import TensorRtEngine
@@ -162,16 +170,9 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
         )
 
 
-def _check_valid_here(manifest: Manifest, fix: str) -> None:
-    """A plan that is version compatible runs on later versions too; its own header says on which."""
-    here = _this_machine(manifest.target)
-    found = {name: here.get(name, "") for name in manifest.device}
-    built = dict(manifest.device)
-    if not manifest.build.get("version_compatible", False):
-        found |= tool_versions(manifest.target)
-        built |= manifest.tool_versions
-    if built != found:
-        raise EngineMismatchError(f"engine {manifest.name!r} was built for {built}, this machine has {found}", fix=fix)
+def _check_machine(manifest: Manifest, fix: str) -> None:
+    if reason := machine_mismatch(manifest, _this_machine(manifest.target), tool_versions(manifest.target)):
+        raise EngineMismatchError(f"engine {manifest.name!r} was {reason}", fix=fix)
 
 
 def _this_machine(target: Target) -> dict[str, str]:

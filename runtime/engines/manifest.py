@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,20 @@ def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:
         if found != expected:
             return False, _difference(name, found, expected)
     return True, "up to date"
+
+
+def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_versions: Mapping[str, str]) -> str:
+    """What an engine was built for that a machine (its device, its tools) does not have; "" where the engine runs.
+
+    A version-compatible plan runs on later versions too: its own header says on which.
+    """
+    built, found = dict(manifest.device), {name: device.get(name, "") for name in manifest.device}
+    if not manifest.build.get("version_compatible", False):
+        built |= manifest.tool_versions
+        found |= tool_versions
+    names = [name for name in {**built, **found} if built.get(name) != found.get(name)]
+    parts = [f"{name} {built.get(name)}, this machine has {found.get(name) or 'none'}" for name in names]
+    return f"built for {'; '.join(parts)}" if parts else ""
 
 
 def verify_file(manifest: Manifest, folder: Path, *, fix: str = "") -> None:

@@ -25,13 +25,11 @@ from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
     CPU_PROVIDER,
-    CUDA_PROVIDER,
     NOTHING_TO_RECORD,
     RECORDING,
-    SESSION_ENTRIES,
     check_on_device,
     failure,
-    provider_options,
+    open_session,
 )
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
 
@@ -176,44 +174,16 @@ class OnnxRuntimeEngine:
     def _open(self, options: ort.SessionOptions, stream: int | None) -> ort.InferenceSession:
         try:
             if self.is_on_gpu:
-                return open_on_gpu(self._path, options, stream, bool(self.manifest.build.get("tf32")), self._fix)
+                tf32 = bool(self.manifest.build.get("tf32"))
+                session = open_session(ort, str(self._path), options, stream=stream, tf32=tf32)
+                check_on_device(self.name, session.get_provider_graph_assignment_info(), self._fix)
+                return session
             return ort.InferenceSession(str(self._path), options, providers=[CPU_PROVIDER])
         except LOAD_ERRORS as error:
             found = failure(self.name, error)
             if type(found) is not EngineError:
                 raise found from error
             raise EngineMismatchError(f"{self._path} does not load: {error}", fix=self._fix) from error
-
-
-def open_on_gpu(
-    path: Path, options: ort.SessionOptions, stream: int | None, tf32: bool, fix: str
-) -> ort.InferenceSession:
-    """A session of the CUDA provider. Raises EngineError where the provider or a kernel is missing."""
-    _need_provider()
-    # A plan of memory per shape is made at the second run of a shape, which then takes memory: too late for a capture.
-    options.enable_mem_pattern = False
-    for key, value in SESSION_ENTRIES.items():
-        options.add_session_config_entry(key, value)
-    providers = [(CUDA_PROVIDER, provider_options(stream, tf32=tf32))]
-    session = ort.InferenceSession(str(path), options, providers=providers)
-    # Otherwise an execute that fails on the GPU is quietly done again on the CPU.
-    session.disable_fallback()
-    if CUDA_PROVIDER not in session.get_providers():
-        raise EngineError(
-            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
-            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
-        )
-    check_on_device(path.stem, session.get_provider_graph_assignment_info(), fix)
-    return session
-
-
-def _need_provider() -> None:
-    if CUDA_PROVIDER not in ort.get_available_providers():
-        raise EngineError(
-            f"ONNX Runtime {ort.__version__} is installed without its CUDA provider",
-            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
-        )
-    ort.preload_dlls()
 
 
 def _run_options(entries: Mapping[str, str]) -> ort.RunOptions:

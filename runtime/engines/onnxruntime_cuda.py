@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CUDA provider is told, and what its messages mean. Nothing here imports ONNX Runtime.
+"""ONNX Runtime's CUDA provider: options, opening a session, errors. The caller passes the module onnxruntime.
 
 Option names as in ONNX Runtime 1.31 (cuda_execution_provider_info.cc, onnxruntime_*_config_keys.h).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
@@ -76,6 +76,38 @@ def provider_options(stream: int | None, *, tf32: bool) -> dict[str, str]:
         "use_tf32": str(int(tf32)),
     }
     return options if stream is None else {**options, "user_compute_stream": str(stream)}
+
+
+def need_provider(ort: Any) -> None:
+    """Raises EngineError where ONNX Runtime (the module `ort`) is installed without its CUDA provider."""
+    if CUDA_PROVIDER not in ort.get_available_providers():
+        raise EngineError(
+            f"target cuda: ONNX Runtime {ort.__version__} is installed without its CUDA provider",
+            fix="pip uninstall onnxruntime; pip install 'tickrt[cuda]'",
+        )
+
+
+def open_session(ort: Any, source: str | bytes, options: Any, *, stream: int | None, tf32: bool) -> Any:
+    """A session of the CUDA provider over a file or a graph's bytes, made by the module `ort`.
+
+    `stream`: see provider_options. Raises EngineError where the provider is missing or does not start; what ONNX
+    Runtime itself raises is not translated.
+    """
+    need_provider(ort)
+    ort.preload_dlls()
+    # A plan of memory per shape is made at the second run of a shape, which then takes memory: too late for a capture.
+    options.enable_mem_pattern = False
+    for key, value in SESSION_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    session = ort.InferenceSession(source, options, providers=[(CUDA_PROVIDER, provider_options(stream, tf32=tf32))])
+    # Otherwise an execute that fails on the GPU is done again on the CPU, without a message.
+    session.disable_fallback()
+    if CUDA_PROVIDER not in session.get_providers():
+        raise EngineError(
+            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
+            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
+        )
+    return session
 
 
 def nodes_on_host(assigned: Iterable[AssignedNodes]) -> list[str]:

@@ -12,13 +12,14 @@ from factories import tiny_deployment
 from paths import ROOT
 
 from engine_build.build.builder import build_deployment
-from engine_build.build.onnxruntime_compiler import need_cuda_provider
 from engine_build.graphs.graph_file import read_graph
+from engine_build.graphs.reference_session import onnxruntime
 from engine_build.precision.sample_states import decoder_feeds
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
+from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import CaptureError, EngineError, TickError
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +31,7 @@ LIMITS = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.08}
 def _gpu() -> None:
     """Skips, and says why, where there is no GPU or no provider."""
     try:
-        need_cuda_provider()
+        need_provider(onnxruntime())
         open_device("cuda").close()
     except TickError as error:
         pytest.skip(error.what)

@@ -19,6 +19,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from simulator.fixture import Machine
 
+import engine_build.build.environment as environment
 import engine_build.build.onnxruntime_compiler as compiler
 import engine_build.graphs.reference_session as reference
 import runtime.engines.onnxruntime as engines
@@ -198,7 +199,7 @@ def simulated_provider(machine: Machine, **options: Any) -> Iterator[Provider]:
     module = _Module(provider)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "ort", module)
-        for importer in (compiler, reference):
+        for importer in (compiler, environment, reference):
             patch.setattr(importer, "onnxruntime", lambda: module)
         yield provider
 

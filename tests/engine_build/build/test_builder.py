@@ -18,13 +18,13 @@ from onnx.reference import ReferenceEvaluator
 
 from engine_build.build import engine_folder
 from engine_build.build import environment as place
-from engine_build.build import onnxruntime_compiler as onnxruntime_builder
 from engine_build.build import rebuild_check as decisions
 from engine_build.build import targets as compilers
 from engine_build.build.builder import build, build_deployment
 from engine_build.build.rebuild_check import Decision, decide
 from engine_build.build.targets import Work
 from engine_build.config import ALL_STEP_FEATURES, load_request
+from engine_build.graphs import reference_session
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
@@ -282,7 +282,7 @@ def a_graph_that_needs_four_frames(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (unknown_operator, "ONNX Runtime does not take .*decoder.onnx"),
+        (unknown_operator, "ONNX Runtime does not load .*decoder.onnx"),
         (weights_that_are_not_finite, "the graph gives values that are not finite"),
         (a_graph_that_needs_four_frames, "decoder.onnx fails to run at a shape"),
     ],
@@ -394,7 +394,7 @@ def test_other_targets_say_what_is_missing(path: Path) -> None:
 def test_an_environment_without_onnx_runtime_is_told_what_to_install(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxruntime_builder.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(reference_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match="not installed") as caught:
         run(path)
     assert caught.value.fix == "pip install 'tickrt[cpu]'"

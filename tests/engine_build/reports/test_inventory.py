@@ -65,8 +65,8 @@ def test_what_fits_here_says_so(plan: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        (Place(TRT, {**GPU, "gpu": "NVIDIA L4"}), "built for gpu NVIDIA H200, here NVIDIA L4"),
-        (Place({"tensorrt": "10.16.1.11"}, GPU), "built for tensorrt 11.4.0.106, here 10.16.1.11"),
+        (Place(TRT, {**GPU, "gpu": "NVIDIA L4"}), "built for gpu NVIDIA H200, this machine has NVIDIA L4"),
+        (Place({"tensorrt": "10.16.1.11"}, GPU), "built for tensorrt 11.4.0.106, this machine has 10.16.1.11"),
         (Place(missing=BuildError("there is no GPU", fix="buy one")), "there is no GPU"),
     ],
 )
