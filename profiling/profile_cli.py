@@ -1,21 +1,21 @@
-"""tickrt-profile: where one execute of an engine spends its time, layer by layer."""
+"""tickrt-profile: layer times of one engine, and the differences between two saved profiles."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-from profiling import diff_cli
 from profiling.layers.ceilings import higher, measure_ceilings, parse_peaks
 from profiling.layers.measure import measure, sizes_of
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
 from profiling.reports.chrome_trace import trace
+from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records, write_json
@@ -26,18 +26,35 @@ from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineNotBuiltError, TickError
 
-DIFF = "diff"
+EXIT_SLOWER = 1
+EXIT_ERROR = 2
+RUN = "run"
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 HALF_PRECISIONS = ("fp16", "bf16")
+
+
+class DefaultRunGroup(TyperGroup):
+    """Commands of which `run` is the default: `tickrt-profile CONFIG` is `tickrt-profile run CONFIG`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` before arguments that do not begin with a command."""
+        has_command = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if has_command else [RUN, *args])
+
+
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, epilog="tickrt-profile diff A.json B.json compares two profiles."
+    cls=DefaultRunGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Layer times of engines. `tickrt-profile CONFIG` is short for `tickrt-profile run CONFIG`.",
 )
 
 
-@app.command()
-def command(
+@app.command(name=RUN)
+def run(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
-    target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
+    target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
     engine: Annotated[
         str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), text_encoder.")
     ] = "decoder",
@@ -47,28 +64,30 @@ def command(
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Executes to measure.")] = 20,
     top: Annotated[int, typer.Option(min=1, help="Layers to show.")] = 15,
     depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to show.")] = 2,
-    ceilings: Annotated[bool, typer.Option("--ceilings", help="Measure what the machine can do at most.")] = False,
-    peaks: Annotated[str, typer.Option(metavar="GFLOPS,GBPS", help="The ceilings, given instead of measured.")] = "",
+    ceilings: Annotated[
+        bool, typer.Option("--ceilings", help="Measure the machine's peak arithmetic rate and memory bandwidth.")
+    ] = False,
+    peaks: Annotated[str, typer.Option(metavar="GFLOPS,GBPS", help="Both peaks, given instead of measured.")] = "",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write all layers, as trtexec's --exportProfile.")
     ] = None,
     info_path: Annotated[
-        Path | None, typer.Option("--layer-info", help="Write what layers hold, as trtexec's --exportLayerInfo.")
+        Path | None, typer.Option("--layer-info", help="Write the layers' contents, as trtexec's --exportLayerInfo.")
     ] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
     html_path: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
     trace_path: Annotated[Path | None, typer.Option("--trace", help="Write a Chrome trace, for Perfetto.")] = None,
 ) -> None:
-    """Profile one engine: time per layer, by kind of work, by module and by block, beside the time of an execute
-    without the profiler."""
+    """Profile one engine: time per layer, by kind of work, by module and by block; and the time of an execute without
+    the profiler."""
     try:
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
-        sizes = sizes_of(load_bundle(deployment.bundle), rows, frames or _canvas(deployment), tokens)
+        bundle = load_bundle(deployment.bundle)
+        sizes = sizes_of(bundle, rows, frames or bundle.latents.canvas_frames, tokens)
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
     except TickError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise _exit(error) from None
     show(profile, top, depth, Console())
     if json_path is not None:
         write_json(json_path, profile_records(profile))
@@ -82,8 +101,34 @@ def command(
         write_json(trace_path, trace(profile))
 
 
-def _canvas(deployment: Deployment) -> int:
-    return load_bundle(deployment.bundle).latents.canvas_frames
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(help="A profile: tickrt-profile --json, or trtexec --exportProfile.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+    top: Annotated[int, typer.Option(min=1, help="Modules and layers to show, largest changes first.")] = 15,
+    median: Annotated[
+        bool, typer.Option("--median", help="Compare the layers' medians, which single slow executes do not change.")
+    ] = False,
+    fail_over: Annotated[
+        float | None, typer.Option(min=0, metavar="PCT", help="Exit 1 where something is slower by more percent.")
+    ] = None,
+) -> None:
+    """Compare two profiles: the sum, by kind, by module, by layer.
+
+    --fail-over counts what is slower by more than PCT percent of itself and by 1 % or more of the sum. Exit status:
+    0 within the limit, 1 past it, 2 a file is not a profile.
+    """
+    try:
+        first, second = (read_saved(path, median=median) for path in (before, after))
+    except TickError as error:
+        raise _exit(error) from None
+    if print_diff(first, second, top, fail_over, Console()):
+        raise typer.Exit(EXIT_SLOWER)
+
+
+def _exit(error: TickError) -> typer.Exit:
+    Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(EXIT_ERROR)
 
 
 def _profile(
@@ -93,7 +138,7 @@ def _profile(
     try:
         before = _ceilings(deployment, engine, device, peaks, measured=ceilings)
         profile = measure(deployment, device, engine, sizes, runs)
-        # What else runs on the machine lowers a ceiling, and seldom both times.
+        # Other load on the machine lowers a measured ceiling, rarely twice.
         after = _ceilings(deployment, engine, device, peaks, measured=ceilings)
         return replace(profile, ceilings=higher(before, after))
     finally:
@@ -110,7 +155,7 @@ def _ceilings(deployment: Deployment, engine: str, device: Device, peaks: str, *
 
 
 def _precision(deployment: Deployment, engine: str) -> str:
-    """What the engine computes in. Raises EngineNotBuiltError."""
+    """Precision that the engine was built with. Raises EngineNotBuiltError."""
     path = manifest_path(deployment.engine_folder(), engine)
     fix = build_command(deployment.path, deployment.target)
     if not path.is_file():
@@ -119,9 +164,7 @@ def _precision(deployment: Deployment, engine: str) -> str:
 
 
 def main() -> None:
-    """Entry point of tickrt-profile; what is no command of its own is a deployment to be profiled."""
-    if sys.argv[1:2] == [DIFF]:
-        diff_cli.app(sys.argv[2:], prog_name=f"tickrt-profile {DIFF}")
+    """Entry point of tickrt-profile."""
     app(prog_name="tickrt-profile")
 
 

@@ -22,6 +22,7 @@ import httpx
 import pytest
 import typer
 from paths import ROOT
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,8 +59,6 @@ def sentence(words: list[str]) -> str:
 def command_line(words: list[str]) -> tuple[typer.Typer, list[str]]:
     """The command line that takes these words, and its arguments."""
     module, arguments = SCRIPTS[words[0]].partition(":")[0], words[1:]
-    if words[:2] == ["tickrt-profile", "diff"]:
-        module, arguments = "profiling.diff_cli", words[2:]
     (app,) = (value for value in vars(import_module(module)).values() if isinstance(value, typer.Typer))
     return app, arguments
 
@@ -67,7 +66,11 @@ def command_line(words: list[str]) -> tuple[typer.Typer, list[str]]:
 def parse(words: list[str]) -> Any:
     """What the command makes of its words; raises on a flag or value that it does not take."""
     app, arguments = command_line(words)
-    return typer.main.get_command(app).make_context(words[0], arguments)
+    command = typer.main.get_command(app)
+    if isinstance(command, TyperGroup):
+        name, *arguments = arguments if arguments[0] in command.commands else ["run", *arguments]
+        return command.commands[name].make_context(name, arguments)
+    return command.make_context(words[0], arguments)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +165,8 @@ def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
 def test_an_unknown_flag_would_be_found() -> None:
     with pytest.raises(Exception, match=r"[Nn]o such option"):
         parse(["tickrt-bench", "configs/demo.toml", "--deepness", "3"])
+    with pytest.raises(Exception, match=r"[Nn]o such option"):
+        parse(["tickrt-profile", "configs/demo.toml", "--deepness", "3"])
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (?:\w+=\S+ )?([a-z-]+)`?", README))))

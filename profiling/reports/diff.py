@@ -1,4 +1,4 @@
-"""What moved between two profiles: the whole, kinds of work, modules, and layers."""
+"""Differences between two saved profiles: their sum, kinds of work, modules, and layers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from profiling.layers.kinds import kind_of
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
 from profiling.reports.trtexec_json import read_records
 
-# Changes below this share of the whole are noise, whatever they are in percent of themselves.
+# Changes below this share of the sum are noise.
 LEAST_SHARE = 0.01
-# Parts of a module's path below what all have in common: a block and a part of it.
+# Parts of a module's path below the common root: a block and a part of it.
 MODULE_DEPTH = 2
-# What must be equal for two profiles to differ by nothing but the engine.
+# Properties that are equal where two profiles differ in the engine only.
 SAME = ("target", "machine", "shapes")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A profile from a file: milliseconds per execute of every kind, module and layer; layers that differ by no more
-    than a number of their kernels are one. wall_ms: None, and no modules, in files of trtexec's.
+    """A profile from a file: milliseconds per execute of every kind, module and layer.
+
+    Layers whose names differ in the kernel's number only are one. Files of trtexec's have no modules, and wall_ms None.
     """
 
     kinds: Mapping[str, float]
@@ -40,7 +46,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Change:
-    """One line of a comparison, ms per execute; 0 where it is not there."""
+    """One line of a comparison, ms per execute; 0 where a profile does not have it."""
 
     scope: str
     name: str
@@ -54,7 +60,7 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """Of what it was; infinite for what is new."""
+        """Change in percent of before_ms; infinite for a new entry."""
         if self.before_ms == 0:
             return float("inf") if self.after_ms > 0 else 0.0
         return 100 * self.delta_ms / self.before_ms
@@ -64,7 +70,7 @@ def read_saved(path: Path, *, median: bool = False) -> Saved:
     """A profile written by --json, or by trtexec --exportProfile; by averages or medians. Raises ConfigError."""
     _, ours, rows = read_records(path)
     times = [row["medianMs" if median else "averageMs"] for row in rows]
-    # Numbers of kernels differ from build to build.
+    # Kernel numbers differ from build to build.
     names = [KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows]
     details = ours.get("layers")
     if details is None:
@@ -83,7 +89,7 @@ def _sums(names: Sequence[str], times: Sequence[float]) -> dict[str, float]:
 
 
 def compare(before: Saved, after: Saved) -> list[Change]:
-    """The whole, then kinds, modules and layers; within each the largest change first."""
+    """Changes of the sum, then of kinds, modules and layers; within each the largest change first."""
     whole = [Change("whole", "sum of layers", before.sum_ms, after.sum_ms)]
     if before.wall_ms is not None and after.wall_ms is not None:
         whole.append(Change("whole", "wall time, p50", before.wall_ms, after.wall_ms))
@@ -94,17 +100,63 @@ def compare(before: Saved, after: Saved) -> list[Change]:
 
 
 def slower_than(changes: list[Change], percent: float) -> list[Change]:
-    """What became slower by more than so many percent of itself and by 1 % or more of the whole."""
+    """Entries slower by more than `percent` of themselves and by 1 % or more of the sum."""
     least_ms = LEAST_SHARE * changes[0].before_ms
     return [change for change in changes if change.percent > percent and change.delta_ms >= least_ms]
 
 
 def unlike(before: Saved, after: Saved) -> Iterator[str]:
-    """What else differs between the two, in words."""
+    """Texts that name the properties of SAME in which the two differ."""
     for key in SAME:
         first, second = before.about.get(key), after.about.get(key)
         if first is not None and second is not None and first != second:
             yield f"{key}: {first} and {second}"
+
+
+def print_diff(before: Saved, after: Saved, top: int, fail_over: float | None, console: Console) -> bool:
+    """Print the comparison; True where an entry is slower by more than `fail_over` percent."""
+    for saved, name in ((before, "before"), (after, "after")):
+        console.print(f"{name}: {_title_of(saved)}", markup=False, highlight=False)
+    for text in unlike(before, after):
+        console.print(f"the two differ in {text}", style="yellow", markup=False)
+    changes = compare(before, after)
+    for scope in dict.fromkeys(change.scope for change in changes):
+        console.print(_table(scope, [change for change in changes if change.scope == scope], top))
+    slower = slower_than(changes, fail_over) if fail_over is not None else []
+    for change in slower:
+        console.print(f"slower by {change.percent:.1f} %: {change.scope} {change.name}", style="red", markup=False)
+    return bool(slower)
+
+
+def _title_of(saved: Saved) -> str:
+    """Engine and commit of a profile."""
+    if not saved.about:
+        return "a profile of trtexec's"
+    engine, commit = str(saved.about.get("engine_sha256", ""))[:12], saved.about.get("commit")
+    return f"{saved.about.get('engine')} {engine}" + (f", commit {commit}" if commit else "")
+
+
+def _table(scope: str, changes: Sequence[Change], top: int) -> Table:
+    table = Table(title=_table_title(scope, changes, top), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(scope, overflow="fold")
+    for column in ("before ms", "after ms", "change ms", "change"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for change in changes if scope == "kind" else changes[:top]:
+        table.add_row(*map(Text, _cells(change)))
+    return table
+
+
+def _table_title(scope: str, changes: Sequence[Change], top: int) -> str:
+    if scope in ("whole", "kind"):
+        return "sum and wall time" if scope == "whole" else "by kind"
+    new = sum(change.before_ms == 0 < change.after_ms for change in changes)
+    gone = sum(change.after_ms == 0 < change.before_ms for change in changes)
+    return f"by {scope}: {min(top, len(changes))} of {len(changes)}, {new} new, {gone} gone"
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    percent = "new" if change.before_ms == 0 else f"{change.percent:+.1f} %"
+    return change.name, f"{change.before_ms:.3f}", f"{change.after_ms:.3f}", f"{change.delta_ms:+.3f}", percent
 
 
 def _changes(scope: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[Change]:

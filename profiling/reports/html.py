@@ -1,28 +1,32 @@
-"""A profile as one self-contained page: nothing is loaded from anywhere, which the page's own policy enforces."""
+"""A profile as one self-contained HTML page. Its content security policy forbids loading anything."""
 
 from __future__ import annotations
 
 import html
 import json
+from importlib import resources
 from typing import Any
 
 from profiling.layers.kinds import ORDER
 from profiling.layers.rollups import Blocks, Part, Row, by_block, by_kind, by_module, common_root, shown_module
 from profiling.layers.timings import LayerTiming, Profile
-from profiling.reports.html_page import PAGE
 from profiling.reports.tables import ceilings_text, contents_text
 
 
 def page(profile: Profile, depth: int) -> str:
-    """The page. Names come from models: they are escaped here, or set as text by the page."""
+    """page.html with a title and the profile as JSON in it. `depth`: parts of a module's path to show.
+
+    Names come from models: the title is escaped here, the page sets all others as text.
+    """
+    template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     title = f"{profile.engine} on {profile.about.get('target', '?')}"
-    # "</script>" and "<!--" in a name must not end the data.
+    # Without "<", a name that holds "</script>" or "<!--" cannot end the data.
     data = json.dumps(content(profile, depth)).replace("<", "\\u003c")
-    return PAGE.replace("@TITLE@", html.escape(title)).replace("@DATA@", data)
+    return template.replace("@TITLE@", html.escape(title)).replace("@DATA@", data)
 
 
 def content(profile: Profile, depth: int) -> dict[str, Any]:
-    """What the page draws."""
+    """The data that the page draws."""
     root = common_root(layer.module for layer in profile.layers)
     top = profile.ceilings
     return {
@@ -46,7 +50,7 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
 
 
 def _about(profile: Profile) -> list[tuple[str, str]]:
-    """What the profile was measured on, in words."""
+    """Name and text of every property of the measurement that is known."""
     about = profile.about
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in about.get("shapes", {}).items())
     words = {

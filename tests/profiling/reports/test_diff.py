@@ -8,7 +8,7 @@ import pytest
 from recorded_profiles import FOLDER, recorded
 from typer.testing import CliRunner
 
-from profiling.diff_cli import app
+from profiling.profile_cli import app
 from profiling.reports.diff import Change, Saved, compare, read_saved, slower_than, unlike
 from profiling.reports.trtexec_json import profile_records, write_json
 
@@ -75,7 +75,7 @@ def test_by_medians(tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["diff", *(str(argument) for argument in arguments)], env={"COLUMNS": "200"})
     return result.exit_code, result.output
 
 
