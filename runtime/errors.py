@@ -1,13 +1,13 @@
-"""One family of errors: what happened, to which tensor or request, what was expected, and what fixes it."""
+"""The errors that TickRT raises: each says what happened, what was expected, and how to fix it."""
 
 from __future__ import annotations
 
 
 class TickError(Exception):
-    """Base of every error that TickRT raises on purpose.
+    """Base class of TickRT's errors.
 
-    `what` says what happened and what was expected; `fix` is the command or change that mends it (may be empty);
-    `code` is a stable machine-readable name, used in HTTP problem documents and exit messages.
+    `what`: what happened and what was expected. `fix`: the command or change that solves it, may be empty. `code`: a
+    stable machine-readable name, used in HTTP problem documents and exit messages.
     """
 
     code = "tick_error"
@@ -19,13 +19,13 @@ class TickError(Exception):
 
 
 class ConfigError(TickError):
-    """A configuration file or a bundle says something that cannot be."""
+    """A configuration file or a bundle is invalid."""
 
     code = "config_error"
 
 
 class RequestError(TickError):
-    """A generation request that no tick could execute; `field` is its JSON-like path ("guidance.scale")."""
+    """A generation request is invalid; `field` is the JSON-like path of the invalid value ("guidance.scale")."""
 
     code = "invalid_request"
 
@@ -35,43 +35,43 @@ class RequestError(TickError):
 
 
 class ShapeError(TickError):
-    """A tensor's shape lies outside every shape range of its engine."""
+    """A tensor has the wrong dtype or rank, or its shape lies outside every shape range of the engine."""
 
     code = "shape_out_of_range"
 
 
 class EngineError(TickError):
-    """An engine cannot be opened or failed to execute. Recoverable unless it is an EngineDeadError."""
+    """An engine cannot be opened or failed to execute; recoverable, except for EngineDeadError."""
 
     code = "engine_error"
 
 
 class EngineNotBuiltError(EngineError):
-    """No engine for this graph and target; `fix` is the build command."""
+    """There is no engine for this graph and target; `fix` is the build command."""
 
     code = "engine_not_built"
 
 
 class EngineMismatchError(EngineError):
-    """An engine file that is not what its manifest says, or was built for something else."""
+    """An engine file differs from its manifest, or was built for another machine, version or model."""
 
     code = "engine_mismatch"
 
 
 class EngineDeadError(EngineError):
-    """The execute failed in a way after which nothing can be trusted; every generation in flight ends."""
+    """The device context is lost: every generation in flight fails, and the process must restart."""
 
     code = "engine_dead"
 
 
 class OutOfMemoryError(EngineError):
-    """The device has no memory left for what was asked; what runs goes on."""
+    """The device has too little free memory; engines and generations that exist already keep running."""
 
     code = "out_of_memory"
 
 
 class CaptureError(EngineError):
-    """Something cannot be part of a captured graph; it still runs when it is launched plainly."""
+    """Work cannot be part of a captured graph; it can still be launched without one."""
 
     code = "capture_failed"
 
@@ -83,7 +83,7 @@ class BuildError(TickError):
 
 
 class QueueFullError(TickError):
-    """Slots and waiting places are taken; `retry_after_s` is when to come back."""
+    """All slots and queue places are taken; retry after `retry_after_s`."""
 
     code = "queue_full"
 
@@ -93,13 +93,13 @@ class QueueFullError(TickError):
 
 
 class DrainingError(TickError):
-    """The loop is shutting down and takes no new work."""
+    """The loop is shutting down and accepts no new requests."""
 
     code = "draining"
 
 
 class NonFiniteError(TickError):
-    """A generation's latents became NaN or infinite; only that generation ends."""
+    """A generation's latents became NaN or infinite; only that generation fails."""
 
     code = "nonfinite"
 

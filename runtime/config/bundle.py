@@ -1,12 +1,13 @@
-"""What a bundle is: one model's graphs, tensor roles, latent layout, codec, text_encoder and sampler defaults.
+"""bundle.toml: a model's graphs, tensor roles, latent layout, codec, text encoder and sampler defaults.
 
 Shape letters: S slots, R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width.
 """
 
 from __future__ import annotations
 
+import logging
 import tomllib
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,10 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from runtime.errors import ConfigError
 
-BUNDLE_SCHEMA_VERSION = 1
+logger = logging.getLogger(__name__)
+
 BUNDLE_FILE = "bundle.toml"
 WINDOW_FRAMES = 256
 PROMPT, SECONDS = "{prompt}", "{seconds}"
+# Table name in bundles of earlier releases -> its present name.
+RENAMED_TABLES = {"conditioner": "text_encoder"}
 
 
 class _Section(BaseModel):
@@ -58,8 +62,8 @@ class DecoderOutputs(_Section):
 class DecoderSpec(_Section):
     """The denoiser's graph and its tensor roles.
 
-    null_condition: a .npy file with the condition tokens float32 `[L, D]` that mean no condition, for models that learn
-    them; else the text_encoder makes them of the empty text.
+    null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
+    it the text encoder encodes the empty text.
     """
 
     graph: str
@@ -69,10 +73,10 @@ class DecoderSpec(_Section):
 
 
 class ContextSpec(_Section):
-    """What the context `[T, X]` holds: C channels of known latents (else silence), C of mask (1 = generate).
+    """Layout of the context `[T, X]`: C channels of known latents (silence where unknown), C of mask (1 = generate).
 
-    silence: one frame `[C]`, or the name of a .npy file with a sequence of them, float32 `[N, C]`, whose first frame is
-    the first of a canvas; a canvas that is longer begins it again.
+    silence: one frame `[C]`, or the name of a .npy file with a sequence of frames, float32 `[N, C]`, that starts at the
+    canvas's first frame and repeats where the canvas is longer.
     """
 
     layout: Literal["known+mask"] = "known+mask"
@@ -108,7 +112,7 @@ class CodecEncodeOutputs(_Section):
 class CodecDecodeSpec(_Section):
     """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
 
-    window_frames: the most that one execute decodes, margins not counted; it bounds the memory.
+    window_frames: the most frames that one execute decodes, without margins; it bounds the memory.
     """
 
     graph: str
@@ -155,8 +159,8 @@ class TextEncoderOutputs(_Section):
 class TextEncoderSpec(_Section):
     """Text -> condition tokens. The empty text is the null condition.
 
-    template: what is tokenized, with `{prompt}` where the text goes and, if need be, `{seconds}` for the canvas's
-    length. max_tokens: of the whole template. prefix_tokens: what the graph adds to them.
+    template: the text that is tokenized, with `{prompt}` for the prompt and optionally `{seconds}` for the canvas's
+    length. max_tokens: limit of the filled template. prefix_tokens: how many the graph prepends.
     """
 
     graph: str
@@ -168,13 +172,13 @@ class TextEncoderSpec(_Section):
     outputs: TextEncoderOutputs
 
     @model_validator(mode="after")
-    def _has_a_place(self) -> Self:
+    def _check_template(self) -> Self:
         if PROMPT not in self.template:
             raise ValueError(f"template has no {PROMPT}: every text would be the same")
         return self
 
     def text(self, prompt: str, seconds: float) -> str:
-        """The template with its places filled; of `seconds` the whole ones."""
+        """The template with prompt and length filled in; `seconds` is rounded down."""
         return self.template.replace(SECONDS, str(int(seconds))).replace(PROMPT, prompt)
 
 
@@ -188,7 +192,7 @@ class SamplerSpec(_Section):
 
 
 class Bundle(_Section):
-    """One model. `folder` is where its files lie; everything else is bundle.toml."""
+    """One model: bundle.toml, and the folder that contains it."""
 
     folder: Path
     schema_version: Literal[1]
@@ -207,7 +211,7 @@ class Bundle(_Section):
     evaluation: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _roles_agree(self) -> Self:
+    def _check_roles(self) -> Self:
         if (self.context is None) != (self.decoder.inputs.context is None):
             raise ValueError("[context] and decoder.inputs.context go together: the bundle has one without the other")
         if self.codec is not None and self.codec.sample_rate_hz != self.codec.hop_samples * self.latents.frame_rate_hz:
@@ -231,11 +235,11 @@ class Bundle(_Section):
 
     @property
     def canvas_s(self) -> float:
-        """How long a canvas is."""
+        """Length of a canvas in seconds."""
         return self.latents.canvas_frames / self.latents.frame_rate_hz
 
     def silence(self, frames: int) -> NDArray[np.float32]:
-        """Latents `[frames, C]` that mean silence from the start of a canvas; zeros where the bundle names none.
+        """Silent latents `[frames, C]` from the start of a canvas; zeros where the bundle names none.
 
         Raises ConfigError where its file cannot be read.
         """
@@ -248,7 +252,7 @@ class Bundle(_Section):
         return known[np.arange(frames) % len(known)]
 
     def null_condition(self) -> NDArray[np.float32] | None:
-        """The tokens `[L, D]` that mean no condition, read-only; None where the bundle has no such file.
+        """The null condition's tokens `[L, D]`, read-only; None where the bundle has no file of them.
 
         Raises ConfigError where it cannot be read.
         """
@@ -268,6 +272,10 @@ def load_bundle(folder: Path) -> Bundle:
         raise _no_bundle(folder) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    for old, name in RENAMED_TABLES.items():
+        if old in table and name not in table:
+            table[name] = table.pop(old)
+            _warn_renamed(path.resolve(), old, name)
     try:
         bundle = Bundle(folder=folder, **table)
     except ValidationError as error:
@@ -277,6 +285,12 @@ def load_bundle(folder: Path) -> Bundle:
     bundle.silence(1)
     bundle.null_condition()
     return bundle
+
+
+@cache
+def _warn_renamed(path: Path, old: str, name: str) -> None:
+    """Log a renamed table, once per bundle file."""
+    logger.warning("%s: [%s] is now called [%s]; rename it in the file", path, old, name)
 
 
 def _no_bundle(folder: Path) -> ConfigError:
@@ -304,7 +318,7 @@ def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
 
 
 def explain(error: ValidationError) -> str:
-    """pydantic's findings, one line each: key, what is wrong, what was found."""
+    """pydantic's errors as one line: key, what is wrong, and the value found, separated by semicolons."""
     lines = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "(whole file)"

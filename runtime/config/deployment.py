@@ -1,7 +1,7 @@
-"""One deployment file: which bundle, which shapes, which target, how deep.
+"""Deployment files: bundle, engine folder, target, shape ranges and tick loop settings.
 
-Each room reads its own table ([build], [server]) with its own model; this module reads the rest and refuses unknown
-tables.
+The [build] and [server] tables are validated by the packages that use them; every other table is validated here, and
+unknown ones are refused.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ShapeRange(BaseModel):
         return self
 
     def holds(self, value: int) -> bool:
-        """True when `value` lies inside."""
+        """Whether `value` lies inside."""
         return self.min <= value <= self.max
 
 
 class ShapeRanges(BaseModel):
-    """What one engine accepts: rows R, frames T, condition tokens L."""
+    """Shapes that one engine accepts: rows R, frames T, condition tokens L."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,18 +49,18 @@ class ShapeRanges(BaseModel):
     tokens: ShapeRange
 
     def holds(self, rows: int, frames: int, tokens: int) -> bool:
-        """True when all three lie inside."""
+        """Whether all three lie inside."""
         return self.rows.holds(rows) and self.frames.holds(frames) and self.tokens.holds(tokens)
 
 
 class RuntimeConfig(BaseModel):
-    """The tick loop: `depth` slots, `queue` waiting places, CPU threads (0 = all cores).
+    """The tick loop: `depth` slots, `queue` places, `threads` of the CPU (0 = all cores).
 
-    Each technique can be switched off, for comparison; latents stay the same. fused_guidance: negative rows share the
-    positive ones' execute. event_wait: the host waits for a tick's event, not after each execute. capture: on a GPU,
-    ticks that come back are replayed as captured graphs, at most `captured_graphs` of them. batched_step: the solver
-    steps all slots in one execute, not one by one. frozen_conditions: conditions are written when they enter, not at
-    every tick. ticks_in_flight: 2 launches a tick while the one before it runs.
+    Each optimization can be disabled for comparison; latents stay the same. fused_guidance: negative rows share an
+    execute with the positive ones. event_wait: the host waits for a tick's event instead of synchronizing after each
+    execute. capture: a GPU replays recurring ticks as captured graphs, at most `captured_graphs` of them.
+    batched_step: one execute steps all slots. frozen_conditions: conditions are uploaded at admission, not at every
+    tick. ticks_in_flight: 2 launches a tick while the previous one runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,7 +78,7 @@ class RuntimeConfig(BaseModel):
 
 
 class Deployment(BaseModel):
-    """A deployment file, read. Paths are absolute; `tables` holds the other rooms' tables, unread."""
+    """A parsed deployment file. Paths are absolute; `tables` holds the tables of other packages, not validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,25 +91,25 @@ class Deployment(BaseModel):
     tables: dict[str, dict[str, Any]] = {}
 
     def engine_folder(self, target: Target | None = None) -> Path:
-        """Where this deployment's engines for a target lie."""
+        """The folder of this deployment's engines for a target."""
         return self.engines / (target or self.target)
 
     @property
     def max_rows(self) -> int:
-        """The most rows one execute takes."""
+        """The most rows of one execute."""
         return max(shape.rows.max for shape in self.shapes)
 
     @property
     def max_tokens(self) -> int:
-        """The most condition tokens a row may have."""
+        """The most condition tokens of one row."""
         return max(shape.tokens.max for shape in self.shapes)
 
     def rows_limit(self, frames: int, tokens: int) -> int:
-        """The most rows one execute takes at this length; 0 where no range holds it."""
+        """The most rows of one execute at this length; 0 where no range contains it."""
         return max((s.rows.max for s in self.shapes if s.frames.holds(frames) and s.tokens.holds(tokens)), default=0)
 
     def range_for(self, rows: int, frames: int, tokens: int) -> ShapeRanges | None:
-        """The first range that holds this shape."""
+        """The first range that contains this shape, or None."""
         return next((shape for shape in self.shapes if shape.holds(rows, frames, tokens)), None)
 
 
@@ -143,7 +143,7 @@ def _resolve_paths(head: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def build_command(deployment_path: Path, target: str) -> str:
-    """The command that builds a deployment's engines, with the path as one would type it here."""
+    """The command that builds a deployment's engines, with a relative path for files below the current folder."""
     path = Path(os.path.relpath(deployment_path))
     shown = deployment_path if path.parts[:1] == ("..",) else path
     return f"tickrt-build {shown} --target {target}"

@@ -1,7 +1,8 @@
-"""Bundles: what a good one gives, and what a bad one is told."""
+"""Loading and validation of bundle.toml."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from runtime.config.bundle import load_bundle
 from runtime.errors import ConfigError
 
 
-def spoiled(folder: Path, old: str, new: str) -> Path:
+def replaced(folder: Path, old: str, new: str) -> Path:
     tiny_bundle(folder)
     path = folder / "bundle.toml"
     text = path.read_text()
@@ -21,7 +22,7 @@ def spoiled(folder: Path, old: str, new: str) -> Path:
     return folder
 
 
-def test_a_bundle_says_its_layout(tmp_path: Path) -> None:
+def test_latent_layout_and_context_channels(tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path, channels=8))
     assert bundle.context_channels == 16
     assert np.array_equal(bundle.silence(3), np.tile(np.array(bundle.context.silence, np.float32), (3, 1)))
@@ -50,12 +51,33 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ('velocity = "velocity"', "", "decoder.outputs.velocity: Field required"),
     ],
 )
-def test_a_bad_bundle_names_file_key_and_expectation(old: str, new: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_bundle_names_file_key_and_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"bundle\.toml.*{says}"):
-        load_bundle(spoiled(tmp_path, old, new))
+        load_bundle(replaced(tmp_path, old, new))
 
 
-def test_context_needs_its_input_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_conditioner_table_is_read_as_text_encoder_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    current = load_bundle(tiny_bundle(tmp_path))
+    path = tmp_path / "bundle.toml"
+    path.write_text(path.read_text().replace("[text_encoder", "[conditioner"))
+    with caplog.at_level(logging.WARNING):
+        assert load_bundle(tmp_path).text_encoder == current.text_encoder
+        load_bundle(tmp_path)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{path}: [conditioner] is now called [text_encoder]; rename it in the file"
+
+
+def test_both_names_of_the_text_encoder_are_refused(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path)
+    path = tmp_path / "bundle.toml"
+    path.write_text(f"{path.read_text()}\n[conditioner]\n")
+    with pytest.raises(ConfigError, match=r"bundle\.toml.*conditioner.*not permitted"):
+        load_bundle(tmp_path)
+
+
+def test_context_table_and_context_input_require_each_other(tmp_path: Path) -> None:
     tiny_bundle(tmp_path)
     path = tmp_path / "bundle.toml"
     lines = [line for line in path.read_text().splitlines() if not line.startswith("context = ")]
@@ -64,7 +86,7 @@ def test_context_needs_its_input_and_the_other_way_round(tmp_path: Path) -> None
         load_bundle(tmp_path)
 
 
-def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
+def test_a_missing_bundle_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a bundle: it has no bundle\.toml"):
         load_bundle(tmp_path)
     with pytest.raises(ConfigError, match=r"there is no bundle at .*none") as caught:
@@ -74,7 +96,7 @@ def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
 
 def with_arrays(folder: Path, silence: object = None, null: object = None) -> Path:
     """A tiny bundle whose silence and null condition are files."""
-    spoiled(folder, "silence = [", 'silence = "silence.npy" # [')
+    replaced(folder, "silence = [", 'silence = "silence.npy" # [')
     path = folder / "bundle.toml"
     path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
     np.save(folder / "silence.npy", np.arange(24, dtype=np.float32).reshape(3, 8) if silence is None else silence)
@@ -82,7 +104,7 @@ def with_arrays(folder: Path, silence: object = None, null: object = None) -> Pa
     return folder
 
 
-def test_silence_may_be_a_sequence_that_begins_with_the_canvas(tmp_path: Path) -> None:
+def test_a_silence_file_starts_with_the_canvas_and_repeats(tmp_path: Path) -> None:
     bundle = load_bundle(with_arrays(tmp_path))
     sequence = np.arange(24, dtype=np.float32).reshape(3, 8)
     assert np.array_equal(bundle.silence(2), sequence[:2])
@@ -91,7 +113,7 @@ def test_silence_may_be_a_sequence_that_begins_with_the_canvas(tmp_path: Path) -
     assert np.array_equal(bundle.silence(2), sequence[:2])
 
 
-def test_the_null_condition_cannot_be_changed(tmp_path: Path) -> None:
+def test_the_null_condition_is_read_only(tmp_path: Path) -> None:
     null = load_bundle(with_arrays(tmp_path)).null_condition()
     assert null is not None
     assert null.shape == (1, 12)
@@ -110,13 +132,13 @@ def test_the_null_condition_cannot_be_changed(tmp_path: Path) -> None:
         {"null": np.zeros((0, 12), np.float32)},
     ],
 )
-def test_an_array_that_does_not_fit_is_named(tmp_path: Path, arrays: dict[str, object]) -> None:
+def test_an_array_of_wrong_shape_dtype_or_value_is_refused(tmp_path: Path, arrays: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(arrays))}\.npy does not hold float32 \[N, "):
         load_bundle(with_arrays(tmp_path, **arrays))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no array", b"\x93NUMPY\x01\x00"])
-def test_a_damaged_array_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_array_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
     file = with_arrays(tmp_path) / "silence.npy"
     if content is None:
         file.unlink()
@@ -126,7 +148,7 @@ def test_a_damaged_array_is_named(tmp_path: Path, content: bytes | None) -> None
         load_bundle(tmp_path)
 
 
-def test_a_template_has_places_for_text_and_length(tmp_path: Path) -> None:
+def test_a_template_is_filled_with_prompt_and_whole_seconds(tmp_path: Path) -> None:
     spec = load_bundle(tiny_bundle(tmp_path)).text_encoder
     assert spec is not None
     assert spec.text("a {seconds} b", 3.0) == "a {seconds} b"

@@ -1,4 +1,4 @@
-"""Deployment files: paths, ranges, tables, and clear refusals."""
+"""Loading and validation of deployment files, and the build command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment, build_command, load_deployment
 from runtime.errors import ConfigError
 
 GOOD = """
@@ -38,11 +38,11 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert deployment.engine_folder("tensorrt").name == "tensorrt"
 
 
-def test_other_rooms_tables_are_kept_unread(tmp_path: Path) -> None:
+def test_tables_of_other_packages_are_not_validated(tmp_path: Path) -> None:
     assert load(tmp_path).tables == {"server": {"port": 9}}
 
 
-def test_ranges_answer_for_shapes(tmp_path: Path) -> None:
+def test_limits_and_ranges_for_shapes(tmp_path: Path) -> None:
     deployment = load(tmp_path)
     assert (deployment.max_rows, deployment.max_tokens) == (4, 64)
     assert deployment.range_for(4, 32, 16) == deployment.shapes[0]
@@ -62,16 +62,25 @@ def test_ranges_answer_for_shapes(tmp_path: Path) -> None:
         ("min = 2, opt = 16", "min = 0, opt = 16", r"shapes\.0\.frames\.min"),
     ],
 )
-def test_a_bad_file_names_the_key_and_what_was_expected(old: str, new: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_file_names_the_key_and_the_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:
     assert old in GOOD
     with pytest.raises(ConfigError, match=rf"d\.toml[\s\S]*{says}"):
         load(tmp_path, GOOD.replace(old, new, 1))
 
 
-def test_missing_shapes_file_and_folder(tmp_path: Path) -> None:
+def test_missing_shapes_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shapes: Field required"):
         load(tmp_path, '[deployment]\nbundle = "b"\n')
     with pytest.raises(ConfigError, match="no configuration at"):
         load_deployment(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="is a folder"):
         load_deployment(tmp_path)
+
+
+def test_the_build_command_has_a_path_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert build_command(tmp_path / "configs" / "demo.toml", "cpu") == "tickrt-build configs/demo.toml --target cpu"
+    outside = tmp_path.parent / "other.toml"
+    assert build_command(outside, "tensorrt") == f"tickrt-build {outside} --target tensorrt"

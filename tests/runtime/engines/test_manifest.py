@@ -1,4 +1,4 @@
-"""The manifest: what it refuses, what makes an engine stale, what a damaged file looks like."""
+"""Engine manifests: reading, writing, comparison of identities, hashes of the engine's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from runtime.config.deployment import ShapeRange, ShapeRanges, build_command
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.engines import manifest as module
 from runtime.engines.manifest import (
     Identity,
@@ -50,7 +50,7 @@ def make_manifest(folder: Path, **changes: object) -> Manifest:
     return Manifest.model_validate(fields | changes)
 
 
-def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_manifest_is_read_back_equal(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, features=("dcw", "guidance"))
     path = manifest_path(tmp_path, "decoder")
     write_manifest(path, manifest)
@@ -105,7 +105,7 @@ def test_equal_identities_match(tmp_path: Path) -> None:
         ({"features": ("dcw",)}, "features is"),
     ],
 )
-def test_every_field_of_the_identity_counts(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+def test_a_difference_in_any_identity_field_is_reported(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     manifest = make_manifest(tmp_path)
     wanted = Identity.model_validate(manifest.model_dump(include=set(Identity.model_fields)) | change)
     matches, said = metadata_matches(manifest, wanted)
@@ -135,13 +135,13 @@ def test_a_changed_or_missing_data_file_is_refused(tmp_path: Path) -> None:
         verify_file(manifest, tmp_path)
 
 
-def test_a_manifest_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
+def test_a_file_outside_the_engine_folder_is_refused(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, engine_file="../decoder.onnx")
     with pytest.raises(EngineMismatchError, match="beside it"):
         verify_file(manifest, tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file_and_no_partial_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "decoder.manifest.json"
     path.write_bytes(b"old")
 
@@ -152,10 +152,3 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, b"new")
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [(path.name, b"old")]
-
-
-def test_the_build_command_is_what_one_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert build_command(tmp_path / "configs" / "demo.toml", "cpu") == "tickrt-build configs/demo.toml --target cpu"
-    outside = tmp_path.parent / "other.toml"
-    assert build_command(outside, "tensorrt") == f"tickrt-build {outside} --target tensorrt"

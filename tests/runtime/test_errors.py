@@ -1,0 +1,37 @@
+"""The family of errors: codes, texts, and which of them end the process."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from runtime import errors
+from runtime.errors import EngineDeadError, EngineError, QueueFullError, RequestError, TickError
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+
+def test_every_error_is_a_tick_error_with_a_code_of_its_own() -> None:
+    assert all(issubclass(kind, TickError) for kind in KINDS)
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize(("fix", "text"), [("", "no engine"), ("build it", "no engine\n  fix: build it")])
+def test_the_text_has_the_fix_where_there_is_one(fix: str, text: str) -> None:
+    error = EngineError("no engine", fix=fix)
+    assert (error.what, error.fix, str(error)) == ("no engine", fix, text)
+
+
+def test_a_request_error_names_the_field() -> None:
+    error = RequestError("must be finite", field="guidance.scale")
+    assert (error.field, error.what) == ("guidance.scale", "guidance.scale: must be finite")
+    assert RequestError("is empty").what == "is empty"
+
+
+def test_a_full_queue_says_when_to_retry() -> None:
+    assert QueueFullError("the queue is full", retry_after_s=2.5).retry_after_s == 2.5
+
+
+def test_a_dead_engine_is_caught_as_an_engine_error() -> None:
+    assert issubclass(EngineDeadError, EngineError)
