@@ -33,17 +33,17 @@ SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 HALF_PRECISIONS = ("fp16", "bf16")
 
 
-class DefaultRunGroup(TyperGroup):
+class RunByDefault(TyperGroup):
     """Commands of which `run` is the default: `tickrt-profile CONFIG` is `tickrt-profile run CONFIG`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `run` before arguments that do not begin with a command."""
         has_command = not args or args[0] in self.commands or args[0] == "--help"
-        return super().parse_args(ctx, args if has_command else [RUN, *args])
+        return list(super().parse_args(ctx, args if has_command else [RUN, *args]))
 
 
 app = typer.Typer(
-    cls=DefaultRunGroup,
+    cls=RunByDefault,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

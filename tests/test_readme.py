@@ -68,7 +68,8 @@ def parse(words: list[str]) -> Any:
     app, arguments = command_line(words)
     command = typer.main.get_command(app)
     if isinstance(command, TyperGroup):
-        name, *arguments = arguments if arguments[0] in command.commands else ["run", *arguments]
+        default = next(iter(command.commands))
+        name, *arguments = arguments if arguments[0] in command.commands else [default, *arguments]
         return command.commands[name].make_context(name, arguments)
     return command.make_context(words[0], arguments)
 
