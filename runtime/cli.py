@@ -24,7 +24,8 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import FORMATS, Pcm, latents_bytes
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
-from runtime.pipeline.generation import LongGeneration, run, run_audio
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import Meter, open_meter
@@ -172,8 +173,8 @@ def _generate(job: Job, console: Console) -> None:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read(pipeline, path) for path in (job.source, job.target_source))
-        generation = LongGeneration(pipeline, options, condition=condition, source=source, target=target)
-        with closing(open_meter(generation.segments or 1, console, quiet=job.quiet)) as meter:
+        generation = LongGeneration(pipeline, options, GenerationInputs(condition, source, target))
+        with closing(open_meter(generation.num_segments or 1, console, quiet=job.quiet)) as meter:
             _write(job, pipeline, generation, meter, file)
     if not job.quiet:
         _say(console, _summary(job, generation, meter))
@@ -181,13 +182,13 @@ def _generate(job: Job, console: Console) -> None:
 
 def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, meter: Meter, file: BinaryIO) -> None:
     if job.format == "latents":
-        latents = _joined(pipeline, run(pipeline, generation, meter.event), meter)
+        latents = _joined(pipeline, generate_latents(pipeline, generation, meter.event), meter)
         file.write(latents_bytes(latents, _metadata(job, pipeline, generation)))
         return
     assert pipeline.codec is not None
     rate_hz = pipeline.codec.sample_rate_hz
     writer = AudioWriter(job.format, rate_hz, pipeline.codec.channels, total_samples=generation.total_samples)
-    write_audio(file, writer, _metered(run_audio(pipeline, generation, meter.event), rate_hz, meter))
+    write_audio(file, writer, _metered(generate_audio(pipeline, generation, meter.event), rate_hz, meter))
 
 
 def _metered(chunks: Iterator[Pcm], sample_rate_hz: int, meter: Meter) -> Iterator[Pcm]:

@@ -17,7 +17,7 @@ from runtime.config.deployment import build_command
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.errors import TickError
-from runtime.pipeline.pipeline import EDGE_THREADS, Pipeline
+from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
 from runtime.tick.events import Event, Failed, Finished
 from server.admission import Gate
 from server.asgi.openapi import body_model
@@ -137,7 +137,7 @@ def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
     deployment = pipeline.deployment
     fix = build_command(deployment.path, deployment.target)
     folder = deployment.engine_folder()
-    return [open_engine(folder, "codec_decode", pipeline.device, threads=EDGE_THREADS, fix=fix) for _ in range(number)]
+    return [open_engine(folder, "codec_decode", pipeline.device, threads=CODEC_THREADS, fix=fix) for _ in range(number)]
 
 
 def warm(pipeline: Pipeline) -> None:

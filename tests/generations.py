@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,17 @@ def run_all(loop: TickLoop, *requests: GenerationRequest) -> Inbox:
     while loop.tick() is not None:
         pass
     return inbox
+
+
+def generate(loop: TickLoop, request: GenerationRequest) -> NDArray[np.float32]:
+    """Latents `[T, C]` of one request, by a loop whose thread runs."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    loop.submit(request, events.put)
+    while True:
+        event = events.get(timeout=60)
+        if isinstance(event, Finished):
+            return event.latents
+        assert not isinstance(event, Failed | Cancelled), event
 
 
 GUIDED = {"negatives": (CONDITIONS[1],), "parameters": StepParameters(guidance=3.0)}

@@ -19,6 +19,7 @@ from runtime.audio.codec import Codec, Latents
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS, latents_bytes
 from runtime.audio.timeline import Timeline, Window
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
@@ -106,7 +107,7 @@ class Job:
     def _open(self) -> LongGeneration:
         max_seconds = self.service.settings.max_seconds
         source = None if self.source is None else self.pipeline.read_source(self.source, max_seconds=max_seconds)
-        return LongGeneration(self.pipeline, self.body, source=source, client=self.client)
+        return LongGeneration(self.pipeline, self.body, GenerationInputs(source=source, client=self.client))
 
 
 async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
@@ -211,7 +212,7 @@ async def _segments(job: Job) -> AsyncGenerator[Latents, None]:
 async def _stretch(job: Job) -> Latents:
     request = await run_in_threadpool(job.generation.next_request)
     assert request is not None
-    return job.generation.take(await ask(job, request))
+    return job.generation.append(await ask(job, request))
 
 
 async def ask(job: Job, request: GenerationRequest) -> Latents:

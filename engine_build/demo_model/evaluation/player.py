@@ -50,7 +50,7 @@ class Player:
         keep, frames = tails.shape[1], self.pipeline.canvas_frames
         segment = Segment(0, frames, keep)
         requests = [
-            self.pipeline.compose(parse_options({"prompt": prompt}), segment, tail=tail, seed=seed + index)
+            self.pipeline.compose(parse_options({"prompt": prompt, "seed": seed + index}), segment, tail=tail)
             for index, (prompt, tail) in enumerate(zip(prompts, tails, strict=True))
         ]
         return self._run(requests)

@@ -1,4 +1,4 @@
-"""Stretches cover every frame once, have the length of a canvas, and get their own part of every curve."""
+"""Segments cover every frame once, have the length of the canvas, and get their own part of every curve."""
 
 import numpy as np
 import pytest
@@ -7,57 +7,61 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.requests.options import DcwOptions, Span, StepOptions
-from runtime.requests.segments import Segment, next_segment, plan, repaint_curve, step_parameters
+from runtime.requests.segments import Segment, next_segment, repaint_curve, step_parameters
+
+
+def all_segments(total: int, canvas: int, overlap: int, multiple: int = 1) -> list[Segment]:
+    """Every segment of a generation whose lengths are all multiples up to the canvas."""
+    lengths, segments = range(multiple, canvas + 1, multiple), []
+    done = 0
+    while (segment := next_segment(done, total, lengths=lengths, overlap_frames=overlap)) is not None:
+        segments.append(segment)
+        done = segment.end_frame
+    return segments
 
 
 def test_a_short_generation_is_one_segment() -> None:
-    assert plan(31, 64, 16, multiple=2) == (Segment(0, 32, 0, 32),)
+    assert all_segments(32, 64, 16, multiple=2) == [Segment(0, 32, 0, 32)]
 
 
-def test_a_long_one_keeps_the_overlap_and_ends_where_it_should() -> None:
-    segments = plan(150, 64, 16, multiple=2)
+def test_segments_of_a_long_generation_overlap_and_end_with_it() -> None:
+    segments = all_segments(150, 64, 16, multiple=2)
     assert [(s.start_frame, s.frames, s.keep_frames) for s in segments] == [(0, 64, 0), (48, 64, 16), (86, 64, 26)]
 
 
-@given(total=st.integers(1, 2000), canvas=st.integers(2, 100), overlap=st.integers(0, 99), multiple=st.integers(1, 4))
-def test_stretches_cover_every_frame_once(total: int, canvas: int, overlap: int, multiple: int) -> None:
-    canvas, overlap = canvas * multiple, min(overlap, canvas - 1) * multiple
-    segments = plan(total, canvas, overlap, multiple)
+@given(total=st.integers(1, 500), canvas=st.integers(2, 100), overlap=st.integers(0, 99), multiple=st.integers(1, 4))
+def test_segments_cover_every_frame_once(total: int, canvas: int, overlap: int, multiple: int) -> None:
+    total, canvas, overlap = total * multiple, canvas * multiple, min(overlap, canvas - 1) * multiple
+    segments = all_segments(total, canvas, overlap, multiple)
     done = 0
     for segment in segments:
         assert segment.start_frame + segment.keep_frames == done
         assert segment.frames % multiple == segment.keep_frames % multiple == 0
         assert segment.new_frames > 0
         done = segment.end_frame
-    assert done == -(-total // multiple) * multiple
+    assert done == total
     assert all(segment.frames == canvas for segment in segments if len(segments) > 1)
     assert all(segment.keep_frames >= overlap for segment in segments[1:])
 
 
-def test_without_an_end_there_is_always_a_next_one() -> None:
+def test_a_generation_without_an_end_always_has_a_next_segment() -> None:
     assert next_segment(0, None, lengths=(32, 64), overlap_frames=16) == Segment(0, 64)
     assert next_segment(1024, None, lengths=(32, 64), overlap_frames=16) == Segment(1008, 64, 16)
     assert next_segment(64, 64, lengths=(32, 64), overlap_frames=16) is None
 
 
 @pytest.mark.parametrize(("total", "frames"), [(2, 16), (16, 16), (18, 32), (34, 64), (64, 64), (66, 64)])
-def test_a_short_one_takes_the_first_length_that_holds_it(total: int, frames: int) -> None:
+def test_a_short_generation_takes_the_first_length_that_holds_it(total: int, frames: int) -> None:
     assert next_segment(0, total, lengths=(16, 32, 64), overlap_frames=16) == Segment(0, frames, 0, total)
 
 
-def test_a_curve_ends_where_the_whole_does() -> None:
+def test_a_curve_ends_where_the_generation_ends() -> None:
     part = Segment(0, 6, 0, 3).curve([0.0, 1.0])
     assert np.array_equal(part, np.array([0.0, 0.5, 1.0, 1.0, 1.0, 1.0], np.float32))
 
 
-@pytest.mark.parametrize(("canvas", "overlap", "multiple"), [(64, 64, 2), (64, -2, 2), (63, 16, 2), (64, 15, 2)])
-def test_impossible_sizes_are_refused(canvas: int, overlap: int, multiple: int) -> None:
-    with pytest.raises(ValueError, match="overlap < canvas"):
-        plan(100, canvas, overlap, multiple)
-
-
-def test_a_curve_spans_the_whole_and_each_stretch_gets_its_part() -> None:
-    segments = plan(150, 64, 16)
+def test_a_curve_spans_the_generation_and_each_segment_gets_its_part() -> None:
+    segments = all_segments(150, 64, 16)
     whole = np.linspace(0.0, 3.0, 150)
     for segment in segments:
         part = segment.curve([0.0, 1.0, 2.0, 3.0])
@@ -66,7 +70,7 @@ def test_a_curve_spans_the_whole_and_each_stretch_gets_its_part() -> None:
         assert np.allclose(part, whole[segment.start_frame : segment.end_frame], atol=1e-6)
 
 
-def test_a_curve_of_as_many_values_as_frames_is_taken_as_it_is() -> None:
+def test_a_curve_with_one_value_per_frame_is_unchanged() -> None:
     values = [0.5, 0.25, 1.0, 0.0]
     assert np.array_equal(Segment(0, 4, 0, 4).curve(values), np.array(values, np.float32))
     assert Segment(0, 4, 0, 4).curve(0.3) == 0.3
@@ -79,7 +83,7 @@ def test_without_an_end_a_curve_spans_each_segment() -> None:
     assert (part[0], part[-1]) == (0.0, 1.0)
 
 
-def test_a_part_of_latents_ends_in_what_lies_beyond() -> None:
+def test_a_part_of_latents_is_completed_after_their_end() -> None:
     latents = np.arange(20, dtype=np.float32).reshape(10, 2)
     beyond = -np.arange(1, 17, dtype=np.float32).reshape(8, 2)
     part = Segment(6, 8, 2, 14).part(latents, beyond)

@@ -1,0 +1,191 @@
+"""Public options to requests: texts become tokens, curves one value per frame, sources the frames of one segment."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config.bundle import Bundle
+from runtime.errors import RequestError
+from runtime.pipeline.text_encoder import TextEncoder, Tokens
+from runtime.requests.curves import Curve
+from runtime.requests.options import GenerationOptions, Values
+from runtime.requests.request import Condition, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
+
+COVER_DENOISE = 0.7
+SEED_BITS = 32
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GenerationInputs:
+    """What a generation takes besides its options.
+
+    condition `[L, D]` float32: tokens in place of the prompt's. source, target `[N, C]` float32 latents: both begin at
+    frame 0 of the whole generation; a target that is None is the source. session: whose step parameters apply.
+    client: whose limit on generations applies. Arrays stay the caller's and are not written to.
+    """
+
+    condition: Tokens | None = None
+    source: Latents | None = None
+    target: Latents | None = None
+    session: str = ""
+    client: str = ""
+
+
+NO_INPUTS = GenerationInputs()
+
+
+def draw_seed() -> int:
+    """A random seed, for options without one."""
+    return secrets.randbits(SEED_BITS)
+
+
+@dataclass(frozen=True)
+class RequestComposer:
+    """Composes requests for one bundle. `text_encoder` is None where the bundle has none. Any thread may use it."""
+
+    bundle: Bundle
+    text_encoder: TextEncoder | None
+
+    def compose(
+        self,
+        options: GenerationOptions,
+        segment: Segment,
+        inputs: GenerationInputs = NO_INPUTS,
+        tail: Latents | None = None,
+    ) -> GenerationRequest:
+        """The request for one segment of a generation; options without a seed get a random one.
+
+        tail `[n, C]`: the frames right before the segment's new ones, at least its `keep_frames`; None where the
+        segment keeps none. Raises RequestError.
+        """
+        sampler, source = self.bundle.sampler, inputs.source
+        mask = self._mask(options, segment, source, tail)
+        return GenerationRequest(
+            frames=segment.frames,
+            conditions=self._conditions(options, segment, inputs.condition),
+            negatives=self._negatives(options, segment),
+            steps=_first(options.steps, sampler.steps),
+            shift=_first(options.shift, sampler.shift),
+            denoise=_first(options.denoise, COVER_DENOISE if _is_cover(options, source) else sampler.denoise),
+            seed=draw_seed() if options.seed is None else options.seed,
+            guidance_mode=options.guidance_mode,
+            solver=options.solver,
+            context=self._context(segment, mask),
+            source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
+            initial_noise_curve=_curve(options.initial_noise_curve, segment),
+            mask=mask,
+            target=self._target(options, segment, source if inputs.target is None else inputs.target),
+            parameters=self._parameters(options, segment),
+            session=inputs.session,
+            client=inputs.client,
+        )
+
+    def _tokens(self, text: str, segment: Segment, field: str) -> Tokens:
+        if self.text_encoder is not None:
+            canvas_s = segment.frames / self.bundle.latents.frame_rate_hz
+            return self.text_encoder.encode(text, seconds=canvas_s, field=field)
+        null = self.bundle.null_condition()
+        if text or null is None:
+            raise RequestError(
+                f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]"
+                + ("" if null is None else ", only its null condition"),
+                field=field,
+                fix="export it with its text encoder" if null is None else "leave the text empty",
+            )
+        return null
+
+    def _conditions(
+        self, options: GenerationOptions, segment: Segment, condition: Tokens | None
+    ) -> tuple[Condition, ...]:
+        if condition is not None:
+            return (Condition(condition),)
+        if isinstance(options.prompt, str):
+            return (Condition(self._tokens(options.prompt, segment, "prompt")),)
+        return tuple(
+            Condition(
+                self._tokens(item.text, segment, f"prompt.{i}.text"), segment.curve(item.weight), item.start, item.end
+            )
+            for i, item in enumerate(options.prompt)
+        )
+
+    def _negatives(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
+        """Empty where the bundle has no null condition and the options ask for neither guidance nor a negative."""
+        has_null = self.text_encoder is not None or self.bundle.null_condition() is not None
+        if not has_null and not options.negative_prompt and options.guidance in (None, 1.0):
+            return ()
+        return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
+
+    def _parameters(self, options: GenerationOptions, segment: Segment) -> StepParameters:
+        return step_parameters(options, segment).over(StepParameters(guidance=self.bundle.sampler.guidance))
+
+    def _mask(
+        self, options: GenerationOptions, segment: Segment, source: Latents | None, tail: Latents | None
+    ) -> LatentMask | None:
+        """1 where frames are generated, 0 where they are kept: the tail, and what a mask or a repaint leaves out."""
+        requested = self._requested_mask(options, segment)
+        if requested is not None and source is None:
+            raise RequestError("needs a source to keep", field="mask" if options.repaint is None else "repaint")
+        if requested is None and not segment.keep_frames:
+            return None
+        silence = self.bundle.silence(segment.frames)
+        original = silence if source is None else segment.part(source, silence)
+        mask = np.ones(segment.frames, np.float32) if requested is None else requested
+        if segment.keep_frames:
+            assert tail is not None
+            mask[: segment.keep_frames] = 0.0
+            original[: segment.keep_frames] = tail[len(tail) - segment.keep_frames :]
+        return LatentMask(mask, original)
+
+    def _requested_mask(self, options: GenerationOptions, segment: Segment) -> NDArray[np.float32] | None:
+        if options.repaint is not None:
+            return repaint_curve(options.repaint, self.bundle.latents.frame_rate_hz, segment)
+        if options.mask is None:
+            return None
+        return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
+
+    def _context(self, segment: Segment, mask: LatentMask | None) -> NDArray[np.float32] | None:
+        """`[T, X]`: known latents and silence elsewhere, then 0 where known and 1 elsewhere.
+
+        None for decoders without a context input.
+        """
+        if self.bundle.context is None:
+            return None
+        channels = self.bundle.latents.channels
+        context = np.ones((segment.frames, 2 * channels), np.float32)
+        context[:, :channels] = self.bundle.silence(segment.frames)
+        if mask is not None and mask.original is not None:
+            known = np.asarray(mask.mask) == 0.0
+            context[known, :channels] = mask.original[known]
+            context[known, channels:] = 0.0
+        return context
+
+    def _target(self, options: GenerationOptions, segment: Segment, latents: Latents | None) -> Target | None:
+        if latents is not None:
+            frames = segment.part(latents, self.bundle.silence(segment.frames))
+            return Target(frames, _curve(options.target_curve, segment), options.target_gate)
+        for field in ("target_curve", "x0_strength"):
+            if getattr(options, field) is not None:
+                raise RequestError("needs a target or a source", field=field)
+        return None
+
+
+def _is_cover(options: GenerationOptions, source: Latents | None) -> bool:
+    """Whether the source can only be meant as a start: no option says another use for it."""
+    uses = ("mask", "repaint", "initial_noise_curve", "sde_curve", "target_curve", "x0_strength")
+    return source is not None and all(getattr(options, use) is None for use in uses)
+
+
+def _curve(values: Values | None, segment: Segment) -> Curve | None:
+    return None if values is None else segment.curve(values)
+
+
+def _first(option: T | None, default: T) -> T:
+    return default if option is None else option

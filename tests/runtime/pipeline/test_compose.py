@@ -1,0 +1,190 @@
+"""Requests composed from public options: tokens, masks, contexts, sources, targets, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Built
+from factories import TinySpec
+from generations import generate
+from numpy.typing import NDArray
+
+from runtime.errors import RequestError
+from runtime.pipeline.compose import COVER_DENOISE, GenerationInputs
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.segments import Segment
+
+SPEC = TinySpec()
+T, C = SPEC.canvas_frames, SPEC.channels
+
+
+def latents(frames: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((frames, C)).astype(np.float32)
+
+
+def test_a_prompt_alone_uses_the_bundle_defaults(pipeline: Pipeline) -> None:
+    request = pipeline.request("warm piano")
+    assert (request.frames, request.steps, request.shift, request.denoise) == (T, SPEC.steps, 3.0, 1.0)
+    assert request.parameters.guidance == SPEC.guidance
+    assert np.array_equal(request.conditions[0].tokens, pipeline.text_encoder.encode("warm piano"))
+    assert np.array_equal(request.negatives[0].tokens, pipeline.text_encoder.encode(""))
+    assert (request.mask, request.source, request.target) == (None, None, None)
+    assert generate(pipeline.loop, request).shape == (T, C)
+
+
+def test_context_without_a_source_is_silence_to_generate(pipeline: Pipeline) -> None:
+    context = pipeline.request("a").context
+    assert context is not None
+    assert np.array_equal(context[:, :C], np.tile(np.array(SPEC.silence, np.float32), (T, 1)))
+    assert (context[:, C:] == 1.0).all()
+
+
+def test_a_missing_seed_is_random_and_a_given_one_is_kept(pipeline: Pipeline) -> None:
+    assert pipeline.request("a", seed=0).seed == 0
+    assert pipeline.request("a", seed=2**64 - 1).seed == 2**64 - 1
+    assert len({pipeline.request("a").seed for _ in range(8)}) > 1
+
+
+def test_the_same_seed_gives_the_same_latents(pipeline: Pipeline) -> None:
+    first, second, other = (generate(pipeline.loop, pipeline.request("a", seed=seed)) for seed in (5, 5, 6))
+    assert np.array_equal(first, second)
+    assert np.abs(first - other).max() > 0.01
+
+
+def test_options_reach_the_request(pipeline: Pipeline) -> None:
+    request = pipeline.request(
+        "a", GenerationInputs(session="s", client="c"),
+        negative_prompt="noise", steps=3, shift=1.5, guidance=[1.0, 3.0], guidance_mode="initialize",
+        solver="sde", rescale=0.5,
+    )  # fmt: skip
+    assert (request.steps, request.shift, request.guidance_mode, request.solver) == (3, 1.5, "initialize", "sde")
+    assert (request.session, request.client) == ("s", "c")
+    assert np.array_equal(request.negatives[0].tokens, pipeline.text_encoder.encode("noise"))
+    assert np.allclose(request.parameters.guidance, np.linspace(1.0, 3.0, T))
+    assert request.parameters.rescale == 0.5
+    assert np.isfinite(generate(pipeline.loop, request)).all()
+
+
+def test_weighted_prompts_are_blended(pipeline: Pipeline) -> None:
+    prompt = [{"text": "a", "weight": [1.0, 0.0]}, {"text": "b", "weight": [0.0, 1.0]}]
+    request = pipeline.request(prompt, seed=1, guidance=1.0)
+    assert np.allclose(request.conditions[1].weight, np.linspace(0.0, 1.0, T))
+    assert (request.conditions[0].start, request.conditions[0].end) == (0.0, 1.0)
+    blended, only_a = (
+        generate(pipeline.loop, request),
+        generate(pipeline.loop, pipeline.request("a", seed=1, guidance=1.0)),
+    )
+    assert np.abs(blended - only_a).max() > 1e-3
+
+
+def test_a_cover_starts_from_its_source(pipeline: Pipeline) -> None:
+    source = latents(T)
+    inputs = GenerationInputs(source=source)
+    request = pipeline.request("a", inputs)
+    assert request.denoise == COVER_DENOISE
+    assert np.array_equal(request.source, source)
+    near, far = (generate(pipeline.loop, pipeline.request("a", inputs, denoise=d, seed=1)) for d in (0.3, 0.9))
+    assert np.abs(near - source).mean() < np.abs(far - source).mean()
+
+
+def test_a_source_with_a_mask_or_target_strength_is_not_a_cover(pipeline: Pipeline) -> None:
+    assert pipeline.request("a", GenerationInputs(source=latents(T)), mask=[0.0, 1.0]).denoise == 1.0
+    assert pipeline.request("a", GenerationInputs(source=latents(T)), x0_strength=0.5).denoise == 1.0
+
+
+def test_a_short_source_is_padded_with_silence(pipeline: Pipeline) -> None:
+    assert pipeline.total_frames(parse_options({"prompt": "a"}), latents(20)) == 20
+    source = pipeline.request("a", GenerationInputs(source=latents(20)), seconds=1.28).source
+    assert source is not None
+    assert np.array_equal(source[20:], np.tile(np.array(SPEC.silence, np.float32), (12, 1)))
+
+
+def test_repaint_keeps_the_other_frames_bit_identical(pipeline: Pipeline) -> None:
+    source = latents(T)
+    request = pipeline.request("a", GenerationInputs(source=source), repaint=[{"start_s": 0.4, "end_s": 0.8}], seed=1)
+    painted = slice(10, 20)
+    rest = np.r_[0:10, 20:T]
+    assert request.context is not None
+    assert np.array_equal(request.context[rest, :C], source[rest])
+    assert (request.context[rest, C:] == 0.0).all()
+    assert (request.context[painted, C:] == 1.0).all()
+    result = generate(pipeline.loop, request)
+    assert np.array_equal(result[rest], source[rest])
+    assert np.abs(result[painted] - source[painted]).min(axis=1).max() > 1e-3
+
+
+def test_tail_frames_are_context_and_are_kept(pipeline: Pipeline) -> None:
+    tail = latents(20)
+    options = parse_options({"prompt": "a", "seed": 4})
+    request = pipeline.compose(options, Segment(12, T, 8, 100), tail=tail)
+    assert request.mask is not None
+    assert np.asarray(request.mask.mask).tolist() == [0.0] * 8 + [1.0] * 24
+    assert request.context is not None
+    assert np.array_equal(request.context[:8, :C], tail[-8:])
+    assert np.array_equal(generate(pipeline.loop, request)[:8], tail[-8:])
+
+
+def test_a_target_curve_of_one_gives_the_target(pipeline: Pipeline) -> None:
+    target = latents(T)
+    drawn = generate(pipeline.loop, pipeline.request("a", GenerationInputs(target=target), target_curve=1.0, seed=1))
+    free = generate(pipeline.loop, pipeline.request("a", seed=1))
+    assert np.abs(drawn - target).max() < 1e-4 < np.abs(free - target).max()
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "words"),
+    [
+        ({"mask": 0.5}, "mask", "needs a source"),
+        ({"repaint": [{"start_s": 0.0, "end_s": 1.0}]}, "repaint", "needs a source"),
+        ({"denoise": 0.5}, "denoise", "needs a source"),
+        ({"initial_noise_curve": [0.0, 1.0]}, "initial_noise_curve", "needs a source"),
+        ({"sde_curve": 0.5}, "sde_curve", "needs a source"),
+        ({"target_curve": 0.5}, "target_curve", "needs a target or a source"),
+        ({"x0_strength": 0.5}, "x0_strength", "needs a target or a source"),
+        ({"negative_prompt": "x" * 100}, "negative_prompt", "101 tokens"),
+        ({"steps": 0}, "steps", "greater than or equal to 1"),
+    ],
+)
+def test_invalid_options_are_refused_with_their_field(
+    pipeline: Pipeline, options: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        pipeline.request("a", **options)
+    assert caught.value.field == field
+
+
+def test_the_field_of_a_too_long_prompt_is_reported(pipeline: Pipeline) -> None:
+    with pytest.raises(RequestError, match=r"prompt\.1\.text: the text has 51 tokens, the model takes 32"):
+        pipeline.request([{"text": "a"}, {"text": "b" * 50}])
+
+
+def test_without_a_text_encoder_only_the_null_condition_is_accepted(built: Built, tmp_path: Path) -> None:
+    null = np.full((1, SPEC.condition_width), 0.5, np.float32)
+    np.save(tmp_path / "null.npy", null)
+    with open_pipeline(built(text_encoder=False)) as plain:
+        decoder = plain.bundle.decoder.model_copy(update={"null_condition": "null.npy"})
+        pipeline = replace(plain, bundle=plain.bundle.model_copy(update={"folder": tmp_path, "decoder": decoder}))
+        request = pipeline.request("")
+        assert np.array_equal(request.conditions[0].tokens, null)
+        assert np.array_equal(request.negatives[0].tokens, null)
+        assert generate(pipeline.loop, request).shape == (T, C)
+        with pytest.raises(RequestError, match=r"(?s)takes no text.*only its null condition.*leave the text empty"):
+            pipeline.request("warm piano")
+
+
+def test_a_silence_sequence_starts_anew_with_every_segment(pipeline: Pipeline, tmp_path: Path) -> None:
+    sequence = latents(2 * T, seed=9)
+    np.save(tmp_path / "silence.npy", sequence)
+    context = pipeline.bundle.context.model_copy(update={"silence": "silence.npy"})
+    silent = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"folder": tmp_path, "context": context}))
+    options, tail = parse_options({"prompt": "a"}), latents(8)
+    first = silent.compose(options, Segment(0, T, 0, 56))
+    later = silent.compose(options, Segment(24, T, 8, 56), tail=tail)
+    assert np.array_equal(first.context[:, :C], sequence[:T])
+    assert np.array_equal(later.context[:8, :C], tail)
+    assert np.array_equal(later.context[8:, :C], sequence[8:T])
+    covered = silent.compose(options, Segment(0, T, 0, T), GenerationInputs(source=latents(T - 4)))
+    assert np.array_equal(covered.source[T - 4 :], sequence[T - 4 : T])
