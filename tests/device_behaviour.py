@@ -1,6 +1,4 @@
-"""What holds for a device with streams of its own, real or simulated. Test modules import these tests beside a fixture
-`device` of theirs.
-"""
+"""Tests that every CUDA device passes, real or simulated. Test modules import them and define the fixture `device`."""
 
 from __future__ import annotations
 
@@ -33,16 +31,16 @@ def fetched(device: CudaDevice, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def clear_half(device: CudaDevice, tensor: Tensor) -> None:
-    """Launch something that changes the tensor."""
-    # Imported here: the module is another one on the simulator.
-    from runtime.devices import cuda_calls as cudart
+    """Launch work that zeroes half of the tensor."""
+    # Imported here: the simulator replaces the module.
+    from runtime.devices import cuda_calls
 
-    cudart.zero(tensor.address, tensor.size_bytes // 2, device.main.handle)
+    cuda_calls.zero(tensor.address, tensor.size_bytes // 2, device.main.handle)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 700, 64)])
-def test_values_come_back_as_they_went(device: CudaDevice, shape: tuple[int, ...], dtype: str) -> None:
+def test_a_download_equals_the_upload(device: CudaDevice, shape: tuple[int, ...], dtype: str) -> None:
     values = (np.random.default_rng(1).random(shape) * 250).astype(dtype)
     assert np.array_equal(fetched(device, filled(device, values)), values)
 
@@ -55,7 +53,7 @@ def test_memory_is_zero_and_aligned(device: CudaDevice) -> None:
         assert not device.staging(shape, np.float32).any()
 
 
-def test_memory_that_was_another_tensors_is_zero(device: CudaDevice) -> None:
+def test_reused_memory_is_zero(device: CudaDevice) -> None:
     first = filled(device, np.ones(5000, np.float32))
     address = first.address
     del first
@@ -64,7 +62,7 @@ def test_memory_that_was_another_tensors_is_zero(device: CudaDevice) -> None:
     assert not fetched(device, second).any()
 
 
-def test_a_source_may_be_written_again_at_once(device: CudaDevice) -> None:
+def test_a_source_may_be_overwritten_after_upload(device: CudaDevice) -> None:
     values = np.arange(3_000_000, dtype=np.float32)
     expected = values.copy()
     tensor = device.zeros(values.shape, values.dtype)
@@ -73,19 +71,19 @@ def test_a_source_may_be_written_again_at_once(device: CudaDevice) -> None:
     assert np.array_equal(fetched(device, tensor), expected)
 
 
-def test_uploads_go_round_the_ring(device: CudaDevice) -> None:
+def test_uploads_larger_than_the_ring(device: CudaDevice) -> None:
     tensors = [filled(device, np.full(300_000, index, np.float32)) for index in range(12)]
     for index, tensor in enumerate(tensors):
         assert (fetched(device, tensor) == index).all()
 
 
-def test_a_view_is_a_part_of_its_memory(device: CudaDevice) -> None:
+def test_a_view_shares_its_tensors_memory(device: CudaDevice) -> None:
     tensor = device.zeros((4, 100), np.float32)
     device.upload(tensor.view(100, start=200), np.ones(100, np.float32), device.main)
     assert np.array_equal(fetched(device, tensor).sum(axis=1), [0, 0, 100, 0])
 
 
-def test_an_upload_brings_values_into_form(device: CudaDevice) -> None:
+def test_an_upload_converts_dtype_and_layout(device: CudaDevice) -> None:
     tensor = device.zeros((3, 4), np.float32)
     device.upload(tensor, np.arange(12.0).reshape(4, 3).T, device.main)
     assert np.array_equal(fetched(device, tensor), np.arange(12).reshape(4, 3).T)
@@ -103,7 +101,7 @@ def test_copies_between_different_shapes_are_refused(device: CudaDevice) -> None
         device.download(np.zeros((3, 4), np.float64), tensor, device.main)
 
 
-def test_a_download_into_plain_memory(device: CudaDevice) -> None:
+def test_a_download_into_memory_that_is_not_pinned(device: CudaDevice) -> None:
     tensor = filled(device, np.arange(10, dtype=np.int64))
     target = np.zeros(10, np.int64)
     device.download(target, tensor, device.main)
@@ -122,7 +120,7 @@ def test_one_stream_waits_for_another(device: CudaDevice) -> None:
         assert (target == value).all()
 
 
-def test_events_have_times_and_are_used_again(device: CudaDevice) -> None:
+def test_events_are_timed_and_reused(device: CudaDevice) -> None:
     begin = device.main.record()
     filled(device, np.ones(100_000, np.float32))
     end = device.main.record()
@@ -138,11 +136,11 @@ def test_events_have_times_and_are_used_again(device: CudaDevice) -> None:
     assert len(handles) <= 2
 
 
-def test_a_captured_graph_does_what_was_launched(device: CudaDevice) -> None:
+def test_a_captured_graph_equals_plain_launches(device: CudaDevice) -> None:
     plain, replayed = (filled(device, np.arange(1, 101, dtype=np.float32)) for _ in range(2))
     clear_half(device, plain)
     replay = device.capture(device.main, lambda: clear_half(device, replayed))
-    assert fetched(device, replayed).all(), "a capture runs nothing"
+    assert fetched(device, replayed).all(), "a capture executes nothing"
     replay.launch(device.main)
     assert np.array_equal(fetched(device, replayed), fetched(device, plain))
     device.upload(replayed, np.full(100, 3, np.float32), device.main)
@@ -157,7 +155,7 @@ def test_a_captured_graph_does_what_was_launched(device: CudaDevice) -> None:
 @pytest.mark.parametrize(
     "what", ["an upload", "a download", "memory", "pinned memory", "a stream", "an event", "a capture"]
 )
-def test_what_cannot_be_captured(device: CudaDevice, what: str) -> None:
+def test_operations_that_are_refused_in_a_capture(device: CudaDevice, what: str) -> None:
     tensor = filled(device, np.ones(100, np.float32))
     values, target = np.zeros(100, np.float32), device.staging((100,), np.float32)
     wrong = {
@@ -176,23 +174,23 @@ def test_what_cannot_be_captured(device: CudaDevice, what: str) -> None:
 
     with pytest.raises(CaptureError, match="capture"):
         device.capture(device.main, work)
-    assert fetched(device, tensor).all(), "nothing of it ran"
-    check_that_captures_work(device)
+    assert fetched(device, tensor).all(), "none of the work ran"
+    check_capture(device)
 
 
-def test_an_error_of_the_driver_in_a_capture(device: CudaDevice) -> None:
+def test_a_cuda_error_in_a_capture(device: CudaDevice) -> None:
     tensor = filled(device, np.ones(100, np.float32))
 
     def work() -> None:
-        from runtime.devices import cuda_calls as cudart
+        from runtime.devices import cuda_calls
 
         clear_half(device, tensor)
-        cudart.take_device(100)
+        cuda_calls.take_device(100)
 
     with pytest.raises(CaptureError, match="cudaErrorStreamCaptureUnsupported"):
         device.capture(device.main, work)
     assert fetched(device, tensor).all()
-    check_that_captures_work(device)
+    check_capture(device)
 
 
 def test_an_exception_in_a_capture(device: CudaDevice) -> None:
@@ -205,10 +203,10 @@ def test_an_exception_in_a_capture(device: CudaDevice) -> None:
     with pytest.raises(KeyboardInterrupt):
         device.capture(device.main, work)
     assert fetched(device, tensor).all()
-    check_that_captures_work(device)
+    check_capture(device)
 
 
-def check_that_captures_work(device: CudaDevice) -> None:
+def check_capture(device: CudaDevice) -> None:
     tensor = filled(device, np.ones(100, np.float32))
     replay = device.capture(device.main, lambda: clear_half(device, tensor))
     replay.launch(device.main)
@@ -216,7 +214,7 @@ def check_that_captures_work(device: CudaDevice) -> None:
     replay.close()
 
 
-def test_other_threads_work_while_one_captures(device: CudaDevice) -> None:
+def test_other_threads_copy_during_a_capture(device: CudaDevice) -> None:
     tensor, results = filled(device, np.ones(100, np.float32)), []
     ready, begun, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -235,7 +233,7 @@ def test_other_threads_work_while_one_captures(device: CudaDevice) -> None:
     def work() -> None:
         begun.set()
         clear_half(device, tensor)
-        assert done.wait(30), "the other thread was held up"
+        assert done.wait(30), "the other thread is blocked"
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
@@ -248,7 +246,7 @@ def test_other_threads_work_while_one_captures(device: CudaDevice) -> None:
     replay.close()
 
 
-def test_memory_of_other_threads_comes_after_a_capture(device: CudaDevice) -> None:
+def test_other_threads_allocate_after_a_capture(device: CudaDevice) -> None:
     tensor, order = filled(device, np.ones(100, np.float32)), []
 
     def elsewhere() -> None:
@@ -268,14 +266,14 @@ def test_memory_of_other_threads_comes_after_a_capture(device: CudaDevice) -> No
     assert order == ["captured", "memory"]
 
 
-def test_too_much_memory_is_an_error_of_its_own(device: CudaDevice) -> None:
+def test_too_large_an_allocation_raises_out_of_memory(device: CudaDevice) -> None:
     with pytest.raises(OutOfMemoryError, match="cudaErrorMemoryAllocation") as caught:
         device.zeros((1 << 48,), np.float32)
     assert "lower rows" in caught.value.fix
     assert np.array_equal(fetched(device, filled(device, np.ones(10, np.float32))), np.ones(10))
 
 
-def test_free_memory_falls(device: CudaDevice) -> None:
+def test_an_allocation_reduces_free_memory(device: CudaDevice) -> None:
     before = device.free_bytes
     tensor = device.zeros((80 << 20,), np.uint8)
     assert before - device.free_bytes >= tensor.size_bytes

@@ -1,7 +1,7 @@
-"""Every call of CUDA's that we make, its status checked; the only module of this room that imports it.
+"""CUDA runtime calls with checked statuses; the only module that imports cuda.bindings.
 
-All of it is cuda.bindings: its functions give a status that `check` turns into one of our errors. (cuda.core raises
-errors of a class that it does not export, and its graph builder dies with a capture that failed.)
+cuda.core is not used: it raises errors of a class that it does not export, and its graph builder crashes after a failed
+capture.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ except ImportError:
 else:
     IS_INSTALLED = True
 
-WITHOUT = "to go without a GPU: --target cpu"
-# After one of these the context is gone: whatever is asked of it gives the same error until the process ends.
+WITHOUT_GPU = "to run without a GPU: --target cpu"
+# After one of these the context is lost: every later call returns the same error until the process ends.
 STICKY = frozenset(
     f"cudaError{name}"
     for name in (
@@ -37,7 +37,7 @@ STICKY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The first GPU. `driver_version` is the newest CUDA that its driver knows ("13.0"), `cuda_version` the runtime
+    """The first GPU. `driver_version`: the newest CUDA that the driver supports ("13.0"); `cuda_version`: the runtime
     library's."""
 
     name: str
@@ -50,16 +50,16 @@ class Gpu:
 
 
 def probe() -> Gpu:
-    """What GPU there is, without touching it. Raises EngineError with exactly what is missing."""
+    """Properties of the first GPU, without creating a context. Raises EngineError that says what is missing."""
     if not IS_INSTALLED:
         raise EngineError(
-            "package cuda-python is not installed, and without it no GPU can be used",
-            fix=f"pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]'); {WITHOUT}",
+            "package cuda-python is not installed, and using a GPU needs it",
+            fix=f"pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]'); {WITHOUT_GPU}",
         )
-    driver = _version(check(cudart.cudaDriverGetVersion(), "asking for the driver's version"))
-    runtime = _version(check(cudart.cudaRuntimeGetVersion(), "asking for CUDA's version"))
+    driver = _version(check(cudart.cudaDriverGetVersion(), "reading the driver's version"))
+    runtime = _version(check(cudart.cudaRuntimeGetVersion(), "reading CUDA's version"))
     _check_devices(driver, runtime)
-    properties = check(cudart.cudaGetDeviceProperties(0), "asking for the GPU's properties")
+    properties = check(cudart.cudaGetDeviceProperties(0), "reading the GPU's properties")
     return Gpu(
         name=properties.name.decode().rstrip("\0"),
         compute_capability=f"{properties.major}.{properties.minor}",
@@ -72,17 +72,17 @@ def probe() -> Gpu:
 
 
 def _check_devices(driver: str, runtime: str) -> None:
-    look = f"nvidia-smi must list the GPU (in a container: start it with --gpus all); {WITHOUT}"
+    fix = f"nvidia-smi must list the GPU (in a container: start it with --gpus all); {WITHOUT_GPU}"
     if driver == "0.0":
-        raise EngineError("there is no NVIDIA driver on this machine", fix=look)
+        raise EngineError("there is no NVIDIA driver on this machine", fix=fix)
     code, count = cudart.cudaGetDeviceCount()
     if code.name == "cudaErrorInsufficientDriver":
         _clear_error()
-        what = f"the NVIDIA driver knows CUDA {driver} at most, and cuda-python here is made for {runtime}"
-        raise EngineError(what, fix=f"install a driver that knows CUDA {runtime.split('.')[0]}; {WITHOUT}")
+        what = f"the NVIDIA driver supports CUDA {driver} at most, and the installed cuda-python needs {runtime}"
+        raise EngineError(what, fix=f"install a driver that supports CUDA {runtime.split('.')[0]}; {WITHOUT_GPU}")
     if code.name == "cudaErrorNoDevice" or count == 0:
         _clear_error()
-        raise EngineError("there is a driver, but no GPU is visible", fix=f"check CUDA_VISIBLE_DEVICES; {look}")
+        raise EngineError("there is an NVIDIA driver, but no GPU is visible", fix=f"check CUDA_VISIBLE_DEVICES; {fix}")
     check((code, count), "counting the GPUs")
 
 
@@ -91,7 +91,7 @@ def _version(number: int) -> str:
 
 
 def check(status: tuple[Any, ...], what: str) -> Any:
-    """The value of a CUDA call that gave `status` while doing `what`. Raises EngineError or one of its children."""
+    """The value of a CUDA call that returned `status` while doing `what`. Raises EngineError or a subclass."""
     code, *values = status
     if code:
         raise _failure(code, what)
@@ -99,12 +99,12 @@ def check(status: tuple[Any, ...], what: str) -> Any:
 
 
 def _handle(status: tuple[Any, ...], what: str) -> int:
-    """The address of the CUDA object that a call gave. Raises EngineError."""
+    """The address of the CUDA object that a call returned. Raises EngineError."""
     return int(get_cuda_native_handle(check(status, what)))
 
 
 def _failure(code: Any, what: str) -> EngineError:
-    """Our error for CUDA's, which is cleared: left as the last error, it would be blamed on the next launch."""
+    """Our error for CUDA's. CUDA's last error is cleared: the next launch would report it as its own."""
     _clear_error()
     text = cudart.cudaGetErrorString(code)[1].decode()
     message = f"{what}: {code.name} ({text})"
@@ -118,36 +118,36 @@ def _clear_error() -> None:
 
 
 def open_first() -> None:
-    """Make the first GPU ready. Raises EngineError."""
+    """Create the first GPU's context. Raises EngineError."""
     check(cudart.cudaSetDevice(0), "opening the GPU")
 
 
 def free_bytes() -> int:
-    """Device memory that nobody has taken, other programs included. Raises EngineError."""
-    return int(check(cudart.cudaMemGetInfo(), "asking for free memory")[0])
+    """Free device memory; what other programs use is not free. Raises EngineError."""
+    return int(check(cudart.cudaMemGetInfo(), "reading the free memory")[0])
 
 
 # Memory, as addresses.
 
 
 def take_device(size_bytes: int) -> int:
-    """New device memory. Raises OutOfMemoryError, EngineError."""
+    """Allocate device memory. Raises OutOfMemoryError, EngineError."""
     return int(check(cudart.cudaMalloc(size_bytes), f"taking {size_bytes} bytes of the GPU's memory"))
 
 
 def take_pinned(size_bytes: int) -> int:
-    """New pinned host memory. Raises OutOfMemoryError, EngineError."""
+    """Allocate pinned host memory. Raises OutOfMemoryError, EngineError."""
     status = cudart.cudaHostAlloc(size_bytes, cudart.cudaHostAllocDefault)
     return int(check(status, f"taking {size_bytes} bytes of pinned memory"))
 
 
 def free_device(address: int) -> None:
-    """Give device memory back; no pending work may use it. Raises EngineError."""
+    """Free device memory that no pending work uses. Raises EngineError."""
     check(cudart.cudaFree(address), "freeing device memory")
 
 
 def free_pinned(address: int) -> None:
-    """Give pinned memory back; no pending work may use it. Raises EngineError."""
+    """Free pinned memory that no pending work uses. Raises EngineError."""
     check(cudart.cudaFreeHost(address), "freeing pinned memory")
 
 
@@ -177,32 +177,32 @@ def new_stream() -> int:
 
 
 def close_stream(stream: int) -> None:
-    """Release a stream once all its work is done. Raises EngineError."""
+    """Destroy a stream once all its work is done. Raises EngineError."""
     check(cudart.cudaStreamSynchronize(stream), "waiting for a stream before it is closed")
     check(cudart.cudaStreamDestroy(stream), "closing a stream")
 
 
 def new_event() -> int:
-    """An event with a time. Raises EngineError.
+    """A timed event with blocking synchronization. Raises EngineError.
 
-    A host that waits for it sleeps instead of spinning. That wakes it some 20 us late and costs nothing, because the
-    next tick is on the stream already; meanwhile the core is free for the server's threads.
+    A waiting host thread sleeps instead of spinning. It wakes about 20 us later, which costs nothing because the next
+    tick is on the stream already, and the core is free for the server's threads meanwhile.
     """
     return _handle(cudart.cudaEventCreateWithFlags(cudart.cudaEventBlockingSync), "making an event")
 
 
 def close_event(event: int) -> None:
-    """Release an event. Raises EngineError."""
+    """Destroy an event. Raises EngineError."""
     check(cudart.cudaEventDestroy(event), "closing an event")
 
 
 def record(event: int, stream: int) -> None:
-    """From now on the event stands for all that was launched on the stream so far. Raises EngineError."""
+    """Record an event after all work launched on the stream so far. Raises EngineError."""
     check(cudart.cudaEventRecord(event, stream), "recording an event")
 
 
 def make_wait(stream: int, event: int) -> None:
-    """What is launched on the stream from now on comes after what the event stands for now. Raises EngineError."""
+    """Work launched on the stream from now on starts after the event's last recording. Raises EngineError."""
     status = cudart.cudaStreamWaitEvent(stream, event, cudart.cudaEventWaitDefault)
     check(status, "making a stream wait for an event")
 
@@ -213,7 +213,7 @@ def is_done(event: int) -> bool:
     if code == cudart.cudaError_t.cudaErrorNotReady:
         _clear_error()
         return False
-    check((code,), "asking whether the GPU's work is done")
+    check((code,), "querying an event")
     return True
 
 
@@ -231,9 +231,9 @@ def elapsed_ms(begin: int, end: int) -> float:
 
 
 def capture(stream: int, work: Callable[[], None]) -> int:
-    """What `work` launches on the stream, as an executable graph; nothing of it runs.
+    """Capture the work that `work` launches on the stream as an executable graph; none of it runs.
 
-    Raises EngineError, and whatever `work` raises: then nothing is left behind, and the stream is as before.
+    Raises EngineError and every exception of `work`; the capture is ended then, and the stream is unchanged.
     """
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     check(cudart.cudaStreamBeginCapture(stream, mode), "beginning a capture")
@@ -247,11 +247,11 @@ def capture(stream: int, work: Callable[[], None]) -> int:
     try:
         return _handle(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable")
     finally:
-        check(cudart.cudaGraphDestroy(graph), "releasing what was captured")
+        check(cudart.cudaGraphDestroy(graph), "releasing a captured graph")
 
 
 def _abandon_capture(stream: int) -> None:
-    """End a capture that went wrong: what it holds so far is dropped, and so is the error that this gives."""
+    """End a failed capture: drop its graph, and clear the error that ending it returns."""
     _, graph = cudart.cudaStreamEndCapture(stream)
     if graph is not None:
         cudart.cudaGraphDestroy(graph)
@@ -260,7 +260,7 @@ def _abandon_capture(stream: int) -> None:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away: what it finds may free device memory, which would make the capture invalid."""
+    """Disable the garbage collector: a finalizer that frees device memory would invalidate the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -276,5 +276,5 @@ def launch_graph(graph: int, stream: int) -> None:
 
 
 def close_graph(graph: int) -> None:
-    """Release an executable graph that is not running. Raises EngineError."""
+    """Destroy an executable graph that is not running. Raises EngineError."""
     check(cudart.cudaGraphExecDestroy(graph), "releasing a captured graph")

@@ -1,7 +1,7 @@
-"""Memory, streams, events and captured graphs behind one interface; this module's device is the host itself.
+"""The Device interface: memory, streams, events, captured graphs. HostDevice implements it for the CPU.
 
-Work launched on a stream runs in order; an event says when it is done. On the host a launch returns when it is done,
-so every event is done when it is recorded: the tick loop is the same, it only never finds anything to wait for.
+Work launched on a stream runs in order; an event marks a point in it. On the host a launch returns when it is done, so
+every event is done when it is recorded.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Device memory with a shape: `address` is the device's; `host` the same memory as an array where the host can
-    see it.
+    """Contiguous row-major device memory at `address`. `owner` keeps it alive.
 
-    `owner` keeps the memory alive. Contiguous, row-major.
+    `host`: the same memory as an array where the host can access it, else None.
     """
 
     address: int
@@ -34,11 +33,11 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the shape covers."""
+        """Size of the tensor in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def view(self, *shape: int, start: int = 0) -> Tensor:
-        """`shape` laid over this memory from element `start`; no copy."""
+        """A tensor of this shape over the same memory, from element `start`; no copy."""
         count = prod(shape)
         if start + count > prod(self.shape):
             raise ValueError(f"view {shape} at {start} does not fit into {self.shape}")
@@ -58,7 +57,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work in order. Events are timed: `elapsed_ms` between two of them. `handle` is the CUstream; 0 on the host."""
+    """Work in order, with timed events. `handle` is the CUstream; 0 on the host."""
 
     handle: int
 
@@ -66,24 +65,24 @@ class Stream(Protocol):
         """An event after all work launched so far."""
 
     def wait(self, event: Event) -> None:
-        """Whatever is launched from now on starts after the event; the host does not wait."""
+        """Work launched from now on starts after the event; the host does not wait."""
 
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         """Milliseconds between two events that are done."""
 
 
 class Replay(Protocol):
-    """A captured graph: everything that was launched while it was captured, as one launch."""
+    """A captured graph: one launch of all work that was captured."""
 
     def launch(self, stream: Stream) -> None:
         """Put the whole graph on the stream. Raises EngineError."""
 
     def close(self) -> None:
-        """Release the graph; nothing of it may still be running."""
+        """Release the graph, which must not be running."""
 
 
 class Device(Protocol):
-    """Where engines run and state lives. `allocations` counts every allocation ever made on it."""
+    """Runs engines and holds their tensors. `allocations` counts the allocations made on it so far."""
 
     kind: str
     allocations: int
@@ -92,61 +91,64 @@ class Device(Protocol):
     def main(self) -> Stream:
         """The stream on which ticks run."""
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether launched work currently becomes part of a graph instead of running."""
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled device memory."""
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Zero-filled host memory that a download fills without holding up the host (pinned where that means
-        something)."""
+        """Zero-filled host memory that a download fills without blocking the host: pinned on a GPU."""
 
     def mirror(self, tensor: Tensor) -> NDArray[Any]:
-        """Host memory of a tensor's shape, to be written and uploaded: the tensor's own where the host sees it."""
+        """Host memory of a tensor's shape to write and upload: the tensor's own where the host can access it."""
 
     def stream(self) -> Stream:
         """A new stream."""
 
     def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
-        """Copy host to device, in stream order; `source` may be written again as soon as this returns."""
+        """Copy host to device, in stream order; `source` may be overwritten as soon as this returns."""
 
     def download(self, target: NDArray[Any], source: Tensor, stream: Stream) -> None:
         """Copy device to host, in stream order; `target` is valid once an event recorded after it is done."""
 
     def capture(self, stream: Stream, work: Callable[[], None]) -> Replay | None:
-        """What `work` launches on the stream, as a graph (nothing runs yet); None where the device has no graphs.
+        """Capture the work that `work` launches on the stream as a graph; none of it runs. None on the host.
 
-        Raises CaptureError where something in it cannot be captured; the stream is as before then.
+        Raises CaptureError where something cannot be captured; the stream is unchanged then.
         """
 
     def close(self) -> None:
-        """Release everything. No work may be pending."""
+        """Wait for all work and release everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """Done when recorded; keeps the time."""
+    """The time at which it was recorded; always done."""
 
     at_s: float
 
     @property
     def is_done(self) -> bool:
-        """Always: the host runs a launch to its end."""
+        """True: a launch on the host returns when it is done."""
         return True
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Returns at once."""
 
 
 class HostStream:
-    """Runs every launch at once, in the calling thread."""
+    """Work runs in the calling thread, when it is launched."""
 
     handle = 0
 
     def record(self) -> HostEvent:
-        """An event with the present time."""
+        """An event with the current time."""
         return HostEvent(time.perf_counter())
 
     def wait(self, event: Event) -> None:
-        """Nothing to wait for."""
+        """Returns at once."""
 
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         """Milliseconds between two events."""
@@ -157,9 +159,10 @@ class HostStream:
 
 @dataclass
 class HostDevice:
-    """The CPU: device memory is numpy memory, 256-byte aligned."""
+    """The CPU: tensors are numpy arrays, 256-byte aligned."""
 
     kind: str = "cpu"
+    is_capturing: bool = False
     allocations: int = 0
     _stream: HostStream = field(default_factory=HostStream)
 
@@ -192,7 +195,7 @@ class HostDevice:
         return self._stream
 
     def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
-        """Copy; nothing to do where source is the target's own memory."""
+        """Copy, unless `source` is the target's own memory."""
         assert target.host is not None
         if target.address != source.ctypes.data:
             np.copyto(target.host, source)
@@ -203,7 +206,7 @@ class HostDevice:
         np.copyto(target, source.host)
 
     def capture(self, stream: Stream, work: Callable[[], None]) -> None:
-        """The host has no graphs."""
+        """None: the host has no graphs."""
 
     def close(self) -> None:
-        """Nothing to release: memory goes with its owners."""
+        """Does nothing: memory is freed with its owners."""

@@ -1,33 +1,24 @@
-"""What there is on this machine: processor, GPU, the tools that make and run engines, and the device of a target."""
+"""This machine's processor and GPU, as manifests record them, and the device of a target."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtime.devices.device import Device, HostDevice
 
+if TYPE_CHECKING:
+    from runtime.devices.cuda_calls import Gpu
+
 
 def machine() -> dict[str, str]:
-    """This machine: processor architecture and, where the system tells, the processor's model."""
+    """This machine's processor: architecture and model."""
     return {"arch": platform.machine(), "cpu": _cpu_model()}
 
 
-class NamedGpu(Protocol):
-    """What a manifest keeps of a GPU."""
-
-    @property
-    def name(self) -> str:
-        """The product's name."""
-
-    @property
-    def compute_capability(self) -> str:
-        """Such as "9.0"."""
-
-
-def gpu_machine(gpu: NamedGpu) -> dict[str, str]:
-    """This machine as a plan sees it: processor architecture, GPU, its compute capability."""
+def gpu_machine(gpu: Gpu) -> dict[str, str]:
+    """What a plan depends on: processor architecture, GPU, compute capability."""
     return {"arch": platform.machine(), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
 
 
@@ -40,7 +31,7 @@ def _cpu_model() -> str:
 
 
 def open_device(target: str) -> Device:
-    """The device of a target: the host for cpu, else the first GPU. Raises EngineError with what is missing."""
+    """The device of a target: the host for cpu, else the first GPU. Raises EngineError that says what is missing."""
     if target == "cpu":
         return HostDevice()
     from runtime.devices.cuda import CudaDevice

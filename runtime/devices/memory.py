@@ -1,4 +1,4 @@
-"""Sub-allocation of device and pinned memory, the ring that uploads go through, and pooled host arrays."""
+"""Sub-allocation of device and pinned memory, the ring buffer of uploads, and pooled host arrays."""
 
 from __future__ import annotations
 
@@ -8,48 +8,36 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from runtime.devices.device import ALIGNMENT_BYTES, Event
 from runtime.errors import OutOfMemoryError
-
-ALIGNMENT_BYTES = 256
 
 
 def aligned(size_bytes: int) -> int:
-    """The next multiple of 256 bytes; at least one."""
+    """The next multiple of 256 bytes, at least 256."""
     return max(1, -(-size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
 
 
-class Fence(Protocol):
-    """A point in the device's work, on one stream or on several."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the device has passed it; never blocks."""
-
-    def wait(self) -> None:
-        """Block until the device has passed it."""
-
-
 class Block:
-    """A piece of an arena; it goes back when nothing refers to it any more."""
+    """A piece of an arena; it returns to the arena with the last reference to this object."""
 
-    __slots__ = ("_home", "address", "size_bytes")
+    __slots__ = ("_returned", "address", "size_bytes")
 
-    def __init__(self, address: int, size_bytes: int, home: deque[tuple[int, int]]) -> None:
+    def __init__(self, address: int, size_bytes: int, returned: deque[tuple[int, int]]) -> None:
         self.address, self.size_bytes = address, size_bytes
-        self._home = home
+        self._returned = returned
 
     def __del__(self) -> None:
-        # The garbage collector may be here in any thread, at any point (even in the middle of a capture): only note it.
-        self._home.append((self.address, self.size_bytes))
+        # The garbage collector may call this in any thread at any time, even during a capture: no CUDA call is allowed.
+        self._returned.append((self.address, self.size_bytes))
 
 
 class _HostBytes:
-    """A block of host memory as numpy sees it: the array keeps the block alive."""
+    """A block of host memory as an array's base: the array keeps the block alive."""
 
     __slots__ = ("_block",)
 
@@ -67,14 +55,14 @@ class _HostBytes:
 
 
 def host_array(block: Block, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """The block's memory (the host's) as an array; the block lives as long as any view of it."""
+    """A block of host memory as an array; the block lives as long as any view of the array."""
     kind = np.dtype(dtype)
     return np.asarray(_HostBytes(block))[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """One allocation: what is free in it, as sorted (address, size) that do not touch."""
+    """One allocation, with its free pieces as sorted (address, size) pairs that do not touch."""
 
     address: int
     size_bytes: int
@@ -100,26 +88,20 @@ class _Chunk:
 
 
 class Arena:
-    """Sub-allocates blocks, 256-byte aligned, from large chunks: `grow(size_bytes)` allocates one and gives its
-    address.
+    """Sub-allocates 256-byte aligned blocks from large chunks; `grow(size_bytes)` allocates a chunk, as an address.
 
-    A block that came back is given out again once a fence that was made after its return (by `fence`) is done; without
-    `fence` at once, for memory that is only touched in stream order. One thread at a time; blocks come back from any.
+    A returned block is reused once an event is done that `record` gave after its return; without `record` at once, for
+    memory that is only accessed in stream order. One thread at a time takes blocks; any thread may return them.
     """
 
-    def __init__(self, grow: Callable[[int], int], chunk_bytes: int, fence: Callable[[], Fence] | None = None) -> None:
-        self._grow, self._chunk_bytes, self._fence = grow, chunk_bytes, fence
+    def __init__(self, grow: Callable[[int], int], chunk_bytes: int, record: Callable[[], Event] | None = None) -> None:
+        self._grow, self._chunk_bytes, self._record = grow, chunk_bytes, record
         self._chunks: list[_Chunk] = []
         self._returned: deque[tuple[int, int]] = deque()
-        self._waiting: deque[tuple[Fence, list[tuple[int, int]]]] = deque()
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What all chunks hold."""
-        return sum(chunk.size_bytes for chunk in self._chunks)
+        self._waiting: deque[tuple[Event, list[tuple[int, int]]]] = deque()
 
     def take(self, size_bytes: int) -> Block:
-        """A block of at least this size; its content is undefined. Raises OutOfMemoryError."""
+        """A block of at least this size with undefined content. Raises OutOfMemoryError."""
         size_bytes = aligned(size_bytes)
         self._collect()
         address = self._fit(size_bytes)
@@ -128,7 +110,7 @@ class Arena:
         return Block(address, size_bytes, self._returned)
 
     def release(self) -> tuple[list[int], list[int]]:
-        """Give up all chunks, for good: addresses of those without a living block, and of those with one."""
+        """Forget all chunks: addresses of those without a live block, which can be freed, and of those with one."""
         self._give_all(self._returned)
         while self._waiting:
             self._give_all(deque(self._waiting.popleft()[1]))
@@ -138,13 +120,13 @@ class Arena:
         return idle, used
 
     def _collect(self) -> None:
-        """Make blocks that came back available: at once, or when what was launched before now is done."""
-        if self._fence is None:
+        """Make returned blocks available: at once, or when all work launched before now is done."""
+        if self._record is None:
             self._give_all(self._returned)
             return
         if self._returned:
             returned = [self._returned.popleft() for _ in range(len(self._returned))]
-            self._waiting.append((self._fence(), returned))
+            self._waiting.append((self._record(), returned))
         while self._waiting and self._waiting[0][0].is_done:
             self._give_all(deque(self._waiting.popleft()[1]))
 
@@ -163,11 +145,11 @@ class Arena:
         return None
 
     def _extend(self, size_bytes: int) -> int:
-        """From a new chunk; where there is no memory for a large one, from what can be had."""
+        """An address in a new chunk; where a whole chunk does not fit into memory, in one of just this size."""
         try:
             return self._new_chunk(max(size_bytes, self._chunk_bytes), size_bytes)
         except OutOfMemoryError:
-            # Tensors of what was closed may hang in reference cycles that nobody collected yet.
+            # Tensors of closed engines may be part of reference cycles that are not collected yet.
             gc.collect()
             self._collect()
             address = self._fit(size_bytes)
@@ -182,61 +164,61 @@ class Arena:
 
 
 class UploadRing:
-    """Places for pieces of uploads in a ring of segments; a segment is filled again when the copies out of it are done.
+    """Places for pieces of uploads in a ring of segments; a segment is reused when the copies out of it are done.
 
-    `record` makes a fence after everything launched so far; a piece must be launched before the next one is placed.
+    `record` gives an event after all work launched so far; a piece's copy must be launched before the next is placed.
     `waits` counts how often the host had to wait for the oldest segment.
     """
 
-    def __init__(self, size_bytes: int, segments: int, record: Callable[[], Fence]) -> None:
+    def __init__(self, size_bytes: int, segments: int, record: Callable[[], Event]) -> None:
         assert segments >= 2
         self._segment_bytes = size_bytes // segments // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         assert self._segment_bytes
-        self._fences: list[Fence | None] = [None] * segments
+        self._events: list[Event | None] = [None] * segments
         self._record = record
         self._segment = self._used = 0
         self.waits = 0
 
     def place(self, size_bytes: int) -> tuple[int, int]:
-        """Offset and size in bytes of the next piece: all of `size_bytes`, or what a segment holds."""
+        """Offset and size in bytes of the next piece: `size_bytes`, at most a segment."""
         piece = min(size_bytes, self._segment_bytes)
         if self._used + piece > self._segment_bytes:
-            self._turn()
+            self._open_next_segment()
         offset = self._segment * self._segment_bytes + self._used
         self._used += aligned(piece)
         return offset, piece
 
-    def _turn(self) -> None:
-        """Leave a segment to its copies and take the oldest one."""
-        self._fences[self._segment] = self._record()
-        self._segment = (self._segment + 1) % len(self._fences)
+    def _open_next_segment(self) -> None:
+        """Close the current segment, and wait until the copies out of the oldest one are done."""
+        self._events[self._segment] = self._record()
+        self._segment = (self._segment + 1) % len(self._events)
         self._used = 0
-        fence = self._fences[self._segment]
-        if fence is not None and not fence.is_done:
+        event = self._events[self._segment]
+        if event is not None and not event.is_done:
             self.waits += 1
-            fence.wait()
-        self._fences[self._segment] = None
+            event.wait()
+        self._events[self._segment] = None
 
 
-class _Lease:
-    """The base of a lent array and of every view of it; gives the memory back when the last of them is gone."""
+class _LentMemory:
+    """The base of a lent array and of its views; returns the memory to the pool with the last of them."""
 
-    __slots__ = ("_home", "_memory")
+    __slots__ = ("_free", "_memory")
 
-    def __init__(self, memory: NDArray[np.float32], home: deque[NDArray[np.float32]]) -> None:
+    def __init__(self, memory: NDArray[np.float32], free: deque[NDArray[np.float32]]) -> None:
         self._memory = memory
-        self._home = home
+        self._free = free
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self._memory.__array_interface__
 
     def __del__(self) -> None:
-        self._home.append(self._memory)
+        self._free.append(self._memory)
 
 
 class ArrayPool:
-    """Lends float32 arrays of one shape, made by `make`. `allocations` counts how often the pool had to grow."""
+    """Lends float32 arrays of one shape, created by `make`. `allocations` counts the arrays created."""
 
     def __init__(self, make: Callable[[], NDArray[np.float32]], count: int) -> None:
         self._make = make
@@ -244,10 +226,10 @@ class ArrayPool:
         self.allocations = count
 
     def lend(self) -> NDArray[np.float32]:
-        """An array whose content is undefined; it belongs to the receiver until nobody refers to it."""
+        """An array with undefined content; it returns to the pool with the last reference to it or to a view of it."""
         try:
             memory = self._free.popleft()
         except IndexError:
             self.allocations += 1
             memory = self._make()
-        return np.asarray(_Lease(memory, self._free))
+        return np.asarray(_LentMemory(memory, self._free))

@@ -1,4 +1,4 @@
-"""The CUDA device on a real GPU: what holds on the simulator holds there."""
+"""The CUDA device on a real GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_gpu_is_described(device: CudaDevice) -> None:
 
 
 def test_uploads_are_fast(device: CudaDevice) -> None:
-    """At least 2 GB/s through the ring: pinned memory is really pinned."""
+    """At least 2 GB/s through the ring, which pageable memory does not reach."""
     values = np.ones(64 << 20, np.uint8)
     tensor = filled(device, values)
     begin = device.main.record()

@@ -22,6 +22,7 @@ REPLACED = (
     "tensorrt",
     "runtime.devices.cuda",
     "runtime.devices.cuda_calls",
+    "runtime.devices.cuda_streams",
     "runtime.engines.tensorrt.engine",
     "nvtx",
 )

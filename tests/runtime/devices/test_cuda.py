@@ -1,13 +1,9 @@
-"""The CUDA device on the simulated runtime: what holds for every GPU, and what only a simulator shows."""
+"""The CUDA device on the simulated runtime: the tests for every GPU, and those that need a simulator."""
 
 from __future__ import annotations
 
-import gc
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +12,6 @@ from device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
 from device_behaviour import clear_half, fetched, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import ROOT
 from simulator.fixture import SITE, Machine, provoked, simulated
 
 from runtime.devices.device import Tensor
@@ -25,25 +20,6 @@ from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemo
 
 if TYPE_CHECKING:
     from runtime.devices.cuda import CudaDevice
-
-# Every call, with arguments as the device passes them, on the real bindings: without a driver each must refuse, and
-# none may find fault with the arguments.
-REAL_CALLS = """
-from runtime import cudart
-from runtime.errors import EngineError
-calls = {
-    "open_first": (), "free_bytes": (), "take_device": (8,), "take_pinned": (8,), "free_device": (8,), "new_stream": (),
-    "free_pinned": (8,), "zero": (8, 8, 8), "copy_to_device": (8, 8, 8, 8), "copy_to_host": (8, 8, 8, 8),
-    "close_stream": (8,), "new_event": (), "close_event": (8,), "record": (8, 8), "make_wait": (8, 8), "is_done": (8,),
-    "wait": (8,), "elapsed_ms": (8, 8), "capture": (8, print), "launch_graph": (8, 8), "close_graph": (8,), "probe": (),
-}
-for name, arguments in calls.items():
-    try:
-        getattr(cudart, name)(*arguments)
-        print(name, "worked")
-    except EngineError as error:
-        print(name, "refused:", error.what)
-"""
 
 
 @pytest.fixture(params=["late", "at once"])
@@ -69,7 +45,7 @@ def late_device(late: Machine) -> Iterator[CudaDevice]:
 
 
 def opened(machine: Machine) -> Iterator[CudaDevice]:
-    """A device with a small ring; closed, it has left nothing that nobody reads."""
+    """A device with a small ring; after close only pinned memory that is still referenced may be left."""
     from runtime.devices.cuda import CudaDevice
 
     device = CudaDevice(ring_bytes=1 << 20, chunk_bytes=4 << 20)
@@ -79,102 +55,29 @@ def opened(machine: Machine) -> Iterator[CudaDevice]:
         assert set(machine.alive()) <= {"pinned"}
 
 
-# What is there
-
-
-def test_a_gpu_is_described(late: Machine) -> None:
-    from runtime.devices.cuda import probe
-
-    gpu = probe()
-    assert (gpu.name, gpu.compute_capability, gpu.sm_count) == ("Simulated GPU", "9.0", 132)
-    assert (gpu.memory_bytes, gpu.driver_version, gpu.cuda_version) == (2 << 30, "13.0", "13.5")
-    assert len(gpu.uuid) == 32
-    assert late.alive() == {}, "looking takes nothing"
-
-
-@pytest.mark.parametrize(
-    ("options", "what", "fix"),
-    [
-        ({"no_driver": True}, "no NVIDIA driver", "nvidia-smi"),
-        (
-            {"driver": 12020},
-            "knows CUDA 12.2 at most, and cuda-python here is made for 13.5",
-            "a driver that knows CUDA 13",
-        ),
-        ({"devices": 0}, "no GPU is visible", "CUDA_VISIBLE_DEVICES"),
-    ],
-)
-def test_what_is_missing_is_said(options: dict[str, Any], what: str, fix: str) -> None:
-    with simulated(**options):
-        from runtime.devices.cuda import probe
-
-        for opens in (probe, lambda: open_device("cuda"), lambda: open_device("tensorrt")):
-            with pytest.raises(EngineError, match=what) as caught:
-                opens()
-            assert fix in caught.value.fix
-            assert "--target cpu" in caught.value.fix
-
-
-def test_without_the_package_the_module_opens_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated():
-        for name in ("cuda", "cuda.bindings", "cuda.bindings.runtime"):
-            monkeypatch.setitem(sys.modules, name, None)
-        from runtime.devices.cuda import probe
-
-        with pytest.raises(EngineError, match="cuda-python is not installed") as caught:
-            probe()
-        assert "pip install 'tickrt[tensorrt]'" in caught.value.fix
-        monkeypatch.undo()
-
-
-def test_another_error_while_looking(late: Machine) -> None:
-    late.sticky = 46
-    from runtime.devices.cuda import probe
-
-    with pytest.raises(EngineError, match="counting the GPUs: cudaErrorDevicesUnavailable"):
-        probe()
-
-
-def test_the_real_bindings_take_our_arguments() -> None:
-    """Needs the real package (`make test` installs it for the contract net) and a machine without a driver."""
-    installed = Path(sys.prefix) / "contract" / "cuda"
-    if not (installed / "cuda" / "bindings").is_dir():
-        pytest.skip(f"no cuda.bindings in {installed}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(installed), str(ROOT)))}
-    command = [sys.executable, "-c", REAL_CALLS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    if "no NVIDIA driver" not in lines[-1]:
-        pytest.skip(f"there is a driver: {lines[-1]}")
-    assert len(lines) == 22
-    assert all("refused:" in line for line in lines)
-    assert sum("cudaErrorInsufficientDriver" in line for line in lines) == 21
-
-
 # Order
 
 
-def test_nothing_is_there_before_its_event(late_device: CudaDevice, late: Machine) -> None:
+def test_a_download_is_complete_only_after_its_event(late_device: CudaDevice, late: Machine) -> None:
     tensor, target = filled(late_device, np.ones(100, np.float32)), late_device.staging((100,), np.float32)
     late_device.download(target, tensor, late_device.main)
     event = late_device.main.record()
     assert np.isnan(target).all()
     assert not event.is_done
-    assert late.last_error == 0, "not ready is no error to be left behind"
+    assert late.last_error == 0, 'CUDA\'s last error is cleared after "not ready"'
     event.wait()
     assert (target == 1).all()
     assert event.is_done
 
 
-def test_two_streams_without_a_wait_are_noticed(device: CudaDevice, machine: Machine) -> None:
+def test_the_simulator_reports_streams_without_a_wait(device: CudaDevice, machine: Machine) -> None:
     tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
     copies = device.stream()
     with provoked(machine, "unordered access"):
         device.download(target, tensor, copies)
 
 
-def test_old_memory_is_zeroed_after_who_still_reads_it(device: CudaDevice) -> None:
+def test_reused_memory_is_zeroed_after_pending_reads(device: CudaDevice) -> None:
     tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
     copies = device.stream()
     copies.wait(device.main.record())
@@ -189,23 +92,23 @@ def test_old_memory_is_zeroed_after_who_still_reads_it(device: CudaDevice) -> No
 
 
 @pytest.mark.parametrize("without", ["make_wait", "record"])
-def test_new_memory_needs_its_order(
+def test_zeroing_without_waits_or_events_is_reported(
     device: CudaDevice, machine: Machine, monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
-    """The proof that the test above can fail: without waits, or with events that stand for nothing."""
+    """The test above can fail: without waits, or with events that are not recorded."""
     tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
     copies = device.stream()
     copies.wait(device.main.record())
     device.download(target, tensor, copies)
     del tensor
-    from runtime.devices import cuda_calls as cudart
+    from runtime.devices import cuda_calls
 
-    monkeypatch.setattr(cudart, without, lambda *_: None)
+    monkeypatch.setattr(cuda_calls, without, lambda *_: None)
     with provoked(machine, "unordered access", "memset"):
         device.zeros((100,), np.float32)
 
 
-def test_staging_memory_comes_back_after_its_copy(late_device: CudaDevice) -> None:
+def test_staging_memory_is_reused_only_after_its_copy(late_device: CudaDevice) -> None:
     tensor = filled(late_device, np.ones(100, np.float32))
     target = late_device.staging((100,), np.float32)
     late_device.download(target, tensor, late_device.main)
@@ -223,12 +126,12 @@ def test_staging_memory_comes_back_after_its_copy(late_device: CudaDevice) -> No
     assert address in places
 
 
-def test_a_graph_whose_tensor_is_gone_is_noticed(device: CudaDevice, machine: Machine) -> None:
+def test_launching_a_graph_of_a_freed_tensor_is_reported(device: CudaDevice, machine: Machine) -> None:
     tensor = filled(device, np.ones(100, np.float32))
     address, size, stream = tensor.address, tensor.size_bytes, device.main.handle
-    from runtime.devices import cuda_calls as cudart
+    from runtime.devices import cuda_calls
 
-    replay = device.capture(device.main, lambda: cudart.zero(address, size, stream))
+    replay = device.capture(device.main, lambda: cuda_calls.zero(address, size, stream))
     replay.launch(device.main)
     device.main.record().wait()
     del tensor
@@ -238,7 +141,7 @@ def test_a_graph_whose_tensor_is_gone_is_noticed(device: CudaDevice, machine: Ma
     replay.close()
 
 
-def test_a_full_ring_waits_and_a_roomy_one_does_not(late: Machine) -> None:
+def test_a_full_ring_waits_and_a_large_one_does_not(late: Machine) -> None:
     from runtime.devices.cuda import CudaDevice
 
     values = np.zeros(100_000, np.uint8)
@@ -253,7 +156,7 @@ def test_a_full_ring_waits_and_a_roomy_one_does_not(late: Machine) -> None:
         device.close()
 
 
-def test_a_steady_state_makes_nothing_and_synchronizes_never(late_device: CudaDevice, late: Machine) -> None:
+def test_a_steady_state_allocates_nothing_and_never_synchronizes(late_device: CudaDevice, late: Machine) -> None:
     device, copies = late_device, late_device.stream()
     tensor, target = filled(device, np.ones(1000, np.float32)), device.staging((1000,), np.float32)
     values = np.zeros(1000, np.float32)
@@ -284,8 +187,8 @@ def test_a_steady_state_makes_nothing_and_synchronizes_never(late_device: CudaDe
     replay.close()
 
 
-class Twin:
-    """A device beside plain arrays that everything is done to as well; copies out are compared when they are done."""
+class MirroredDevice:
+    """Applies every operation to a device and to plain arrays; downloads are compared when they are done."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device, self.copies = device, device.stream()
@@ -328,7 +231,7 @@ class Twin:
         self.device.main.wait(event)
         self.pending.append((event, target, array.copy()))
 
-    def settle(self, count: int) -> None:
+    def compare(self, count: int) -> None:
         for _ in range(min(count, len(self.pending))):
             event, target, expected = self.pending.pop(0)
             event.wait()
@@ -337,50 +240,28 @@ class Twin:
 
 @settings(deadline=None, max_examples=40)
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1000)), max_size=40))
-def test_whatever_is_done_gives_what_it_gives_on_the_host(late: bool, steps: list[tuple[int, int]]) -> None:
+def test_random_sequences_of_operations_equal_plain_arrays(late: bool, steps: list[tuple[int, int]]) -> None:
     with simulated(late=late, memory_bytes=64 << 20):
         from runtime.devices.cuda import CudaDevice
 
         device = CudaDevice(ring_bytes=64 << 10, chunk_bytes=1 << 20)
-        twin = Twin(device)
-        acts = (twin.upload, twin.clear, twin.replay, twin.read, twin.read, twin.drop)
+        mirror = MirroredDevice(device)
+        acts = (mirror.upload, mirror.clear, mirror.replay, mirror.read, mirror.read, mirror.drop)
         for act, number in steps:
-            if act >= len(acts) or not twin.pairs:
-                twin.make(number)
+            if act >= len(acts) or not mirror.pairs:
+                mirror.make(number)
             else:
-                acts[act](number % len(twin.pairs))
+                acts[act](number % len(mirror.pairs))
             if number % 5 == 0:
-                twin.settle(1)
-        twin.settle(len(twin.pending))
+                mirror.compare(1)
+        mirror.compare(len(mirror.pending))
         device.close()
 
 
 # Faults
 
 
-def test_garbage_is_not_collected_in_a_capture(device: CudaDevice, machine: Machine) -> None:
-    from runtime.devices import cuda_calls as cudart
-
-    class Owner:
-        """As an engine's context: it frees device memory when it goes."""
-
-        def __init__(self) -> None:
-            self.address, self.itself = cudart.take_device(100), self
-
-        def __del__(self) -> None:
-            cudart.free_device(self.address)
-
-    Owner()
-
-    def work() -> None:
-        _ = [[index] for index in range(100_000)]
-
-    device.capture(device.main, work).close()
-    assert gc.isenabled()
-    gc.collect()
-
-
-def test_a_graph_that_cannot_be_made_executable(device: CudaDevice, machine: Machine) -> None:
+def test_a_graph_that_cannot_be_instantiated(device: CudaDevice, machine: Machine) -> None:
     tensor = filled(device, np.ones(100, np.float32))
     machine.faults = {"oom_at_instantiation": [1]}
     with pytest.raises(CaptureError, match="executable: cudaErrorMemoryAllocation"):
@@ -399,7 +280,7 @@ def test_a_failed_capture_leaves_no_graph(device: CudaDevice, machine: Machine) 
     assert machine.last_error == 0
 
 
-def test_a_dead_context_is_said_by_whatever_comes_next(late: Machine) -> None:
+def test_every_call_after_a_lost_context_raises_engine_dead(late: Machine) -> None:
     from runtime.devices.cuda import CudaDevice
 
     device = CudaDevice()
@@ -424,42 +305,7 @@ def test_a_dead_context_is_said_by_whatever_comes_next(late: Machine) -> None:
     device.close()
 
 
-@pytest.mark.parametrize(
-    "code", ["IllegalAddress", "LaunchFailure", "ECCUncorrectable", "HardwareStackError", "Unknown"]
-)
-def test_errors_after_which_nothing_works(late: Machine, code: str) -> None:
-    assert raised_for(f"cudaError{code}") is EngineDeadError
-
-
-@pytest.mark.parametrize("code", ["InvalidValue", "NotSupported", "StreamCaptureInvalidated", "InvalidResourceHandle"])
-def test_errors_after_which_the_rest_works(late: Machine, code: str) -> None:
-    assert raised_for(f"cudaError{code}") is EngineError
-
-
-def test_no_memory_is_an_error_of_its_own(late: Machine) -> None:
-    assert raised_for("cudaErrorMemoryAllocation") is OutOfMemoryError
-
-
-def raised_for(code: str) -> type[EngineError]:
-    """The class that a status becomes; its text must name it."""
-    from cuda.bindings import runtime
-
-    from runtime.devices import cuda_calls as cudart
-
-    with pytest.raises(EngineError, match=f"doing something: {code}") as caught:
-        cudart.check((runtime.cudaError_t[code],), "doing something")
-    return caught.type
-
-
-def test_every_sticky_error_exists(late: Machine) -> None:
-    from cuda.bindings import runtime
-
-    from runtime.devices.cuda_calls import STICKY
-
-    assert set(runtime.cudaError_t.__members__) >= STICKY
-
-
-def test_no_memory_at_the_start_is_said(late: Machine) -> None:
+def test_out_of_memory_at_the_first_allocation(late: Machine) -> None:
     late.faults = {"oom_at_allocation": [1, 2, 3]}
     device = open_device("cuda")
     with pytest.raises(OutOfMemoryError, match="taking"):
@@ -468,7 +314,7 @@ def test_no_memory_at_the_start_is_said(late: Machine) -> None:
     device.close()
 
 
-def test_what_is_closed_is_gone(machine: Machine) -> None:
+def test_close_releases_everything(machine: Machine) -> None:
     device = open_device("cuda")
     tensor = filled(device, np.ones(100, np.float32))  # type: ignore[arg-type]
     device.stream()

@@ -1,4 +1,6 @@
-"""The host as a device: alignment, views, uploads, counting."""
+"""The host device: alignment, views, copies, the allocation counter."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest

@@ -1,22 +1,40 @@
-"""What there is on this machine."""
+"""Description of this machine, and the device of a target."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from simulator.fixture import simulated
 
-from runtime.devices.machine import machine, open_device
-from runtime.engines.loading import tool_versions
+from runtime.devices.machine import gpu_machine, machine, open_device
 from runtime.errors import EngineError
 
 
-def test_tool_versions_name_what_is_installed() -> None:
-    assert set(tool_versions("cpu")) & {"onnxruntime", "onnxruntime-gpu"}
+def test_the_processor_is_described() -> None:
     assert machine()["arch"] == os.uname().machine
     assert machine()["cpu"]
 
 
-def test_unknown_target_says_what_to_do() -> None:
-    with pytest.raises(EngineError, match="--target cpu"):
+def test_the_gpu_is_described() -> None:
+    with simulated(gpu_name="Some GPU", cc="8.6"):
+        from runtime.devices.cuda_calls import probe
+
+        assert gpu_machine(probe()) == {"arch": os.uname().machine, "gpu": "Some GPU", "compute_capability": "8.6"}
+
+
+def test_the_device_of_each_target() -> None:
+    with simulated():
+        devices = {target: open_device(target) for target in ("cpu", "cuda", "tensorrt")}
+        assert {target: device.kind for target, device in devices.items()} == {
+            "cpu": "cpu",
+            "cuda": "cuda",
+            "tensorrt": "cuda",
+        }
+        for device in devices.values():
+            device.close()
+
+
+def test_without_a_gpu_the_fix_names_the_target_cpu() -> None:
+    with simulated(no_driver=True), pytest.raises(EngineError, match="--target cpu"):
         open_device("tensorrt")

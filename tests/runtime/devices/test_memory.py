@@ -1,4 +1,4 @@
-"""Sub-allocation and the upload ring, without a device."""
+"""Sub-allocation, the upload ring and the array pool, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.devices.memory import Arena, ArrayPool, Block, Fence, UploadRing, host_array
+from runtime.devices.device import Event
+from runtime.devices.memory import Arena, ArrayPool, Block, UploadRing, host_array
 from runtime.errors import OutOfMemoryError
 
 CHUNK = 4096
 
 
-class FakeFence:
+class FakeEvent:
     """Done when the test says so; counts the waits."""
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class FakeFence:
 
 
 class FakeMemory:
-    """Gives addresses far apart, or right behind each other; refuses what goes beyond `limit` bytes."""
+    """Allocates addresses `gap` bytes apart, up to `limit` bytes in all."""
 
     def __init__(self, limit: int = 1 << 40, gap: int = 1 << 20) -> None:
         self.limit, self.gap = limit, gap
@@ -38,7 +39,7 @@ class FakeMemory:
 
     def grow(self, size_bytes: int) -> int:
         if sum(size for _, size in self.chunks) + size_bytes > self.limit:
-            raise OutOfMemoryError("none left")
+            raise OutOfMemoryError("out of memory")
         self.chunks.append((self.next, size_bytes))
         self.next += size_bytes + self.gap
         return self.chunks[-1][0]
@@ -59,15 +60,14 @@ def test_blocks_are_aligned_and_share_a_chunk() -> None:
     assert [block.size_bytes for block in blocks] == [256, 512, 256, 256]
 
 
-def test_what_does_not_fit_gets_a_chunk_of_its_own() -> None:
+def test_a_block_larger_than_a_chunk_gets_its_own_chunk() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
     large = arena.take(3 * CHUNK)
     assert memory.chunks == [(large.address, 3 * CHUNK)]
-    assert arena.reserved_bytes == 3 * CHUNK
 
 
-def test_a_block_comes_back_when_nobody_has_it() -> None:
+def test_a_block_is_reused_after_its_last_reference() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
     first, second = arena.take(CHUNK // 2), arena.take(CHUNK // 2)
@@ -78,7 +78,7 @@ def test_a_block_comes_back_when_nobody_has_it() -> None:
     del second
 
 
-def test_neighbours_that_came_back_are_one_piece_again() -> None:
+def test_adjacent_returned_blocks_are_merged() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
     blocks = [arena.take(256) for _ in range(CHUNK // 256)]
@@ -96,21 +96,21 @@ def test_chunks_that_touch_are_never_joined() -> None:
     assert inside_one_chunk(memory, arena.take(2 * CHUNK))
 
 
-def test_a_block_is_not_given_out_again_before_its_fence() -> None:
-    memory, fences = FakeMemory(), [FakeFence(), FakeFence()]
-    made = iter(fences)
+def test_a_block_is_not_reused_before_its_event() -> None:
+    memory, events = FakeMemory(), [FakeEvent(), FakeEvent()]
+    made = iter(events)
     arena = Arena(memory.grow, CHUNK, lambda: next(made))
     first = arena.take(CHUNK)
     address = first.address
     del first
     second = arena.take(CHUNK)
     assert second.address != address, "pending work may still use it"
-    fences[0].is_done = True
+    events[0].is_done = True
     assert arena.take(CHUNK).address == address
-    assert [fence.waits for fence in fences] == [0, 0]
+    assert [event.waits for event in events] == [0, 0]
 
 
-def test_without_memory_for_a_chunk_the_block_alone_is_tried() -> None:
+def test_without_memory_for_a_chunk_a_smaller_one_is_tried() -> None:
     memory = FakeMemory(limit=CHUNK + 512)
     arena = Arena(memory.grow, CHUNK)
     first = arena.take(CHUNK)
@@ -122,7 +122,7 @@ def test_without_memory_for_a_chunk_the_block_alone_is_tried() -> None:
     assert arena.take(CHUNK)
 
 
-def test_blocks_in_reference_cycles_are_found_before_memory_is_refused() -> None:
+def test_reference_cycles_are_collected_before_an_allocation_fails() -> None:
     memory = FakeMemory(limit=CHUNK)
     arena = Arena(memory.grow, CHUNK)
     cycle: list[object] = [arena.take(CHUNK)]
@@ -135,18 +135,18 @@ def test_blocks_in_reference_cycles_are_found_before_memory_is_refused() -> None
         gc.enable()
 
 
-def test_release_tells_which_chunks_are_still_used() -> None:
+def test_release_separates_idle_and_used_chunks() -> None:
     memory = FakeMemory()
-    arena = Arena(memory.grow, CHUNK, FakeFence)
+    arena = Arena(memory.grow, CHUNK, FakeEvent)
     idle, used = arena.take(CHUNK), arena.take(CHUNK)
     del idle
     assert arena.release() == ([memory.chunks[0][0]], [used.address])
-    assert arena.reserved_bytes == 0
+    assert arena.release() == ([], [])
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 7)), max_size=60))
-def test_living_blocks_never_overlap_and_nothing_is_lost(steps: list[tuple[int, int]]) -> None:
+def test_live_blocks_never_overlap_and_all_memory_returns(steps: list[tuple[int, int]]) -> None:
     memory = FakeMemory(gap=0)
     arena = Arena(memory.grow, CHUNK)
     living: list[Block] = []
@@ -162,7 +162,7 @@ def test_living_blocks_never_overlap_and_nothing_is_lost(steps: list[tuple[int, 
     assert arena.release() == ([address for address, _ in memory.chunks], [])
 
 
-def test_an_array_keeps_its_block() -> None:
+def test_an_array_or_view_keeps_its_block() -> None:
     raw = np.zeros(CHUNK + 256, np.uint8)
     memory = FakeMemory()
     memory.next = -(-raw.ctypes.data // 256) * 256
@@ -177,10 +177,10 @@ def test_an_array_keeps_its_block() -> None:
     assert arena.take(256).address == memory.chunks[0][0]
 
 
-def ring_with(fences: list[FakeFence], *, size: int = 4 * 1024, segments: int = 4) -> UploadRing:
-    def record() -> Fence:
-        fences.append(FakeFence())
-        return fences[-1]
+def ring_with(events: list[FakeEvent], *, size: int = 4 * 1024, segments: int = 4) -> UploadRing:
+    def record() -> Event:
+        events.append(FakeEvent())
+        return events[-1]
 
     return UploadRing(size, segments, record)
 
@@ -191,15 +191,15 @@ def test_pieces_follow_each_other_aligned() -> None:
 
 
 def test_a_piece_that_does_not_fit_opens_the_next_segment() -> None:
-    fences: list[FakeFence] = []
-    ring = ring_with(fences)
+    events: list[FakeEvent] = []
+    ring = ring_with(events)
     assert ring.place(900) == (0, 900)
-    assert fences == []
+    assert events == []
     assert ring.place(200) == (1024, 200)
-    assert len(fences) == 1
+    assert len(events) == 1
 
 
-def test_what_is_larger_than_a_segment_goes_in_pieces() -> None:
+def test_an_upload_larger_than_a_segment_is_split() -> None:
     ring = ring_with([])
     left, pieces = 3000, []
     while left:
@@ -208,26 +208,26 @@ def test_what_is_larger_than_a_segment_goes_in_pieces() -> None:
     assert pieces == [(0, 1024), (1024, 1024), (2048, 952)]
 
 
-def test_a_full_ring_waits_for_its_oldest_segment_alone() -> None:
-    fences: list[FakeFence] = []
-    ring = ring_with(fences)
+def test_a_full_ring_waits_for_its_oldest_segment_only() -> None:
+    events: list[FakeEvent] = []
+    ring = ring_with(events)
     for _ in range(4):
         ring.place(1024)
     assert ring.waits == 0
     assert ring.place(1024) == (0, 1024)
     assert ring.waits == 1
-    assert [fence.waits for fence in fences] == [1, 0, 0, 0]
+    assert [event.waits for event in events] == [1, 0, 0, 0]
 
 
 def test_a_ring_whose_copies_are_done_never_waits() -> None:
-    fences: list[FakeFence] = []
-    ring = ring_with(fences)
+    events: list[FakeEvent] = []
+    ring = ring_with(events)
     for _ in range(20):
         ring.place(1024)
-        for fence in fences:
-            fence.is_done = True
+        for event in events:
+            event.is_done = True
     assert ring.waits == 0
-    assert all(fence.waits == 0 for fence in fences)
+    assert all(event.waits == 0 for event in events)
 
 
 def pool_of(*shape: int, count: int) -> ArrayPool:
@@ -250,7 +250,7 @@ def test_array_returns_when_the_last_view_is_gone() -> None:
     assert third.shape == (8, 4)
 
 
-def test_steady_lending_allocates_nothing() -> None:
+def test_repeated_lending_allocates_nothing() -> None:
     pool = pool_of(8, 4, count=2)
     for _ in range(100):
         pool.lend()[...] = 0.0
