@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from runtime.config.bundle import explain
@@ -114,16 +116,31 @@ class Deployment(BaseModel):
 
 
 OTHER_TABLES = ("build", "server")
+PACKAGES = Path(__file__).resolve().parents[2]
+PACKAGED = PACKAGES / "tickrt" / "configs"  # where a wheel has the folder configs/
+SHIPPED = PACKAGED if PACKAGED.is_dir() else PACKAGES / "configs"
+
+
+def resolve_deployment(path: Path) -> Path:
+    """The deployment file at `path`, or the shipped one of that name ("demo"). Raises ConfigError."""
+    if path.is_file():
+        return path
+    names = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+    if str(path) in names:
+        return names[str(path)]
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, expected a TOML file such as configs/demo.toml")
+    raise ConfigError(f"no configuration at {path}", fix=f"name a TOML file, or a shipped one: {', '.join(names)}")
 
 
 def load_deployment(path: Path) -> Deployment:
-    """Read and check a deployment file. Raises ConfigError with the file, the key and what was expected."""
+    """Read and validate a deployment file, or the shipped deployment of that name.
+
+    Raises ConfigError with the file, the key and what was expected.
+    """
+    path = resolve_deployment(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no configuration at {path}", fix="name a TOML file such as configs/demo.toml") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder, expected a TOML file such as configs/demo.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     head = dict(table.pop("deployment", {}))
@@ -138,12 +155,24 @@ def load_deployment(path: Path) -> Deployment:
 
 def _resolve_paths(head: dict[str, Any], path: Path) -> dict[str, Any]:
     base = path.resolve().parent
-    head.setdefault("engines", f".engines/{path.stem}")
+    engines = engine_cache() if base == PACKAGED else base / ".engines"
+    head.setdefault("engines", str(engines / path.stem))
     return {key: (base / value).resolve() if key in ("bundle", "engines") else value for key, value in head.items()}
+
+
+def engine_cache() -> Path:
+    """Where engines of an installed package's deployments are built: in $TICKRT_CACHE, else in the user's cache folder.
+
+    Each version of the package has a folder of its own, because its bundle may differ.
+    """
+    cache = os.environ.get("TICKRT_CACHE") or platformdirs.user_cache_path("tickrt")
+    return Path(cache).absolute() / "engines" / metadata.version("tickrt")
 
 
 def build_command(deployment_path: Path, target: str) -> str:
     """The command that builds a deployment's engines, with a relative path for files below the current folder."""
     path = Path(os.path.relpath(deployment_path))
     shown = deployment_path if path.parts[:1] == ("..",) else path
+    if deployment_path.parent == PACKAGED:
+        shown = Path(deployment_path.stem)
     return f"tickrt-build {shown} --target {target}"

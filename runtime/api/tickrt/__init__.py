@@ -1,0 +1,1 @@
+"""TickRT in Python."""
