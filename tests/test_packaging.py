@@ -1,4 +1,4 @@
-"""What a stranger installs: extras, commands, and the Makefile that sets it up."""
+"""What is installed: extras, commands, packages, and the Makefile that sets the environment up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+PACKAGES = ("engine_build", "profiling", "runtime", "server")
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
@@ -46,10 +49,10 @@ def test_every_imported_distribution_is_declared() -> None:
     distributions = {
         root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()
     }
-    ours = {"engine_build", "runtime", "server", "profiling"}
+    ours = {*PACKAGES, "tickrt"}
     roots = {
         name.split(".")[0]
-        for package in ours
+        for package in PACKAGES
         for file in (ROOT / package).rglob("*.py")
         for name in imported_modules(ast.parse(file.read_text(encoding="utf-8")))
     }
@@ -65,6 +68,14 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
+
+
+def test_every_package_is_listed() -> None:
+    folders = [file.parent.relative_to(ROOT) for name in PACKAGES for file in (ROOT / name).rglob("__init__.py")]
+    found = {".".join(folder.parts) for folder in folders}
+    assert set(SETUPTOOLS["packages"]) == {
+        "tickrt.configs", "tickrt.configs.demo", *(name.removeprefix("runtime.api.") for name in found)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from paths import DEMO
 
-from runtime.config.deployment import Deployment, build_command, load_deployment
+from runtime.config import deployment as module
+from runtime.config.deployment import Deployment, build_command, load_deployment, resolve_deployment
 from runtime.errors import ConfigError
 
 GOOD = """
@@ -84,3 +87,36 @@ def test_the_build_command_has_a_path_relative_to_the_current_folder(
     assert build_command(tmp_path / "configs" / "demo.toml", "cpu") == "tickrt-build configs/demo.toml --target cpu"
     outside = tmp_path.parent / "other.toml"
     assert build_command(outside, "tensorrt") == f"tickrt-build {outside} --target tensorrt"
+
+
+def test_a_shipped_deployment_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_deployment(Path("demo")) == DEMO
+    (tmp_path / "demo").mkdir()
+    assert load_deployment(Path("demo")).engines == DEMO.parent / ".engines" / "demo"
+    with pytest.raises(ConfigError, match=r"no configuration at nowhere[\s\S]*shipped one: .*demo"):
+        resolve_deployment(Path("nowhere"))
+
+
+def test_a_file_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").write_text(GOOD)
+    assert load_deployment(Path("demo")).path == tmp_path / "demo"
+
+
+@pytest.mark.parametrize("variable", ["TICKRT_CACHE", "XDG_CACHE_HOME"])
+def test_engines_of_an_installed_package_are_built_in_the_cache_folder(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, cache = tmp_path / "installed", tmp_path / "cache"
+    installed.mkdir()
+    (installed / "demo.toml").write_text(GOOD)
+    monkeypatch.delenv("TICKRT_CACHE", raising=False)
+    monkeypatch.setenv(variable, str(cache))
+    monkeypatch.setattr(module, "PACKAGED", installed)
+    monkeypatch.setattr(module, "SHIPPED", installed)
+    deployment = load_deployment(Path("demo"))
+    assert deployment.bundle == installed / "b"
+    folder = cache if variable == "TICKRT_CACHE" else cache / "tickrt"
+    assert deployment.engines.relative_to(folder).parts == ("engines", version("tickrt"), "demo")
+    assert build_command(deployment.path, "cpu") == "tickrt-build demo --target cpu"
