@@ -1,1 +1,1 @@
-"""HTTP: audio generations as a stream, health, metrics."""
+"""The HTTP server: streamed audio generations, health, metrics."""

@@ -1,4 +1,4 @@
-"""`python -m server` is tickrt-serve."""
+"""`python -m server` runs tickrt-serve."""
 
 from server.cli import main
 

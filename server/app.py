@@ -1,4 +1,4 @@
-"""The app: routes, the layers in front of them, and the pipeline behind them."""
+"""The ASGI app: routes, middleware, and the pipeline's lifespan."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from runtime.pipeline.pipeline import Pipeline
-from server.asgi.middleware import Envelope, Guard
+from server.asgi.middleware import AuthMiddleware, RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
-from server.routes import generations, health, models
-from server.routes import tick_profile as profile
+from server.routes import generations, health, models, tick_profile
 from server.service import Service
 
 VERSION = "0.1.0"
-DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audio out while it is made."
-EXPOSED = (REQUEST_ID_HEADER, "X-Generation-Id", "X-Seed", "X-Sample-Rate", "X-Channels", "X-Bit-Depth", "Retry-After")
+DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated."
+EXPOSED_HEADERS = (
+    REQUEST_ID_HEADER,
+    "X-Generation-Id",
+    "X-Seed",
+    "X-Sample-Rate",
+    "X-Channels",
+    "X-Bit-Depth",
+    "Retry-After",
+)
 
 
 def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> FastAPI:
-    """The ASGI app. It opens a pipeline when it starts, in the background, and closes it when it stops."""
+    """The ASGI app. Its lifespan opens the pipeline in the background and closes it at the end."""
     service = Service(open_pipeline, settings)
 
     @asynccontextmanager
@@ -35,16 +42,16 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
 
     app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     app.state.service = service
-    for room in (generations, models, health, *(() if settings.admin_key is None else (profile,))):
-        app.include_router(room.router)
+    for module in (generations, models, health, *(() if settings.admin_key is None else (tick_profile,))):
+        app.include_router(module.router)
     install_handlers(app)
-    _add_layers(app, service)
+    _add_middleware(app, service)
     app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]
     return app
 
 
-def _add_layers(app: FastAPI, service: Service) -> None:
-    """The last one added is the first one passed."""
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """The middleware added last runs first."""
     settings = service.settings
     if settings.allowed_origins:
         app.add_middleware(
@@ -52,10 +59,10 @@ def _add_layers(app: FastAPI, service: Service) -> None:
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key", REQUEST_ID_HEADER],
-            expose_headers=list(EXPOSED),
+            expose_headers=list(EXPOSED_HEADERS),
         )
-    app.add_middleware(Guard, settings=settings)
-    app.add_middleware(Envelope, metrics=service.metrics, max_connections=settings.max_connections)
+    app.add_middleware(AuthMiddleware, settings=settings)
+    app.add_middleware(RequestContextMiddleware, metrics=service.metrics, max_connections=settings.max_connections)
 
 
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:

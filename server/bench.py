@@ -1,7 +1,7 @@
-"""Many clients at once against the same ones in a row: `python -m server.bench configs/demo.toml`.
+"""Concurrent against sequential clients: `python -m server.bench configs/demo.toml`.
 
-Starts a server process, asks over HTTP, and prints a card for people and one line of JSON for machines. `ratio` is the
-time of all at once over the time of all in a row.
+Starts a server process, sends generations over HTTP, prints a table and one line of JSON. `ratio` is the time of all
+clients concurrently over their time one after the other.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What one client saw, in seconds on the monotonic clock; `size_bytes` of body."""
+class StreamTiming:
+    """The times of one client's stream, in seconds on the monotonic clock, and the size of its body."""
 
     started_s: float
     first_s: float
@@ -41,7 +41,7 @@ class Heard:
 
 @contextmanager
 def server_process(config: Path) -> Iterator[str]:
-    """The URL of a tickrt-serve process, ready; it is stopped afterwards."""
+    """Run a tickrt-serve process and yield its URL once it is ready."""
     command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
@@ -60,8 +60,8 @@ def _ready_url(process: subprocess.Popen[str]) -> str:
     raise SystemExit(f"error: the server ended with code {process.wait()}")
 
 
-async def hear(url: str, body: dict[str, Any]) -> Heard:
-    """One generation over a connection of its own; reads as fast as it comes."""
+async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
+    """One generation on its own connection, read as fast as it arrives."""
     address = urlsplit(url)
     payload = json.dumps(body).encode()
     started_s = time.monotonic()
@@ -77,56 +77,58 @@ async def hear(url: str, body: dict[str, Any]) -> Heard:
         first_s = first_s or time.monotonic()
         size_bytes += len(part)
     writer.close()
-    return Heard(started_s, first_s, time.monotonic(), size_bytes)
+    return StreamTiming(started_s, first_s, time.monotonic(), size_bytes)
 
 
-async def at_once(url: str, bodies: list[dict[str, Any]]) -> list[Heard]:
-    """All clients together."""
-    return list(await asyncio.gather(*(hear(url, body) for body in bodies)))
+async def run_concurrently(url: str, bodies: list[dict[str, Any]]) -> list[StreamTiming]:
+    """All clients at the same time."""
+    return list(await asyncio.gather(*(stream_one(url, body) for body in bodies)))
 
 
-async def in_a_row(url: str, bodies: list[dict[str, Any]]) -> list[Heard]:
+async def run_sequentially(url: str, bodies: list[dict[str, Any]]) -> list[StreamTiming]:
     """One client after the other."""
-    return [await hear(url, body) for body in bodies]
+    return [await stream_one(url, body) for body in bodies]
 
 
-def span_s(heard: list[Heard]) -> float:
-    """From the first start to the last end."""
-    return max(item.end_s for item in heard) - min(item.started_s for item in heard)
+def span_s(timings: list[StreamTiming]) -> float:
+    """Time from the first start to the last end."""
+    return max(item.end_s for item in timings) - min(item.started_s for item in timings)
 
 
 def measure(url: str, bodies: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Both ways in turn, `rounds` times; medians."""
-    asyncio.run(at_once(url, bodies))
-    pairs = [(asyncio.run(in_a_row(url, bodies)), asyncio.run(at_once(url, bodies))) for _ in range(rounds)]
-    row_s, together_s = median(span_s(row) for row, _ in pairs), median(span_s(together) for _, together in pairs)
+    """Run both ways alternately, `rounds` times after one warm-up; medians."""
+    asyncio.run(run_concurrently(url, bodies))
+    pairs = [
+        (asyncio.run(run_sequentially(url, bodies)), asyncio.run(run_concurrently(url, bodies))) for _ in range(rounds)
+    ]
+    sequential_s, concurrent_s = median(span_s(a) for a, _ in pairs), median(span_s(b) for _, b in pairs)
     return {
         "clients": len(bodies),
         "rounds": rounds,
-        "in_a_row_s": round(row_s, 4),
-        "at_once_s": round(together_s, 4),
-        "ratio": round(together_s / row_s, 4),
-        "first_audio_alone_s": round(median(item.first_s - item.started_s for row, _ in pairs for item in row), 4),
-        "first_audio_at_once_s": round(median(max(_first(together)) for _, together in pairs), 4),
-        "all_hear_before_first_end": all(
-            max(item.first_s for item in together) < min(item.end_s for item in together) for _, together in pairs
+        "sequential_s": round(sequential_s, 4),
+        "concurrent_s": round(concurrent_s, 4),
+        "ratio": round(concurrent_s / sequential_s, 4),
+        "sequential_first_audio_s": round(median(time_s for a, _ in pairs for time_s in _first_audio_s(a)), 4),
+        "concurrent_first_audio_s": round(median(max(_first_audio_s(b)) for _, b in pairs), 4),
+        "all_start_before_first_end": all(
+            max(item.first_s for item in b) < min(item.end_s for item in b) for _, b in pairs
         ),
     }
 
 
-def _first(heard: list[Heard]) -> list[float]:
-    return [item.first_s - item.started_s for item in heard]
+def _first_audio_s(timings: list[StreamTiming]) -> list[float]:
+    return [item.first_s - item.started_s for item in timings]
 
 
 @cli.command()
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Clients at once.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Repetitions; the median counts.")] = 5,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Number of clients.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Repetitions; the median is reported.")] = 5,
     seconds: Annotated[float | None, typer.Option(help="Length of each generation. [default: one canvas]")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each generation. [default: the model's]")] = None,
 ) -> None:
-    """Measure CLIENTS generations at once against the same ones in a row, over HTTP."""
+    """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
     body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
     bodies = [{"prompt": f"warm synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
     with server_process(config) as url:

@@ -1,4 +1,4 @@
-"""tickrt-serve: a deployment, over HTTP."""
+"""tickrt-serve: serve a deployment over HTTP."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one. [default: 8000]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 selects a free one. [default: 8000]")] = None,
     target: Annotated[
-        Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Instead of the deployment's target.")
+        Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on an open address without an API key.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines can reach without an API key.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Serve a deployment over HTTP until SIGTERM or Ctrl-C. SIGHUP: go on with the engines as they are built now.
+    """Serve a deployment over HTTP until SIGTERM or Ctrl-C. SIGHUP replaces the engines by the current builds.
 
-    An API key comes from TICKRT_API_KEY or the file's [server] table; every setting there has a TICKRT_ variable.
+    The API key comes from TICKRT_API_KEY or the file's [server] table; every setting has a TICKRT_ variable.
     """
     _log_to_stderr(log_level)
     try:
@@ -65,16 +67,16 @@ def run(
 
     app = create_app(open_and_start, settings)
     typer.echo(f"{deployment.path.name}: opening engines for {url}")
-    code = serve(app, settings, listener, on_ready=partial(greet, url, settings))
+    code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
     if app.state.service.failure:
         typer.echo(f"error: {app.state.service.failure}", err=True)
     return code
 
 
-def greet(url: str, settings: ServerSettings) -> None:
-    """Say where it is, and one line that makes a file."""
+def print_ready(url: str, settings: ServerSettings) -> None:
+    """Print the URL, and a curl command that generates a file."""
     key = "" if settings.api_key is None else ' -H "authorization: Bearer $TICKRT_API_KEY"'
-    typer.echo(f"ready on {url} (interactive description: {url}/docs)")
+    typer.echo(f"ready on {url} (API documentation: {url}/docs)")
     typer.echo(
         f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
         """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""

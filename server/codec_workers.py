@@ -1,4 +1,4 @@
-"""Whose turn it is: the codec's work, and who has not heard anything yet. Event loop's thread only."""
+"""Priority queue for codec workers, and which streams still wait for their first audio. Event loop's thread only."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Turns:
-    """Hands out `lanes` by priority (0 first), and first come, first served among equals.
+class PriorityWorkers:
+    """Hands out the indices of `size` workers by priority (0 first), first come, first served within a priority.
 
-    Every stream asks for one turn per window, so streams of equal priority take turns. `limit` says how many lanes may
-    be in use at this moment; it is asked whenever one could be handed out.
+    Every stream acquires a worker per window, so streams of equal priority alternate. `limit` returns how many workers
+    may be in use now; it is called whenever one could be handed out.
     """
 
-    def __init__(self, lanes: int = 1, limit: Callable[[], int] | None = None) -> None:
-        self._lanes = lanes
-        self._limit = limit or (lambda: lanes)
-        self._free = list(range(lanes))
-        self._line: list[tuple[int, int, asyncio.Future[int]]] = []
+    def __init__(self, size: int = 1, limit: Callable[[], int] | None = None) -> None:
+        self._size = size
+        self._limit = limit or (lambda: size)
+        self._free = list(range(size))
+        self._waiting: list[tuple[int, int, asyncio.Future[int]]] = []
         self._numbers = count()
 
     @asynccontextmanager
-    async def turn(self, priority: int) -> AsyncIterator[int]:
-        """Wait for a lane, and have its number until the block ends."""
-        lane = await self._take(priority)
+    async def acquire(self, priority: int) -> AsyncIterator[int]:
+        """Wait for a worker and hold its index until the block ends."""
+        index = await self._acquire(priority)
         try:
-            yield lane
+            yield index
         finally:
-            self._give_back(lane)
+            self._release(index)
 
-    async def _take(self, priority: int) -> int:
-        called: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._line, (priority, next(self._numbers), called))
+    async def _acquire(self, priority: int) -> int:
+        granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
         self._hand_out()
         try:
-            return await called
+            return await granted
         except asyncio.CancelledError:
-            if called.done() and not called.cancelled():
-                self._give_back(called.result())
+            if granted.done() and not granted.cancelled():
+                self._release(granted.result())
             raise
 
-    def _give_back(self, lane: int) -> None:
-        self._free.append(lane)
+    def _release(self, index: int) -> None:
+        self._free.append(index)
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._line and self._free and self._lanes - len(self._free) < max(1, self._limit()):
-            _, _, called = heapq.heappop(self._line)
-            if not called.done():
-                called.set_result(self._free.pop())
+        while self._waiting and self._free and self._size - len(self._free) < max(1, self._limit()):
+            _, _, granted = heapq.heappop(self._waiting)
+            if not granted.done():
+                granted.set_result(self._free.pop())
 
 
-async def finish_in(threads: Executor, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """`work` in one of `threads`. Cancelled, it waits for the end: what `work` uses is free only then."""
+async def run_to_end(threads: Executor, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Run `work` in one of `threads`. On cancellation it waits for the end: until then `work` uses its arguments."""
     done = asyncio.get_running_loop().run_in_executor(threads, partial(work, *arguments, **options))
     try:
         return await asyncio.shield(done)
@@ -74,33 +74,33 @@ async def finish_in(threads: Executor, work: Callable[P, T], *arguments: P.args,
 
 
 @dataclass
-class Audience:
-    """Streams that have been admitted and have not had their first audio, in order of admission.
+class FirstAudioTracker:
+    """Streams that were admitted and have sent no audio yet, in order of admission.
 
-    A stream that is ahead of its listener lets those first who share its ticks: at most `size` of them.
+    A stream that is ahead of real time waits for the first audio of the streams it shares ticks with, at most `size`.
     """
 
     size: int
     _waiting: dict[str, None] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def join(self, stream: str) -> None:
+    def add(self, stream: str) -> None:
         """A stream was admitted."""
         self._waiting[stream] = None
 
-    def leave(self, stream: str) -> None:
-        """A stream has had its first audio, or will not have any; may be repeated."""
+    def discard(self, stream: str) -> None:
+        """A stream has sent its first audio or will send none; idempotent."""
         if stream in self._waiting:
             del self._waiting[stream]
             self._changed.set()
             self._changed = asyncio.Event()
 
-    def neighbours(self, stream: str) -> frozenset[str]:
-        """The streams that share `stream`'s ticks, or are about to, and still wait for their first audio."""
+    def peers(self, stream: str) -> frozenset[str]:
+        """The streams that share, or will share, ticks with `stream` and still wait for their first audio."""
         return frozenset(islice((other for other in self._waiting if other != stream), self.size))
 
     async def wait_for(self, streams: frozenset[str], timeout_s: float) -> None:
-        """Until all of these have had their first audio, at most `timeout_s`."""
+        """Until all of `streams` have sent their first audio, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not streams.isdisjoint(self._waiting):

@@ -1,6 +1,6 @@
-"""What the server is told: addresses, key, and every limit, in one model.
+"""Server settings: addresses, keys and limits.
 
-Lowest to highest: the defaults here, the deployment's [server] table, environment variables TICKRT_*, flags.
+Precedence, lowest to highest: defaults, the deployment's [server] table, environment variables TICKRT_*, flags.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MIB = 1024 * KIB
 class ServerSettings(BaseSettings):
     """Settings of the HTTP server. Sizes in bytes, times in seconds; 0 means "no limit" only where it says so.
 
-    api_key: when set, everything but /health/live needs it. admin_key: when set, /admin is there, for whoever sends it
-    as X-Admin-Key (and the API key, where there is one). allowed_origins: web pages of other sites that may call.
-    client_in_flight: generations that one client may have at once (0: as many as there are places).
-    queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a reader that does not read.
-    tick_timeout_s: age of the last tick, with work in flight, from which /health/live says no.
-    codec_lanes: windows that are decoded at a time while no tick needs the cores (0: as many as there are cores, at
-    most 4, where engines run on the CPU; 1 elsewhere).
-    first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of its listener while
-    others, who share its ticks, still wait for their first.
+    api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
+    X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
+    client_in_flight: generations per client at a time (0: no limit).
+    queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.
+    tick_timeout_s: age of the last tick, with work in flight, from which /health/live answers 503.
+    codec_workers: windows decoded in parallel while the tick loop is idle (0: one per core, at most 4, on the CPU;
+    1 elsewhere).
+    first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of real time while
+    streams that share its ticks wait for their first audio.
     """
 
     model_config = SettingsConfigDict(
@@ -50,7 +50,6 @@ class ServerSettings(BaseSettings):
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
 
     json_bytes: int = Field(default=8 * MIB, ge=KIB, le=256 * MIB)
-    json_depth: int = Field(default=100, ge=8, le=500)
     upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
     body_budget_bytes: int = Field(default=512 * MIB, ge=KIB)
     max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0)
@@ -66,7 +65,7 @@ class ServerSettings(BaseSettings):
     drain_s: float = Field(default=30.0, ge=0)
     tick_timeout_s: float = Field(default=5.0, gt=0)
 
-    codec_lanes: int = Field(default=0, ge=0, le=16)
+    codec_workers: int = Field(default=0, ge=0, le=16)
     first_window_s: float = Field(default=1.0, gt=0)
     window_s: float = Field(default=2.0, gt=0)
     lead_s: float = Field(default=0.25, ge=0)
@@ -81,14 +80,16 @@ class ServerSettings(BaseSettings):
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
             if origin != "*" and ("://" not in origin or origin.endswith("/")):
-                raise ValueError(f"{origin!r} is not an origin such as https://example.org (no path, no last slash)")
+                raise ValueError(
+                    f"{origin!r} is not an origin such as https://example.org (no path, no trailing slash)"
+                )
         return origins
 
     @field_validator("api_key", "admin_key")
     @classmethod
     def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().strip()):
-            raise ValueError("is empty or not ASCII; leave it out to serve without a key")
+            raise ValueError("is empty or not ASCII; omit it to serve without a key")
         return key
 
     @property
@@ -129,16 +130,16 @@ def load_settings(table: Mapping[str, Any], **flags: Any) -> ServerSettings:
 
 
 def _explain(error: ValidationError) -> str:
-    """Findings without the values found: one of them may be the key."""
+    """Validation messages without the values: one of them may be the key."""
     items = error.errors(include_url=False, include_input=False)
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or '(all)'}: {item['msg']}" for item in items)
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse an address that others can reach without a key. Raises ConfigError."""
+    """Refuse an address that other machines can reach without a key. Raises ConfigError."""
     if settings.is_loopback or settings.insecure or settings.api_key is not None:
         return
     raise ConfigError(
         f"{settings.host} is reachable from other machines and no API key is set",
-        fix="set TICKRT_API_KEY, bind --host 127.0.0.1, or say --insecure",
+        fix="set TICKRT_API_KEY, use --host 127.0.0.1, or add --insecure",
     )

@@ -1,6 +1,6 @@
-"""What the server counts, in a registry of its own per app. Base units; no text of a user in any label.
+"""Prometheus metrics, one registry per app. Base units; labels never hold text of a user.
 
-Identity: generations_started_total = the sum of generations_total over its outcomes + generations_in_flight.
+Invariant: generations_started_total = the sum of generations_total over outcomes + generations_in_flight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 class Outcome(StrEnum):
-    """How a generation ended; every one that was started ends in exactly one of these."""
+    """How a generation ended; each one that started has exactly one outcome."""
 
     OK = "ok"
     CANCELLED = "cancelled"
@@ -58,55 +58,61 @@ class Metrics:
         self._make_server_metrics()
 
     def _make_generation_metrics(self) -> None:
-        self.started = self._counter("generations_started", "Generations that asked for a place")
+        self.started = self._counter("generations_started", "Generations that requested admission")
         self.outcomes = self._counter("generations", "Generations that ended, by outcome", "outcome")
         self.in_flight = self._gauge("generations_in_flight", "Generations started and not yet ended")
-        self.queue_wait = self._histogram("queue_wait_seconds", "From submission to a slot", LONG_S)
-        self.first_audio = self._histogram("time_to_first_audio_seconds", "From request to first audio sent", LONG_S)
-        self.chunk_interval = self._histogram("chunk_interval_seconds", "Between chunks of one stream", LONG_S)
-        self.realtime = self._histogram("realtime_factor", "Seconds of audio per second, per generation", FACTORS)
-        self.evictions = self._counter("subscriber_evictions", "Streams cut because nobody read them", "reason")
-        self.audio_seconds = self._counter("audio_seconds", "Audio sent, in seconds")
+        self.queue_wait = self._histogram("queue_wait_seconds", "Time from submission to a slot", LONG_S)
+        self.time_to_first_audio = self._histogram(
+            "time_to_first_audio_seconds", "Time from request to the first audio sent", LONG_S
+        )
+        self.chunk_interval = self._histogram("chunk_interval_seconds", "Time between two chunks of a stream", LONG_S)
+        self.realtime = self._histogram(
+            "realtime_factor", "Seconds of audio per second of wall time, per generation", FACTORS
+        )
+        self.stream_aborts = self._counter("stream_aborts", "Streams aborted by the server, by reason", "reason")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of audio sent")
         for outcome in Outcome:
             self.outcomes.labels(outcome)
-        self.evictions.labels("send_timeout")
+        self.stream_aborts.labels("send_timeout")
 
     def _make_tick_metrics(self) -> None:
-        self.ticks = self._histogram("tick_duration_seconds", "One tick of the loop", SHORT_S)
-        self.device = self._histogram("decoder_seconds", "The decoder's executes of one tick", SHORT_S)
-        phases = self._histogram("tick_phase_seconds", "Part of a tick, by phase", PHASE_S, "phase")
+        self.ticks = self._histogram("tick_duration_seconds", "Duration of a tick", SHORT_S)
+        self.device = self._histogram(
+            "decoder_duration_seconds", "Duration of the decoder's executes in a tick", SHORT_S
+        )
+        phases = self._histogram("tick_phase_duration_seconds", "Duration of each phase of a tick", PHASE_S, "phase")
         self.phases = {phase: phases.labels(phase) for phase in PHASES}
-        self.occupancy = self._histogram("batch_occupancy_ratio", "Live slots over slots, per tick", RATIOS)
-        self.rows = self._counter("decoder_rows", "Rows that the decoder executed")
-        self.allocations = self._counter("tick_allocations", "Allocations made inside ticks")
-        self.slots_active = self._gauge("slots_active", "Slots in flight")
-        self.slots_capacity = self._gauge("slots_capacity", "Slots in all")
-        self.queue_depth = self._gauge("queue_depth", "Generations waiting for a slot")
+        self.occupancy = self._histogram("batch_occupancy_ratio", "Active slots divided by all slots, per tick", RATIOS)
+        self.rows = self._counter("decoder_rows", "Batch rows executed by the decoder")
+        self.allocations = self._counter("tick_allocations", "Memory allocations made during ticks")
+        self.slots_active = self._gauge("slots_active", "Slots in use")
+        self.slots_capacity = self._gauge("slots_capacity", "Slots in total")
+        self.queue_depth = self._gauge("queue_depth", "Generations that wait for a slot")
 
     def _make_server_metrics(self) -> None:
-        self.requests = self._counter("http_requests", "HTTP requests", "method", "route", "status")
-        self.is_ready = self._gauge("ready", "1 when new work is taken")
-        self.load_seconds = self._gauge("engine_load_seconds", "Time to open and warm the engines")
-        self.engine_info = self._gauge("engine_info", "Engines in use", "engine", "sha256", "backend")
+        self.requests = self._counter("http_requests", "HTTP requests answered", "method", "route", "status")
+        self.is_ready = self._gauge("ready", "1 while new work is accepted, else 0")
+        self.load_duration = self._gauge("engine_load_duration_seconds", "Time to open and warm up the engines")
+        self.engine_info = self._gauge("engine_info", "Engines in use", "engine", "sha256", "target")
 
     def watch(self, stats: Callable[[], LoopStats], engines: Iterable[Engine], load_s: float) -> None:
-        """Show a loop's gauges as they are when somebody looks, and what it runs."""
+        """Read a loop's gauges on every scrape; publish its engines and how long they took to load."""
         self._depth = stats().slots_capacity
         self.slots_active.set_function(lambda: stats().slots_active)
         self.slots_capacity.set_function(lambda: stats().slots_capacity)
         self.queue_depth.set_function(lambda: stats().queue_depth)
-        self.load_seconds.set(load_s)
+        self.load_duration.set(load_s)
         self.show_engines(engines)
 
     def show_engines(self, engines: Iterable[Engine]) -> None:
-        """What is in use now, and nothing else."""
+        """Publish the engines in use now; earlier ones are removed."""
         self.engine_info.clear()
         for engine in engines:
             manifest = engine.manifest
             self.engine_info.labels(manifest.name, manifest.engine_sha256, manifest.target).set(1)
 
     def observe_tick(self, record: TickRecord) -> None:
-        """Take note of one tick, once all of it is known; called on the tick thread."""
+        """Record a completed tick; called on the tick thread."""
         self.ticks.observe(record.tick_ms / 1e3)
         self.device.observe(record.engine_ms / 1e3)
         for phase, ms in record.phases_ms.items():
@@ -120,11 +126,11 @@ class Metrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(name, what, labels, namespace=NAMESPACE, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
 
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(name, what, labels, namespace=NAMESPACE, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, namespace=NAMESPACE, registry=self.registry)
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, what, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets)

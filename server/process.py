@@ -1,8 +1,8 @@
-"""The server process: one socket, one event loop, and an end in good order.
+"""The server process: one socket, one event loop, signals, and shutdown.
 
-First SIGTERM or SIGINT: not ready at once, new work is refused, what is in flight may finish within `drain_s`. Second
-one: out. SIGHUP: go on with the engines as they are built now. A tick loop that has died or hangs ends the process, so
-that a supervisor starts a new one.
+First SIGTERM or SIGINT: not ready, new work is refused, work in flight may finish within `drain_s`. Second one: exit at
+once. SIGHUP: replace the engines by the current builds. A tick loop that has died or hangs ends the process with
+code 1, so that a supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from server.config import ServerSettings
 from server.routes.health import not_live
 from server.service import Service
 
-CUT_S = 2.0
-HANG_EXITS_AFTER_S = 60.0
+ABORT_TIMEOUT_S = 2.0
+HANG_TIMEOUT_S = 60.0
 EXIT_FAILED = 1
 logger = logging.getLogger("tickrt.server")
 
 
 def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
-    """A bound TCP socket. Raises ConfigError where the address is taken, unknown or forbidden."""
+    """A bound TCP socket. Raises ConfigError for an address that is in use, unknown or forbidden."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ConfigError(f"host {host!r} is not known: {error.strerror}", fix="--host 127.0.0.1") from None
+        raise ConfigError(f"host {host!r} cannot be resolved: {error.strerror}", fix="--host 127.0.0.1") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
@@ -46,7 +46,7 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        fix = "stop what listens there, or choose another --port (0: any free one)"
+        fix = "stop the process that listens there, or set another --port (0: any free one)"
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"port {port} on {host} is in use", fix=fix) from None
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}", fix=fix) from None
@@ -74,7 +74,7 @@ class TickServer(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain at the first, leave at the second."""
+        """Drain on the first signal, exit on the second."""
         self._signals += 1
         if self._signals > 1:
             sys.stdout.flush()
@@ -82,32 +82,32 @@ class TickServer(uvicorn.Server):
         self.drain()
 
     def drain(self) -> None:
-        """Take no new work; end when everything in flight has ended, or after `drain_s`."""
-        self._service.gate.drain()
+        """Refuse new work; stop when all work in flight has ended, or after `drain_s`."""
+        self._service.admission.drain()
         self._drain_until_s = time.monotonic() + self._settings.drain_s
 
     def reload(self) -> None:
-        """Go on with the engines as they are built now. One reload at a time; a request during one is part of it."""
+        """Replace the engines by the current builds; ignored while a reload is running."""
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._service.reload())
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: is it time to go? Then whoever is still inside is cut."""
+        """Called ten times a second; True stops the server, after generations still in flight were aborted."""
         if self._on_ready is not None and self._service.pipeline is not None:
             self._on_ready()
             self._on_ready = None
-        if not (self._is_drained() or self._is_beyond_help() or await super().on_tick(counter)):
+        if not (self._is_drained() or self._is_broken() or await super().on_tick(counter)):
             return False
-        await self._cut_everybody()
+        await self._abort_all()
         return True
 
     def _is_drained(self) -> bool:
         if self._drain_until_s is None:
             return False
-        return not self._service.gate.tickets or time.monotonic() >= self._drain_until_s
+        return not self._service.admission.permits or time.monotonic() >= self._drain_until_s
 
-    def _is_beyond_help(self) -> bool:
-        """Not live, and for longer than anybody should wait: at once where the loop has died."""
+    def _is_broken(self) -> bool:
+        """Whether the loop has died; one that hangs for HANG_TIMEOUT_S ends the process."""
         problem = not_live(self._service)
         if problem is None:
             self._broken_since_s = None
@@ -116,21 +116,21 @@ class TickServer(uvicorn.Server):
         self._broken_since_s = self._broken_since_s or now_s
         self.exit_code = EXIT_FAILED
         if problem.code != "tick_overdue":
-            return not self._service.gate.tickets or now_s - self._broken_since_s > CUT_S
-        if now_s - self._broken_since_s > HANG_EXITS_AFTER_S:
+            return not self._service.admission.permits or now_s - self._broken_since_s > ABORT_TIMEOUT_S
+        if now_s - self._broken_since_s > HANG_TIMEOUT_S:
             logger.error("the tick loop hangs: %s", problem.what)
             os._exit(EXIT_FAILED)
         return False
 
-    async def _cut_everybody(self) -> None:
-        self._service.gate.drain()
-        for ticket in list(self._service.gate.tickets):
-            ticket.cut.set()
-        await self._service.gate.wait_empty(CUT_S)
+    async def _abort_all(self) -> None:
+        self._service.admission.drain()
+        for permit in list(self._service.admission.permits):
+            permit.abort.set()
+        await self._service.admission.wait_empty(ABORT_TIMEOUT_S)
 
 
 def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves an app of ours."""
+    """The uvicorn configuration."""
     return uvicorn.Config(
         app,
         http=make_protocol(settings.header_timeout_s, 2 * settings.max_connections),
@@ -142,7 +142,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=round(CUT_S),
+        timeout_graceful_shutdown=round(ABORT_TIMEOUT_S),
         backlog=min(settings.max_connections, 2048),
     )
 
@@ -150,7 +150,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
 def serve(
     app: FastAPI, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[], None] | None = None
 ) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until a signal or a failure; returns the exit code."""
     server = TickServer(app, settings, on_ready)
 
     async def run() -> None:

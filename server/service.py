@@ -1,4 +1,4 @@
-"""What one server holds: the pipeline it opens, its gate, its metrics, and whose turn it is."""
+"""State of one server: pipeline, admission control, codec workers, metrics."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from runtime.engines.loading import open_engine
 from runtime.errors import TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
 from runtime.tick.events import Event, Failed, Finished
-from server.admission import Gate
+from server.admission import Admission
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import BodyBudget
-from server.codec_workers import Audience, Turns
+from server.codec_workers import FirstAudioTracker, PriorityWorkers
 from server.config import ServerSettings
 from server.metrics import Metrics
 
-WARM_TIMEOUT_S = 300.0
-MAX_DEFAULT_LANES = 4
+WARM_UP_TIMEOUT_S = 300.0
+MAX_DEFAULT_CODEC_WORKERS = 4
 logger = logging.getLogger("tickrt.server")
 
 
 class Service:
-    """The state of an app. `pipeline` is None until it is open and warm; `failure` says why it will never be.
+    """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
-    Everything but the pipeline is used on the event loop's thread only.
+    All but the pipeline is used on the event loop's thread only.
     """
 
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.gate = Gate(capacity=0, client_limit=settings.client_in_flight)
+        self.admission = Admission(capacity=0, client_limit=settings.client_in_flight)
         self.budget = BodyBudget(settings.body_budget_bytes)
-        self.turns = Turns()
+        self.codec_workers = PriorityWorkers()
         self.codecs: list[Codec] = []
         self.codec_threads = ThreadPoolExecutor(1, "codec")
-        self.audience = Audience(size=1)
+        self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.pipeline: Pipeline | None = None
         self.failure = ""
@@ -56,18 +56,18 @@ class Service:
         self._engines: list[Engine] = []
 
     def start(self) -> None:
-        """Open and warm the pipeline in the background."""
+        """Open and warm up the pipeline in the background."""
         self._opening = asyncio.create_task(self._open())
-        self._opening.add_done_callback(self._note_failure)
+        self._opening.add_done_callback(self._record_failure)
 
     async def opened(self) -> None:
-        """Wait until the pipeline is open or has failed."""
+        """Wait until the pipeline is open or opening has failed."""
         if self._opening is not None:
             await asyncio.wait([self._opening])
 
     async def close(self) -> None:
-        """Close what was opened; generations still inside end as drained."""
-        self.gate.drain()
+        """Drain, and close the pipeline; generations in flight end as drained."""
+        self.admission.drain()
         await self.opened()
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
@@ -77,7 +77,7 @@ class Service:
             engine.close()
 
     async def reload(self) -> None:
-        """Go on with the engines as they are built now; where that cannot be, the old ones stay and it is said."""
+        """Replace the engines by the current builds; on an error the old ones stay and it is logged."""
         pipeline = self.pipeline
         if pipeline is None:
             logger.error("engines are not reloaded: the server is not ready")
@@ -86,77 +86,81 @@ class Service:
         try:
             await run_in_threadpool(pipeline.reload)
         except TickError as error:
-            logger.error("engines are not reloaded, the old ones stay: %s", error)
+            logger.error("engines are not reloaded, the old ones stay in use: %s", error)
             return
         self.metrics.show_engines(pipeline.all_engines())
         logger.info("engines reloaded in %.1f s", time.monotonic() - started_s)
 
     def ready_pipeline(self) -> Pipeline:
-        """The pipeline. Raises ProblemError 503 while it is loading or where it could not be opened."""
+        """The pipeline. Raises ProblemError 503 while it is loading or after opening failed."""
         if self.pipeline is not None:
             return self.pipeline
         if self.failure:
             raise ProblemError(503, "failed", self.failure)
-        raise unavailable("loading", "the engines are being opened and warmed", retry_after_s=2)
+        raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
 
     async def _open(self) -> None:
         started_s = time.monotonic()
         pipeline = await run_in_threadpool(self._open_pipeline)
         try:
-            await run_in_threadpool(warm, pipeline)
+            await run_in_threadpool(warm_up, pipeline)
         except TickError:
             await run_in_threadpool(pipeline.close)
             raise
-        if pipeline.codec is not None:
-            lanes = self.settings.codec_lanes or default_lanes(pipeline.deployment.target)
-            self._engines = await run_in_threadpool(open_decoders, pipeline, lanes - 1)
-            self.codecs = [pipeline.codec, *(Codec(pipeline.bundle, engine) for engine in self._engines)]
-            self.codec_threads = ThreadPoolExecutor(lanes, "codec")
-            self.turns = Turns(lanes, lambda: lanes if pipeline.loop.stats().is_idle else 1)
+        await self._open_codec_workers(pipeline)
         runtime = pipeline.deployment.runtime
-        self.gate.capacity = runtime.depth + runtime.queue
-        self.audience.size = runtime.depth
+        self.admission.capacity = runtime.depth + runtime.queue
+        self.first_audio_tracker.size = runtime.depth
         self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
         pipeline.loop.observers.append(self.metrics.observe_tick)
         self.pipeline = pipeline
 
-    def _note_failure(self, opening: asyncio.Task[None]) -> None:
+    async def _open_codec_workers(self, pipeline: Pipeline) -> None:
+        if pipeline.codec is None:
+            return
+        size = self.settings.codec_workers or default_codec_workers(pipeline.deployment.target)
+        self._engines = await run_in_threadpool(open_decoders, pipeline, size - 1)
+        self.codecs = [pipeline.codec, *(Codec(pipeline.bundle, engine) for engine in self._engines)]
+        self.codec_threads = ThreadPoolExecutor(size, "codec")
+        self.codec_workers = PriorityWorkers(size, lambda: size if pipeline.loop.stats().is_idle else 1)
+
+    def _record_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()
         if error is not None:
             self.failure = str(error) or type(error).__name__
             logger.error("the engines could not be opened: %s", self.failure)
 
 
-def default_lanes(target: str) -> int:
-    """Windows to decode at a time: one per core on the CPU, at most 4; one where a device does it."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_LANES) if target == "cpu" else 1
+def default_codec_workers(target: str) -> int:
+    """Windows to decode in parallel: one per core on the CPU, at most 4; one on a GPU."""
+    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_CODEC_WORKERS) if target == "cpu" else 1
 
 
 def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
-    """`number` more sessions of the codec's decoder, each for one thread at a time. Raises EngineError."""
+    """`number` more engines of the codec's decoder, each for one thread at a time. Raises EngineError."""
     deployment = pipeline.deployment
     fix = build_command(deployment.path, deployment.target)
     folder = deployment.engine_folder()
     return [open_engine(folder, "codec_decode", pipeline.device, threads=CODEC_THREADS, fix=fix) for _ in range(number)]
 
 
-def warm(pipeline: Pipeline) -> None:
-    """Run one step and decode it, so that the first client does not pay for first times. Raises TickError."""
+def warm_up(pipeline: Pipeline) -> None:
+    """Run one step and decode it, so that the first request has no start-up cost. Raises TickError."""
     done: Future[Finished] = Future()
 
-    def listen(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Finished):
             done.set_result(event)
         elif isinstance(event, Failed):
             done.set_exception(event.error)
 
-    pipeline.loop.submit(pipeline.request("", steps=1, seed=0), listen)
-    finished = done.result(WARM_TIMEOUT_S)
+    pipeline.loop.submit(pipeline.request("", steps=1, seed=0), on_event)
+    finished = done.result(WARM_UP_TIMEOUT_S)
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that got this request."""
+    """The service of the app that received this request."""
     service: Service = request.app.state.service
     return service

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with what it lacks: a deadline for headers and for closing, a limit on connections, problem
-documents for malformed requests, and a way for an endpoint to cut its connection so that the client sees it.
+"""uvicorn's HTTP/1.1 protocol with additions: deadlines for headers and for closing, a connection limit, problem
+documents for malformed requests, and an abort by which an endpoint ends a response visibly incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
-CUT_EXTENSION = "tickrt.cut"
+ABORT_EXTENSION = "tickrt.abort"
 FLUSH_S = 2.0
 
 
@@ -25,7 +25,7 @@ def make_protocol(header_timeout_s: float, max_connections: int) -> type[asyncio
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. `cut(flush)` goes to endpoints as the scope's extension "tickrt.cut"."""
+    """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort"."""
 
     header_timeout_s: float = 10.0
     max_connections: int = 1024
@@ -33,33 +33,33 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
-        self.app = self._with_cut(self.app)
+        self.app = self._with_abort(self.app)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected; its first request's headers have a deadline."""
+        """A client connected; start the deadline for its first request's headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._await_headers()
+        self._start_header_timer()
         if len(self.connections) > self.max_connections:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
-        self._headers_came()
+        """The connection has ended."""
+        self._stop_header_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; a next request on the same connection has the same deadline as the first."""
+        """Bytes of a request; every further request on the connection has the same header deadline."""
         if self.cycle is None or self.cycle.response_complete:
-            self._await_headers()
+            self._start_header_timer()
         super().data_received(data)
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection has been idle for too long."""
+        """Close a connection that was idle for the keep-alive time."""
         super().timeout_keep_alive_handler()
-        self._close_in_time()
+        self._limit_closing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Answer malformed HTTP with a problem document."""
         problem = ProblemError(400, "malformed_http", msg)
         body = problem.document().model_dump_json(exclude_none=True).encode()
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
@@ -70,50 +70,66 @@ class BoundedProtocol(H11Protocol):
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-        self._close_in_time()
+        self._limit_closing()
 
-    def cut(self, flush: bool) -> None:
-        """End the connection without the end of the response; with `flush`, after what was already written."""
+    def abort(self, flush: bool) -> None:
+        """Close the connection without ending the response; with `flush`, send first what was already written."""
         self.cycle.disconnected = True
         if not flush:
             self.transport.abort()
         self.transport.close()
-        self._close_in_time()
+        self._limit_closing()
 
-    def _with_cut(self, app: Any) -> ASGIApp:
-        async def with_cut(scope: Scope, receive: Receive, send: Send) -> None:
-            self._headers_came()
-            scope.setdefault("extensions", {})[CUT_EXTENSION] = self.cut
+    def _with_abort(self, app: Any) -> ASGIApp:
+        async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
+            self._stop_header_timer()
+            scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
             await app(scope, receive, send)
-            self._close_in_time()
+            self._limit_closing()
 
-        return with_cut
+        return with_abort
 
-    def _close_in_time(self) -> None:
-        """A closing connection sends what it has; a client that does not read it must not keep it open."""
+    def _limit_closing(self) -> None:
+        """Abort a closing connection after FLUSH_S, so that a client that does not read cannot keep it open."""
         if self.transport.is_closing():
             self.loop.call_later(FLUSH_S, self.transport.abort)
 
-    def _await_headers(self) -> None:
+    def _start_header_timer(self) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self._on_header_timeout)
 
-    def _headers_came(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _give_up(self) -> None:
+    def _on_header_timeout(self) -> None:
         self._header_timer = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
 
-def cut_connection(scope: Scope) -> Callable[[bool], None]:
-    """The cut of this request's connection. Raises ConnectionAbortedError when called on a server that has none."""
-    cut: Callable[[bool], None] | None = scope.get("extensions", {}).get(CUT_EXTENSION)
-    return cut or _no_cut
+def abort_of(scope: Scope) -> Callable[[bool], None]:
+    """The connection's `abort(flush)`. On a server without the extension it raises ConnectionAbortedError."""
+    abort: Callable[[bool], None] | None = scope.get("extensions", {}).get(ABORT_EXTENSION)
+    return abort or _abort_by_error
 
 
-def _no_cut(flush: bool) -> None:
-    raise ConnectionAbortedError("the response ends before its time")
+def _abort_by_error(flush: bool) -> None:
+    raise ConnectionAbortedError("the response is incomplete")
+
+
+async def wait_disconnected(receive: Receive) -> None:
+    """Until the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def first_completed(tasks: set[asyncio.Task[Any]], timeout_s: float | None = None) -> None:
+    """Wait until one task is done or `timeout_s` has passed; cancel the others and wait for their end."""
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,7 +1,4 @@
-"""What every request passes before an endpoint sees it, as plain ASGI layers: identity, origin, key.
-
-None of them buffers a response, so that a stream flows through them unchanged.
-"""
+"""ASGI middleware: request ids and counting; origin and API key checks. None of it buffers a response."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ LINGER_BYTES = 16 * 2**20
 
 
 @dataclass
-class Envelope:
-    """The outermost layer: a request id in and out, HEAD as GET without a body, one count per request, connection cap.
+class RequestContextMiddleware:
+    """The outermost layer: request ids, HEAD as GET without a body, request count, limit on concurrent requests.
 
-    A refusal sent before the request's body was read closes the connection, after a short while in which the rest is
-    thrown away: a client that is still sending gets to see the answer.
+    A response sent before the request's body was read closes the connection, but reads and drops the rest of the body
+    for up to LINGER_S first: a client that is still sending can then read the response.
     """
 
     app: ASGIApp
@@ -40,36 +37,36 @@ class Envelope:
     active: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Process one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
-        is_answered = False
+        exchange = TrackedExchange(scope, receive, send)
+        is_complete = False
         self.active += 1
         try:
-            await self._pass_on(exchange, scope)
-            is_answered = True
+            await self._forward(exchange, scope)
+            is_complete = True
         finally:
             self.active -= 1
-            self._count(exchange, "499" if is_answered else "500")
+            self._count(exchange, "499" if is_complete else "500")
 
-    async def _pass_on(self, exchange: Exchange, scope: Scope) -> None:
+    async def _forward(self, exchange: TrackedExchange, scope: Scope) -> None:
         if self.active > self.max_connections:
             problem = unavailable("busy", f"this server answers {self.max_connections} requests at a time")
             await problem_response(problem, exchange.request_id)(scope, exchange.receive, exchange.send)
             return
         await self.app(exchange.scope, exchange.receive, exchange.send)
 
-    def _count(self, exchange: Exchange, status_if_none: str) -> None:
+    def _count(self, exchange: TrackedExchange, status_if_none: str) -> None:
         route = getattr(exchange.scope.get("route"), "path", "unmatched")
         method = exchange.method if exchange.method in METHODS else "other"
         self.metrics.requests.labels(method, route, str(exchange.status or status_if_none)).inc()
 
 
 @dataclass
-class Exchange:
-    """One request and its response, watched."""
+class TrackedExchange:
+    """One request and its response: status, headers, and how much of the body was read."""
 
     outer_scope: Scope
     outer_receive: Receive
@@ -90,14 +87,14 @@ class Exchange:
         self.scope = {**self.outer_scope, "method": "GET" if self.method == "HEAD" else self.method}
 
     async def receive(self) -> Message:
-        """The next part of the request."""
+        """Receive the next part of the request."""
         message = await self.outer_receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self.has_unread_body = False
         return message
 
     async def send(self, message: Message) -> None:
-        """The next part of the response."""
+        """Send the next part of the response."""
         if message["type"] == "http.response.start":
             await self._send_start(message)
             return
@@ -129,14 +126,14 @@ class Exchange:
 
 
 @dataclass
-class Guard:
-    """Refuses other sites' web pages (403) and, where a key is set, whoever does not have it (401)."""
+class AuthMiddleware:
+    """Refuses web pages of other origins (403) and, where an API key is set, requests without it (401)."""
 
     app: ASGIApp
     settings: ServerSettings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Process one request."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -152,8 +149,8 @@ class Guard:
             return ProblemError(
                 403,
                 "origin_not_allowed",
-                "web pages of another origin may not call this server",
-                fix="name the page's origin in [server] allowed_origins",
+                "this server does not accept requests from pages of this origin",
+                fix="add the page's origin to [server] allowed_origins",
             )
         is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         if scope["path"] == OPEN_PATH or is_preflight or self._has_key(headers):
@@ -175,10 +172,10 @@ class Guard:
 
 
 def is_allowed_origin(origin: str, host: str, settings: ServerSettings) -> bool:
-    """Whether a page of `origin` may call: a configured one, or one that this server itself served.
+    """Whether a page of `origin` may call: a configured origin, or the server's own.
 
-    A server on a loopback address only believes a Host header that names a loopback address: a name that was made to
-    resolve to this machine does not turn a foreign page into our own.
+    A server on a loopback address accepts only a Host header with a loopback address as its own origin: this prevents
+    DNS rebinding.
     """
     if "*" in settings.allowed_origins or origin in settings.allowed_origins:
         return True

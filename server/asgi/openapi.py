@@ -1,4 +1,4 @@
-"""The request body as a model, and what is published about it: JSON schema and OpenAPI."""
+"""The model of the request body, its JSON schema, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ SECURITY_SCHEMES = {
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 STATUS_TEXTS = {
-    400: "The body could not be read",
-    401: "An API key is needed",
-    403: "Pages of this origin may not call",
-    404: "There is no such thing",
-    405: "This address does not take this method",
-    409: "Another one is under way",
+    400: "The body is malformed",
+    401: "The API key is missing or wrong",
+    403: "The page's origin or the admin key is not accepted",
+    404: "Not found",
+    405: "The method is not allowed",
     408: "The body did not arrive in time",
+    409: "Another profile is being recorded",
     413: "The body is too large",
-    415: "The content type is not understood",
-    422: "The body says something that cannot be",
-    429: "This client has as many generations in flight as it may",
+    415: "The content type is not supported",
+    422: "The request is invalid",
+    429: "The client has reached its limit of generations in flight",
     500: "The generation failed",
-    503: "No place, loading, or shutting down; come back after Retry-After",
+    503: "At capacity, loading, or shutting down; retry after Retry-After",
     504: "No slot became free in time",
 }
 
 
 class GenerationBody(GenerationOptions):
-    """What POST /v1/audio/generations takes: the options of a generation, and how to answer."""
+    """The body of POST /v1/audio/generations: the options of a generation, and the format of the response."""
 
     response_format: Literal["wav", "pcm", "flac", "ogg", "latents"] = Field(
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), or latents (safetensors, float32 [T, C]).",
     )
     stream: bool = Field(
-        default=True, description="Send audio while it is made; false waits for all of it and states its length."
+        default=True, description="Send audio while it is generated; false sends it whole, with its length."
     )
 
 
@@ -61,13 +61,13 @@ def body_model(max_seconds: float) -> type[GenerationBody]:
 
 
 def body_schema(model: type[GenerationBody]) -> dict[str, Any]:
-    """JSON schema of the request body, for pages and tools that draw controls from it."""
+    """JSON schema of the request body; pages and tools draw controls from it."""
     schema = model.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries of problem documents."""
+    """OpenAPI entries of problem responses."""
     content = {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="ProblemDocument")}}}
     retry = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
     return {
@@ -81,12 +81,12 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def audio_response() -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entry of a generation's answer."""
+    """The OpenAPI entry of a generation's response."""
     binary = {"schema": {"type": "string", "format": "binary"}}
     integer = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
     headers = {
         "X-Generation-Id": {"description": "The generation's id", "schema": {"type": "string"}},
-        "X-Seed": {"description": "The seed in use: the one given, or the one drawn", **integer},
+        "X-Seed": {"description": "The seed: the requested one, or the one drawn", **integer},
         "X-Sample-Rate": {"description": "Samples per second", **integer},
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},
@@ -96,7 +96,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 
 
 def request_body() -> dict[str, Any]:
-    """The OpenAPI entry of the two forms a request may have."""
+    """The OpenAPI entry of the request body: JSON or multipart."""
     json_form = {"schema": {"$ref": REF.format(model="TextGenerationBody")}}
     source = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
     form = {
@@ -117,8 +117,8 @@ def openapi_document(
 ) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that the routes refer to.
 
-    Where the latent channels are known, a list of channel gains has exactly as many values. `has_key`: whether the
-    server wants one, everywhere but at OPEN_PATH.
+    Lists with one value per latent channel get that length, where it is known. `has_key`: whether the API key is
+    required on every path but OPEN_PATH.
     """
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, definitions = models_json_schema([(ProblemDocument, "serialization"), (model, "validation")], ref_template=REF)
@@ -128,12 +128,12 @@ def openapi_document(
         _fix_gain(schemas["GenerationBody"], latent_channels)
     schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
     if has_key:
-        _demand_key(document)
+        _require_key(document)
     return document
 
 
-def _demand_key(document: dict[str, Any]) -> None:
-    """The API key, everywhere but at OPEN_PATH; where another key is needed, both."""
+def _require_key(document: dict[str, Any]) -> None:
+    """Require the API key on every path but OPEN_PATH, in addition to the admin key where that is required."""
     document["components"].setdefault("securitySchemes", {}).update(SECURITY_SCHEMES)
     document["security"] = [{name: []} for name in SECURITY_SCHEMES]
     document["paths"][OPEN_PATH]["get"]["security"] = []

@@ -1,4 +1,4 @@
-"""Every refusal is one RFC 9457 problem document: what happened, what was expected, and the fix."""
+"""Errors as RFC 9457 problem documents: what happened, what was expected, the fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("tickrt.server")
 
 
 class Finding(BaseModel):
-    """One thing that is wrong, and where: `pointer` is a JSON pointer into the request body."""
+    """One error and its place: `pointer` is a JSON pointer into the request body."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class Finding(BaseModel):
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457 problem details. `code` is stable and machine-readable; `fix` says what mends it."""
+    """RFC 9457 problem details. `code` is stable and machine-readable; `fix` is the remedy."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,7 +57,7 @@ class ProblemDocument(BaseModel):
 
 
 class ProblemError(Exception):
-    """A refusal on its way to the client. `what` and `fix` are shown; `headers` go with the response."""
+    """An error response. `what` and `fix` are sent to the client; `headers` are added to the response."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def document(self, request_id: str = "") -> ProblemDocument:
-        """The document that the client gets."""
+        """The document that is sent."""
         return ProblemDocument(
             type=f"urn:tickrt:problem:{self.code}",
             title=self.code.replace("_", " ").capitalize(),
@@ -109,12 +109,12 @@ STATUS_BY_ERROR: dict[type[TickError], int] = {
 
 
 def status_of(error: TickError) -> int:
-    """The HTTP status of an error of the runtime: that of its nearest class in STATUS_BY_ERROR."""
+    """The HTTP status of a runtime error: that of its nearest class in STATUS_BY_ERROR."""
     return next(STATUS_BY_ERROR[cls] for cls in type(error).__mro__ if cls in STATUS_BY_ERROR)
 
 
 def problem_of(error: TickError) -> ProblemError:
-    """The problem that an error of the runtime is for an HTTP client."""
+    """A runtime error as a ProblemError."""
     status = status_of(error)
     headers = {"Retry-After": retry_after(getattr(error, "retry_after_s", 1.0))} if status == 503 else {}
     findings = []
@@ -148,15 +148,15 @@ HTTP_CODES = {
     400: ("bad_request", "the request could not be read", ""),
     401: ("unauthorized", "an API key is needed", "send Authorization: Bearer KEY"),
     403: ("forbidden", "this is not allowed", ""),
-    404: ("not_found", "there is nothing at this address", "GET /openapi.json lists every route"),
-    405: ("method_not_allowed", "this address does not take this method", "the Allow header names those it takes"),
-    413: ("content_too_large", "the body is larger than this server takes", ""),
-    415: ("unsupported_media_type", "this content type is not understood", ""),
+    404: ("not_found", "no route has this path", "GET /openapi.json lists every route"),
+    405: ("method_not_allowed", "this path does not support this method", "see the Allow header"),
+    413: ("content_too_large", "the body is larger than the server's limit", ""),
+    415: ("unsupported_media_type", "this content type is not supported", ""),
 }
 
 
 def http_problem(error: HTTPException) -> ProblemError:
-    """The problem that one of Starlette's own refusals is."""
+    """One of Starlette's own errors as a ProblemError."""
     phrase = HTTPStatus(error.status_code).phrase
     code, what, fix = HTTP_CODES.get(error.status_code, (phrase.lower().replace(" ", "_"), phrase, ""))
     detail = what if error.detail in ("", phrase) else str(error.detail)
@@ -167,25 +167,25 @@ def http_problem(error: HTTPException) -> ProblemError:
 
 
 def with_implied_methods(allow: str) -> str:
-    """An Allow header with what every address takes besides: HEAD where there is GET, and OPTIONS."""
+    """An Allow header completed by OPTIONS, and by HEAD where GET is allowed."""
     methods = [method.strip() for method in allow.split(",")]
     implied = ["HEAD", "OPTIONS"] if "GET" in methods else ["OPTIONS"]
     return ", ".join([*methods, *implied])
 
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
-    """422 for parameters outside of the body. The values found are not repeated: JSON cannot hold all of them."""
+    """422 for query and path parameters. The values are not repeated: JSON cannot represent all of them."""
     findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in error.errors()]
     return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
 
 
 def request_id_of(request: Request) -> str:
-    """The id that the outermost layer gave this request."""
+    """The id that RequestContextMiddleware gave this request."""
     return str(request.scope.get("state", {}).get("request_id", ""))
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Turn every exception that leaves an endpoint into a problem document."""
+    """Answer every exception of an endpoint with a problem document."""
 
     async def answer(request: Request, error: Exception) -> Response:
         problem = _as_problem(error)
@@ -197,19 +197,19 @@ def install_handlers(app: FastAPI) -> None:
         request_id = request_id_of(request)
         logger.error("request %s failed: %s", request_id, type(error).__name__)
         problem = ProblemError(
-            500, "internal_error", "the server made a mistake", fix="the server's log has it under this request's id"
+            500, "internal_error", "internal error", fix="the server's log has the cause under this request's id"
         )
         response = problem_response(problem, request_id)
         response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    async def answer_nobody(request: Request, error: Exception) -> Response:
+    async def answer_disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     handled: tuple[Any, ...] = (ProblemError, TickError, HTTPException, RequestValidationError)
     for kind in handled:
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(ClientDisconnect, answer_nobody)
+    app.add_exception_handler(ClientDisconnect, answer_disconnected)
     app.add_exception_handler(Exception, answer_bug)
 
 

@@ -1,6 +1,6 @@
-"""One generation from its options to bytes: segments through the tick loop, windows through the codec, chunks out.
+"""One generation from options to bytes: segments through the tick loop, windows through the codec, chunks out.
 
-Ticks run on the tick thread, everything else that takes time in worker threads; the event loop only waits.
+Ticks run on the tick thread, decoding and encoding in worker threads; the event loop only waits.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
-from server.admission import Ticket
+from server.admission import Permit
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, retry_after
-from server.codec_workers import finish_in
+from server.codec_workers import run_to_end
 from server.service import Service
 
 OPUS_RATE_HZ = 48_000
@@ -35,15 +35,15 @@ FIRST, LATER = 0, 1
 
 
 @dataclass
-class Job:
-    """One generation on its way: what was asked, its place, how far its audio is. `prepare` sets `generation`."""
+class GenerationJob:
+    """One request for a generation: options, permit, and how much audio was sent. `prepare` sets `generation`."""
 
     service: Service
     pipeline: Pipeline
     body: GenerationBody
     source: bytes | None
     client: str
-    ticket: Ticket
+    permit: Permit
     id: str
     started_s: float = field(default_factory=time.monotonic)
     sent_audio_s: float = 0.0
@@ -53,24 +53,24 @@ class Job:
 
     @property
     def is_latents(self) -> bool:
-        """Whether latents are asked for, not audio."""
+        """Whether the client asked for latents instead of audio."""
         return self.body.response_format == "latents"
 
     @property
     def is_streamed(self) -> bool:
-        """Whether audio leaves while it is made."""
+        """Whether audio is sent while later audio is generated."""
         return self.body.stream and not self.is_latents
 
     async def prepare(self) -> None:
         """Read the source and draw the seed. Raises RequestError and ProblemError."""
         if not self.is_latents and self.pipeline.codec is None:
             raise ProblemError(
-                422, "no_codec", "this model gives latents, not audio", fix='say "response_format": "latents"'
+                422, "no_codec", "this model makes latents, not audio", fix='set "response_format": "latents"'
             )
         self.generation = await run_in_threadpool(self._open)
 
     def headers(self) -> dict[str, str]:
-        """What the client should know about the body."""
+        """Response headers that describe the body."""
         suffix = FORMATS[self.body.response_format].suffix
         headers = {
             "X-Generation-Id": self.id,
@@ -87,19 +87,19 @@ class Job:
         headers["X-Channels"] = str(codec.channels)
         return headers if is_opus else headers | {"X-Bit-Depth": "16"}
 
-    def note_sent(self) -> None:
-        """A chunk has left."""
+    def record_sent(self) -> None:
+        """Record that a chunk was sent."""
         now_s, metrics = time.monotonic(), self.service.metrics
         if self.first_sent_s is None:
             self.first_sent_s = now_s
-            metrics.first_audio.observe(now_s - self.started_s)
-            self.service.audience.leave(self.id)
+            metrics.time_to_first_audio.observe(now_s - self.started_s)
+            self.service.first_audio_tracker.discard(self.id)
         elif self.last_sent_s is not None:
             metrics.chunk_interval.observe(now_s - self.last_sent_s)
         self.last_sent_s = now_s
 
     def lead_s(self) -> float:
-        """Seconds of audio that are out and that a listener has not come to yet."""
+        """Seconds of audio sent ahead of real-time playback."""
         if self.first_sent_s is None:
             return 0.0
         return self.sent_audio_s - (time.monotonic() - self.first_sent_s)
@@ -110,42 +110,47 @@ class Job:
         return LongGeneration(self.pipeline, self.body, GenerationInputs(source=source, client=self.client))
 
 
-async def chunks(job: Job) -> AsyncGenerator[bytes, None]:
-    """The body, piece by piece: audio as it is made, or all latents at once.
+async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
+    """The response body in chunks: audio as it is made, or all latents as one.
 
-    Raises TickError and ProblemError. Close it, and what it has in the tick loop is cancelled.
+    Closing it cancels its requests in the tick loop. Raises TickError and ProblemError.
     """
     if job.is_latents:
         yield await _all_latents(job)
         return
     timeline = _timeline(job, job.service.codecs[0])
     encoder = _Encoder(job, job.service.codecs[0])
-    neighbours: frozenset[str] | None = None
+    peers: frozenset[str] | None = None
     async with aclosing(_segments(job)) as segments:
         async for latents in segments:
             timeline.append(latents)
-            if neighbours is None:
-                neighbours = job.service.audience.neighbours(job.id)
+            if peers is None:
+                peers = job.service.first_audio_tracker.peers(job.id)
             while (window := timeline.take()) is not None:
-                await _let_others_hear(job, neighbours)
-                async with job.service.turns.turn(FIRST if window.index == 0 else LATER) as lane:
-                    codec = job.service.codecs[lane]
-                    is_last = timeline.is_finished
-                    chunk = await finish_in(job.service.codec_threads, encoder.encode, window, codec, is_last)
-                job.sent_audio_s = encoder.samples / codec.sample_rate_hz
-                yield chunk
+                await _wait_for_peers(job, peers)
+                yield await _encode(job, encoder, window, is_last=timeline.is_finished)
 
 
-async def _let_others_hear(job: Job, neighbours: frozenset[str]) -> None:
-    """Ahead of its own listener, a stream waits for the first audio of those who share its ticks."""
+async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
+    """While ahead of real time, wait for the first audio of the streams that share its ticks."""
     if job.first_sent_s is None or not job.is_streamed:
         return
     lead_s = job.lead_s() - job.service.settings.lead_s
     if lead_s > 0:
-        await job.service.audience.wait_for(neighbours, lead_s)
+        await job.service.first_audio_tracker.wait_for(peers, lead_s)
 
 
-def _timeline(job: Job, codec: Codec) -> Timeline:
+async def _encode(job: GenerationJob, encoder: _Encoder, window: Window, is_last: bool) -> bytes:
+    """Decode and encode one window on a codec worker; first windows have priority."""
+    service = job.service
+    async with service.codec_workers.acquire(FIRST if window.index == 0 else LATER) as worker:
+        codec = service.codecs[worker]
+        chunk = await run_to_end(service.codec_threads, encoder.encode, window, codec, is_last)
+    job.sent_audio_s = encoder.samples / codec.sample_rate_hz
+    return chunk
+
+
+def _timeline(job: GenerationJob, codec: Codec) -> Timeline:
     settings, rate_hz = job.service.settings, job.pipeline.bundle.latents.frame_rate_hz
     assert job.generation.total_frames is not None
     return Timeline(
@@ -157,12 +162,12 @@ def _timeline(job: Job, codec: Codec) -> Timeline:
 
 
 class _Encoder:
-    """Windows of latents to bytes of the asked format, cut to the asked number of samples. One thread at a time.
+    """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time.
 
-    The length is known from the start and stands in the header, but for a streamed wav, whose sizes are left open.
+    Headers state the length, except for a streamed wav, whose sizes are left open.
     """
 
-    def __init__(self, job: Job, codec: Codec) -> None:
+    def __init__(self, job: GenerationJob, codec: Codec) -> None:
         self._total = job.generation.total_samples or 0
         name = job.body.response_format
         known = None if job.body.stream and name == "wav" else self._total
@@ -174,13 +179,13 @@ class _Encoder:
         return self._writer.samples
 
     def encode(self, window: Window, codec: Codec, is_last: bool) -> bytes:
-        """One window; with the last one, whatever ends the stream."""
+        """One window as bytes; the last one with the end of the stream."""
         pcm = window.decode(codec)[: self._total - self._writer.samples]
         chunk = self._writer.write(pcm)
         return chunk + self._writer.close() if is_last else chunk
 
 
-async def _all_latents(job: Job) -> bytes:
+async def _all_latents(job: GenerationJob) -> bytes:
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
     bundle = job.pipeline.bundle
@@ -193,45 +198,33 @@ async def _all_latents(job: Job) -> bytes:
     return await run_in_threadpool(latents_bytes, latents, metadata)
 
 
-async def _segments(job: Job) -> AsyncGenerator[Latents, None]:
-    """The new frames of one segment after the other; the next one is generated while this one is decoded."""
-    ahead = asyncio.create_task(_stretch(job))
+async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
+    """The new frames of each segment in order; the next segment is generated while this one is decoded."""
+    ahead = asyncio.create_task(_next_segment(job))
     try:
         while True:
             latents = await ahead
             if job.generation.segment is None:
-                job.ticket.needs_no_more_ticks()
+                job.permit.finish_ticks()
                 yield latents
                 return
-            ahead = asyncio.create_task(_stretch(job))
+            ahead = asyncio.create_task(_next_segment(job))
             yield latents
     finally:
-        await _end(ahead)
+        await _cancel(ahead)
 
 
-async def _stretch(job: Job) -> Latents:
+async def _next_segment(job: GenerationJob) -> Latents:
     request = await run_in_threadpool(job.generation.next_request)
     assert request is not None
-    return job.generation.append(await ask(job, request))
+    return job.generation.append(await run_request(job, request))
 
 
-async def ask(job: Job, request: GenerationRequest) -> Latents:
-    """One request through the tick loop. Cancelled, it cancels the request. Raises TickError, ProblemError 504."""
-    events: asyncio.Queue[Event] = asyncio.Queue()
-    aio, loop = asyncio.get_running_loop(), job.pipeline.loop
-
-    def hear(event: Event) -> None:
-        if not isinstance(event, Started):
-            job.ticket.left_loop()
-        events.put_nowait(event)
-
-    def listen(event: Event) -> None:
-        if not isinstance(event, Progress):
-            with suppress(RuntimeError):  # the event loop has closed; nobody waits any more
-                aio.call_soon_threadsafe(hear, event)
-
-    loop.submit(request, listen)
-    job.ticket.entered_loop()
+async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:
+    """Run one request in the tick loop; cancellation cancels the request. Raises TickError, ProblemError 504."""
+    loop, events = job.pipeline.loop, _EventQueue(job.permit)
+    loop.submit(request, events.publish)
+    job.permit.add_request()
     is_over = False
     try:
         event = await _first_event(job, events)
@@ -244,7 +237,27 @@ async def ask(job: Job, request: GenerationRequest) -> Latents:
     return _latents_of(event)
 
 
-async def _first_event(job: Job, events: asyncio.Queue[Event]) -> Event:
+class _EventQueue(asyncio.Queue[Event]):
+    """Events of one request, published on the tick thread and read on the event loop. Without Progress events."""
+
+    def __init__(self, permit: Permit) -> None:
+        super().__init__()
+        self._permit = permit
+        self._event_loop = asyncio.get_running_loop()
+
+    def publish(self, event: Event) -> None:
+        """Called on the tick thread."""
+        if not isinstance(event, Progress):
+            with suppress(RuntimeError):  # the event loop is closed: there is no reader
+                self._event_loop.call_soon_threadsafe(self._on_event, event)
+
+    def _on_event(self, event: Event) -> None:
+        if not isinstance(event, Started):
+            self._permit.end_request()
+        self.put_nowait(event)
+
+
+async def _first_event(job: GenerationJob, events: _EventQueue) -> Event:
     timeout_s, submitted_s = job.service.settings.queue_timeout_s, time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
@@ -268,8 +281,8 @@ def _latents_of(event: Event) -> Latents:
     raise ProblemError(409, "cancelled", f"generation {event.request_id} was cancelled")
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; what it raised has been seen, or nobody wants it any more."""
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; its exception, if any, is dropped: the caller has it or was cancelled."""
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():

@@ -1,4 +1,4 @@
-"""POST /v1/audio/generations: options in, audio out while it is made."""
+"""POST /v1/audio/generations: one generation, streamed while it is made or sent whole."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from starlette.types import Message, Receive, Scope, Send
 from runtime.audio.formats import FORMATS
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from server.asgi.connection import cut_connection
+from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import ProblemError, request_id_of, unavailable
 from server.asgi.request_body import Upload, read_upload, validate
 from server.metrics import Outcome
-from server.routes.generation_stream import Job, chunks
+from server.routes.generation_stream import GenerationJob, chunks
 from server.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ logger = logging.getLogger("tickrt.server")
 
 
 class ReaderStalledError(Exception):
-    """The client has not read for too long."""
+    """The client did not read for `send_timeout_s`."""
 
 
 @router.post(
@@ -40,7 +40,7 @@ class ReaderStalledError(Exception):
     openapi_extra={"requestBody": request_body()},
 )
 async def generate(request: Request) -> Response:
-    """Generate audio from a text, a source, or both. The first piece is made before the status is sent."""
+    """Generate audio from a text, a source, or both. The first chunk is made before the status is sent."""
     service = service_of(request)
     pipeline = service.ready_pipeline()
     upload = await read_upload(request, service.settings, service.budget)
@@ -54,19 +54,19 @@ MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", 
 
 
 def check_source(upload: Upload) -> None:
-    """Refuse at once what is no audio at all. Raises ProblemError 415."""
+    """Refuse a source without the magic bytes of a known format. Raises ProblemError 415."""
     head = None if upload.source is None else upload.source[:12]
     if head is None or head.startswith(MAGIC):
         return
     is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
     if not (is_mpeg or head[4:8] == b"ftyp" or head[8:9] == b"{"):
         raise ProblemError(
-            415, "unsupported_media_type", "the source is not audio", fix="give wav, flac, ogg, mp3 or safetensors"
+            415, "unsupported_media_type", "the source is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
         )
 
 
 def outcome_of(error: TickError | ProblemError) -> Outcome:
-    """How a generation that raised this ended."""
+    """The outcome of a generation that raised `error`."""
     if isinstance(error, ProblemError):
         return Outcome.EXPIRED if error.status == 504 else Outcome.REJECTED
     if isinstance(error, NonFiniteError):
@@ -77,9 +77,9 @@ def outcome_of(error: TickError | ProblemError) -> Outcome:
 
 
 class GenerationResponse(Response):
-    """Makes one generation and sends it; whoever goes away, its work ends within a tick.
+    """Runs one generation and sends it; a disconnect or an abort ends its work within a tick.
 
-    Every one is counted as started once, and once under the outcome that it had.
+    Each one counts once in generations_started_total and once in generations_total, under its outcome.
     """
 
     def __init__(
@@ -97,20 +97,23 @@ class GenerationResponse(Response):
         self._outcome = Outcome.INTERNAL_ERROR
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises TickError and ProblemError as long as nothing has been sent."""
+        """Send the response. Raises TickError and ProblemError as long as nothing has been sent."""
+        service = self._service
         with self._counted():
             self._outcome = Outcome.REJECTED
-            ticket = self._service.gate.enter(self._client)
+            permit = service.admission.admit(self._client)
             self._outcome = Outcome.INTERNAL_ERROR
-            job = Job(self._service, self._pipeline, self._body, self._source, self._client, ticket, uuid.uuid4().hex)
+            job = GenerationJob(
+                service, self._pipeline, self._body, self._source, self._client, permit, uuid.uuid4().hex
+            )
             if job.is_streamed:
-                self._service.audience.join(job.id)
+                service.first_audio_tracker.add(job.id)
             try:
-                await self._watch(_Delivery(job, scope, send), receive)
+                await self._run(_BodySender(job, scope, send), receive)
             finally:
-                self._service.audience.leave(job.id)
-                ticket.leave()
-                self._note_speed(job)
+                service.first_audio_tracker.discard(job.id)
+                permit.release()
+                self._record(job)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -123,57 +126,51 @@ class GenerationResponse(Response):
             metrics.in_flight.dec()
             metrics.outcomes.labels(self._outcome).inc()
 
-    async def _watch(self, delivery: _Delivery, receive: Receive) -> None:
-        """Deliver until it is done, the client is gone, or the server wants to go."""
-        pump = asyncio.create_task(delivery.run())
-        gone = asyncio.create_task(_disconnected(receive))
-        cut = asyncio.create_task(delivery.job.ticket.cut.wait())
-        tasks = {pump, gone, cut}
+    async def _run(self, sender: _BodySender, receive: Receive) -> None:
+        """Send until the end, the client's disconnect or the server's abort."""
+        sending = asyncio.create_task(sender.run())
+        disconnected = asyncio.create_task(wait_disconnected(receive))
+        aborted = asyncio.create_task(sender.job.permit.abort.wait())
         self._outcome = Outcome.DRAINED
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await first_completed({sending, disconnected, aborted})
         self._outcome = Outcome.INTERNAL_ERROR
-        if not pump.cancelled():
-            await self._conclude(delivery, pump)
-        elif cut.done() and not cut.cancelled():
+        if not sending.cancelled():
+            await self._conclude(sender, sending)
+        elif aborted.done() and not aborted.cancelled():
             self._outcome = Outcome.DRAINED
-            await delivery.end_early(unavailable("draining", "the server is shutting down", retry_after_s=10))
+            await sender.end_early(unavailable("draining", "the server is shutting down", retry_after_s=10))
         else:
             self._outcome = Outcome.CANCELLED
 
-    async def _conclude(self, delivery: _Delivery, pump: asyncio.Task[None]) -> None:
-        """What the pump ended with, once it has ended by itself."""
+    async def _conclude(self, sender: _BodySender, sending: asyncio.Task[None]) -> None:
+        """Set the outcome of a sender that ended by itself, and abort the response where it failed."""
         try:
-            pump.result()
+            sending.result()
             self._outcome = Outcome.OK
         except ReaderStalledError:
             self._outcome = Outcome.EXPIRED
-            self._service.metrics.evictions.labels("send_timeout").inc()
-            logger.warning("request %s: nobody read for too long, cut", self._request_id)
-            await delivery.cut(flush=False)
+            self._service.metrics.stream_aborts.labels("send_timeout").inc()
+            logger.warning("request %s: the client did not read in time, connection aborted", self._request_id)
+            await sender.abort(flush=False)
         except (TickError, ProblemError) as error:
             self._outcome = outcome_of(error)
             level = logging.INFO if self._outcome is Outcome.REJECTED else logging.WARNING
             logger.log(level, "request %s ended as %s: %s", self._request_id, self._outcome, error.what)
-            await delivery.end_early(error)
+            await sender.end_early(error)
 
-    def _note_speed(self, job: Job) -> None:
+    def _record(self, job: GenerationJob) -> None:
         elapsed_s = time.monotonic() - job.started_s
         self._service.metrics.audio_seconds.inc(job.sent_audio_s)
         if self._outcome is Outcome.OK:
-            self._service.gate.note_duration(elapsed_s)
+            self._service.admission.record_duration(elapsed_s)
             if not job.is_latents:
                 self._service.metrics.realtime.observe(job.sent_audio_s / max(elapsed_s, 1e-9))
 
 
-class _Delivery:
-    """The response of one job on its connection."""
+class _BodySender:
+    """Sends the response of one job on its connection."""
 
-    def __init__(self, job: Job, scope: Scope, send: Send) -> None:
+    def __init__(self, job: GenerationJob, scope: Scope, send: Send) -> None:
         self.job = job
         self.has_started = False
         self._scope, self._send = scope, send
@@ -190,18 +187,18 @@ class _Delivery:
                 if not self.has_started:
                     await self._start({})
                 await self._put({"type": "http.response.body", "body": chunk, "more_body": True})
-                self.job.note_sent()
+                self.job.record_sent()
         await self._put({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def end_early(self, error: TickError | ProblemError) -> None:
-        """Refuse if nothing was sent yet, else cut the body so that the client sees that it is not whole."""
+        """Raise `error` if nothing was sent yet, else abort the body so that the client sees it is incomplete."""
         if not self.has_started:
             raise error
-        await self.cut(flush=True)
+        await self.abort(flush=True)
 
-    async def cut(self, flush: bool) -> None:
-        """End the connection, and let the server notice."""
-        cut_connection(self._scope)(flush)
+    async def abort(self, flush: bool) -> None:
+        """Abort the connection and let the server process it."""
+        abort_of(self._scope)(flush)
         await asyncio.sleep(0)
 
     async def _send_whole(self, body: bytes) -> None:
@@ -211,7 +208,7 @@ class _Delivery:
             end = begin + SLICE_BYTES
             part = bytes(view[begin:end])
             await self._put({"type": "http.response.body", "body": part, "more_body": end < len(body)})
-            self.job.note_sent()
+            self.job.record_sent()
 
     async def _start(self, more: dict[str, str]) -> None:
         media_type = FORMATS[self.job.body.response_format].media_type
@@ -226,8 +223,3 @@ class _Delivery:
                 await self._send(message)
         except TimeoutError:
             raise ReaderStalledError from None
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

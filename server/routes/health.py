@@ -1,4 +1,4 @@
-"""Is it alive, may work come in, and what has it counted: /health/live, /health/ready, /metrics."""
+"""Liveness, readiness and metrics: /health/live, /health/ready, /metrics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ router = APIRouter(tags=["operation"])
 
 
 class Live(BaseModel):
-    """The server answers and its tick loop moves. `tick_age_s`: since the last tick; None while the loop rests."""
+    """The server answers and its tick loop runs. `tick_age_s`: since the last tick; None while the loop is idle."""
 
     status: Literal["live"] = "live"
     tick_age_s: float | None = None
 
 
 class Ready(BaseModel):
-    """New work is taken."""
+    """New work is accepted."""
 
     status: Literal["ready"] = "ready"
     model: str
@@ -35,12 +35,12 @@ class Ready(BaseModel):
 
 
 def tick_age_s(stats: LoopStats) -> float | None:
-    """Seconds since the last tick; None while the loop rests."""
+    """Seconds since the last tick; None while the loop is idle."""
     return None if stats.is_idle else max(0.0, time.monotonic() - stats.last_tick_s)
 
 
 def not_live(service: Service) -> ProblemError | None:
-    """Why the server is not alive, None if it is."""
+    """Why the server is not live; None if it is."""
     if service.failure:
         return ProblemError(503, "failed", service.failure)
     if service.pipeline is None:
@@ -55,18 +55,18 @@ def not_live(service: Service) -> ProblemError | None:
 
 
 def not_ready(service: Service) -> ProblemError | None:
-    """Why new work is not taken, None if it is."""
-    if service.gate.is_draining:
+    """Why new work is refused; None if it is accepted."""
+    if service.admission.is_draining:
         return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
     problem = not_live(service)
     if problem is None and service.pipeline is None:
-        return unavailable("loading", "the engines are being opened and warmed", retry_after_s=2)
+        return unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
     return problem
 
 
 @router.get("/health/live", response_model=Live, responses=problem_responses(503))
 async def live(request: Request) -> Live:
-    """200 while the tick loop moves or rests; 503 with the cause when it has died or hangs."""
+    """200 while the tick loop runs or is idle; 503 with the cause when it has died or hangs."""
     service = service_of(request)
     problem = not_live(service)
     if problem is not None:
@@ -76,7 +76,7 @@ async def live(request: Request) -> Live:
 
 @router.get("/health/ready", response_model=Ready, responses=problem_responses(401, 403, 503))
 async def ready(request: Request) -> Ready:
-    """200 when engines are open and warm and the server is not shutting down; 503 with the cause otherwise."""
+    """200 once the engines are open and warm, until shutdown begins; 503 with the cause otherwise."""
     service = service_of(request)
     problem = not_ready(service)
     if problem is not None:
@@ -97,7 +97,7 @@ async def ready(request: Request) -> Ready:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problem_responses(401, 403)},
 )
 async def metrics(request: Request) -> Response:
-    """Everything that is counted, in the Prometheus text format."""
+    """All metrics in the Prometheus text format."""
     service = service_of(request)
     service.metrics.is_ready.set(not_ready(service) is None)
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)

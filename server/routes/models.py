@@ -1,4 +1,4 @@
-"""What can be asked for: /v1/models in the shape of OpenAI's list, and /v1/schema."""
+"""/v1/models in OpenAI's format, and /v1/schema, the JSON schema of a generation's options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EngineCard(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """One model: OpenAI's four fields, and what a client needs to know about the audio it gives."""
+    """One model: OpenAI's four fields, its audio format, limits, defaults and engines."""
 
     id: str
     object: Literal["model"] = "model"
@@ -53,14 +53,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models: the one that this server runs."""
+    """The list of models; a server runs one."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
-    """Describe what a pipeline runs."""
+    """The description of a pipeline's model."""
     bundle, deployment = pipeline.bundle, pipeline.deployment
     return ModelCard(
         id=bundle.name,

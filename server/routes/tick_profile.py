@@ -1,4 +1,4 @@
-"""POST /admin/profile: the next ticks of the running server, as a trace. There is none without an admin key."""
+"""POST /admin/profile: a trace of the next ticks of the running server. Exists only where an admin key is set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi.security import APIKeyHeader
 from starlette.concurrency import run_in_threadpool
 
 from runtime.tick.record import TickRecord
+from server.asgi.connection import first_completed, wait_disconnected
 from server.asgi.openapi import ADMIN_HEADER, problem_responses
 from server.asgi.problems import ProblemError
 from server.routes.tick_trace import tick_trace
@@ -23,7 +24,7 @@ admin_key = APIKeyHeader(name=ADMIN_HEADER, scheme_name="admin", auto_error=Fals
 
 
 class Recorder:
-    """Keeps the next `ticks` records. Called on the tick thread; `full` is set on the event loop."""
+    """A tick observer that keeps the next `ticks` records; `full` is set on the event loop."""
 
     def __init__(self, ticks: int) -> None:
         self.records: list[TickRecord] = []
@@ -32,7 +33,7 @@ class Recorder:
         self._aio = asyncio.get_running_loop()
 
     def __call__(self, record: TickRecord) -> None:
-        """Note one tick, unless there are enough."""
+        """Called on the tick thread: keep one record."""
         if len(self.records) < self._ticks:
             self.records.append(record)
             if len(self.records) == self._ticks:
@@ -40,11 +41,11 @@ class Recorder:
 
 
 def check_admin(request: Request, key: Annotated[str | None, Security(admin_key)]) -> Service:
-    """The service, for whoever has the admin key. Raises ProblemError 403."""
+    """The service. Raises ProblemError 403 without the admin key."""
     service = service_of(request)
     wanted = service.settings.admin_key
     if wanted is None or not hmac.compare_digest((key or "").encode(), wanted.get_secret_value().encode()):
-        raise ProblemError(403, "admin_key_needed", "this needs the admin key", fix=f"send {ADMIN_HEADER}: KEY")
+        raise ProblemError(403, "admin_key_needed", "this route needs the admin key", fix=f"send {ADMIN_HEADER}: KEY")
     return service
 
 
@@ -58,21 +59,22 @@ TRACE: dict[int | str, dict[str, Any]] = {
 async def profile(
     request: Request,
     service: Annotated[Service, Security(check_admin)],
-    ticks: Annotated[int, Query(ge=1, le=MAX_TICKS, description="So many ticks, from now on.")] = 64,
-    wait_s: Annotated[float, Query(gt=0, le=MAX_WAIT_S, description="No longer than so many seconds.")] = 10.0,
+    ticks: Annotated[int, Query(ge=1, le=MAX_TICKS, description="Number of ticks to record.")] = 64,
+    wait_s: Annotated[float, Query(gt=0, le=MAX_WAIT_S, description="Longest time to record, in seconds.")] = 10.0,
 ) -> Response:
-    """Record the next ticks and answer with them: open the answer in ui.perfetto.dev. Nothing stops for it.
+    """Record the next ticks as a Chrome trace for ui.perfetto.dev, without pausing the loop.
 
-    Where fewer ticks run in `wait_s`, there are fewer in it.
+    It holds fewer than `ticks` where fewer run within `wait_s`.
     """
     pipeline = service.ready_pipeline()
     if service.is_profiling:
-        raise ProblemError(409, "profile_running", "another profile is being recorded", fix="wait for its end")
+        raise ProblemError(409, "profile_running", "another profile is being recorded", fix="retry when it has ended")
     recorder = Recorder(ticks)
     service.is_profiling = True
     pipeline.loop.observers.append(recorder)
     try:
-        await _until(recorder.full, request, wait_s)
+        waiting = (recorder.full.wait(), wait_disconnected(request.receive))
+        await first_completed({asyncio.create_task(wait) for wait in waiting}, wait_s)
     finally:
         pipeline.loop.observers.remove(recorder)
         service.is_profiling = False
@@ -80,21 +82,5 @@ async def profile(
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-async def _until(full: asyncio.Event, request: Request, wait_s: float) -> None:
-    """Wait until it is set, the time is up, or nobody waits for the answer any more."""
-    tasks = {asyncio.create_task(full.wait()), asyncio.create_task(_disconnected(request))}
-    try:
-        await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _as_json(records: list[TickRecord]) -> bytes:
-    trace: dict[str, Any] = tick_trace(records)
-    return json.dumps(trace).encode()
+    return json.dumps(tick_trace(records)).encode()

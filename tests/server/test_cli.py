@@ -10,7 +10,7 @@ from http_harness import Served
 from typer.testing import CliRunner
 
 from runtime.config.deployment import Deployment
-from server.cli import cli, greet
+from server.cli import cli, print_ready
 from server.config import ServerSettings
 from server.process import open_socket
 
@@ -57,7 +57,7 @@ def test_a_port_in_use_is_told(built: Callable[..., Deployment]) -> None:
 
 
 def test_the_printed_line_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    greet(served.url, ServerSettings())
+    print_ready(served.url, ServerSettings())
     address, line = capsys.readouterr().out.strip().splitlines()
     assert served.url in address
     done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=20, check=False)
@@ -66,7 +66,7 @@ def test_the_printed_line_writes_a_wav(served: Served, tmp_path: Path, capsys: p
 
 
 def test_the_printed_line_names_the_key_and_does_not_show_it(capsys: pytest.CaptureFixture[str]) -> None:
-    greet("http://127.0.0.1:1", ServerSettings(api_key="very-secret"))
+    print_ready("http://127.0.0.1:1", ServerSettings(api_key="very-secret"))
     text = capsys.readouterr().out
     assert "$TICKRT_API_KEY" in text
     assert "very-secret" not in text

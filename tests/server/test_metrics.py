@@ -41,9 +41,9 @@ def test_every_counter_equals_what_was_done(serve: Serve) -> None:
     assert counted["tickrt_slots_capacity"] == 1
     assert counted["tickrt_tick_duration_seconds_count"] == stats.ticks - 1
     assert counted["tickrt_decoder_rows_total"] == 2 * (stats.ticks - 1)
-    spent_s = {phase: counted[f"tickrt_tick_phase_seconds_sum{{phase={phase}}}"] for phase in PHASES}
+    spent_s = {phase: counted[f"tickrt_tick_phase_duration_seconds_sum{{phase={phase}}}"] for phase in PHASES}
     assert sum(spent_s.values()) == pytest.approx(counted["tickrt_tick_duration_seconds_sum"], rel=1e-6)
-    assert counted["tickrt_decoder_seconds_sum"] < spent_s["launch"]
+    assert counted["tickrt_decoder_duration_seconds_sum"] < spent_s["launch"]
 
 
 def fill_and_leave(served: Served) -> None:
@@ -52,12 +52,12 @@ def fill_and_leave(served: Served) -> None:
     with connected(served) as first, connected(served) as second:
         for connection in (first, second):
             connection.sendall(raw_request(body))
-        eventually(lambda: served.service.gate.places_taken == 2)
+        eventually(lambda: served.service.admission.num_pending == 2)
         with ThreadPoolExecutor(3) as pool:
             assert {answer.status_code for answer in pool.map(lambda _: served.post(), range(3))} == {503}
-    eventually(lambda: not served.service.gate.tickets)
+    eventually(lambda: not served.service.admission.permits)
     served.go()
-    eventually(lambda: served.service.gate.places_taken == 0)
+    eventually(lambda: served.service.admission.num_pending == 0)
 
 
 def test_engines_are_named_with_their_hashes(served: Served) -> None:
@@ -65,9 +65,9 @@ def test_engines_are_named_with_their_hashes(served: Served) -> None:
     manifests = [engine.manifest for engine in served.pipeline.all_engines()]
     assert len(manifests) > 20
     for manifest in manifests:
-        key = f"tickrt_engine_info{{backend=cpu}}{{engine={manifest.name}}}{{sha256={manifest.engine_sha256}}}"
+        key = f"tickrt_engine_info{{engine={manifest.name}}}{{sha256={manifest.engine_sha256}}}{{target=cpu}}"
         assert counted[key] == 1
-    assert counted["tickrt_engine_load_seconds"] > 0
+    assert counted["tickrt_engine_load_duration_seconds"] > 0
 
 
 def test_no_text_of_a_user_is_in_any_label(served: Served) -> None:
@@ -92,8 +92,8 @@ def test_a_tick_is_counted_with_its_occupancy() -> None:
     assert 'tickrt_batch_occupancy_ratio_bucket{le="0.7"} 0.0' in text
     assert 'tickrt_batch_occupancy_ratio_bucket{le="0.8"} 1.0' in text
     assert "tickrt_decoder_rows_total 6.0" in text
-    assert "tickrt_decoder_seconds_sum 0.015\n" in text
-    phases = {phase: f'tickrt_tick_phase_seconds_sum{{phase="{phase}"}} ' for phase in PHASES}
+    assert "tickrt_decoder_duration_seconds_sum 0.015\n" in text
+    phases = {phase: f'tickrt_tick_phase_duration_seconds_sum{{phase="{phase}"}} ' for phase in PHASES}
     assert phases["wait"] + "0.5\n" in text
     assert phases["inbox"] + "0.5\n" in text
     assert all(line in text for line in phases.values())

@@ -101,14 +101,14 @@ def test_what_does_not_finish_in_time_is_cut_and_counted(serve: Serve) -> None:
         streaming.sendall(raw_request(b'{"prompt": "a", "seconds": 60}'))
         assert streaming.recv(15) == b"HTTP/1.1 200 OK"
         waiting.sendall(raw_request(b'{"prompt": "a", "steps": 200}'))
-        eventually(lambda: len(served.service.gate.tickets) == 2)
+        eventually(lambda: len(served.service.admission.permits) == 2)
         served.server.drain()
         is_whole = read_all(streaming).endswith(b"\r\n0\r\n\r\n")
         assert not is_whole
         answer = read_all(waiting)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"draining" in answer
-    eventually(lambda: not served.service.gate.tickets)
+    eventually(lambda: not served.service.admission.permits)
     drained = metrics.registry.get_sample_value("tickrt_generations_total", {"outcome": "drained"})
     assert drained == metrics.registry.get_sample_value("tickrt_generations_started_total") == 2
     assert served.server.exit_code == 0
@@ -171,7 +171,7 @@ def test_sighup_goes_on_with_the_engines_as_they_are_now(built: Callable[..., De
         next(copy.glob("decoder.onnx*")).write_bytes(b"damaged")
         child.send_signal(signal.SIGHUP)
         assert child.stderr is not None
-        assert any("the old ones stay" in line for line in child.stderr)
+        assert any("the old ones stay in use" in line for line in child.stderr)
         assert latents_of(url) == after
 
 

@@ -73,7 +73,7 @@ def crowd(served: Served, seconds: float) -> Counter[str]:
         thread.start()
     for thread in threads:
         thread.join()
-    eventually(lambda: not served.service.gate.tickets and not served.service.gate.places_taken)
+    eventually(lambda: not served.service.admission.permits and not served.service.admission.num_pending)
     return seen
 
 
@@ -132,7 +132,7 @@ def test_a_thousand_who_leave_cost_nothing(serve: Serve) -> None:
         gone(served, dice)
         if index % 50 == 0:
             eventually(lambda: loop.stats().slots_active == 0)
-    eventually(lambda: not served.service.gate.tickets)
+    eventually(lambda: not served.service.admission.permits)
     rss_after, fds_after, _ = size(process)
     assert rss_after - rss < 20 * 2**20
     assert abs(fds_after - fds) <= 4

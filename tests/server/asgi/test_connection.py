@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 from http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
 
-from server.asgi.connection import FLUSH_S, cut_connection
+from server.asgi.connection import FLUSH_S, abort_of
 
 Serve = Callable[..., Served]
 
@@ -106,6 +106,6 @@ def test_only_so_many_connections_are_held(serve: Serve) -> None:
     assert served.post().status_code == 200
 
 
-def test_another_server_gets_an_exception_instead_of_a_cut() -> None:
+def test_without_the_extension_an_abort_raises() -> None:
     with pytest.raises(ConnectionAbortedError):
-        cut_connection({})(True)
+        abort_of({})(True)

@@ -12,7 +12,7 @@ from http_harness import GENERATIONS, Served, connected, problem, raw_request, r
 from starlette.types import Message
 
 from runtime.config.deployment import Deployment
-from server.asgi.middleware import Envelope, is_allowed_origin
+from server.asgi.middleware import RequestContextMiddleware, is_allowed_origin
 from server.config import ServerSettings
 from server.metrics import Metrics
 
@@ -72,7 +72,7 @@ def test_the_key_is_compared_whole(served_with_key: Served, headers: dict[str, s
 
 def test_a_refused_generation_takes_no_place(served_with_key: Served) -> None:
     problem(served_with_key.post(), 401)
-    assert served_with_key.service.gate.places_taken == 0
+    assert served_with_key.service.admission.num_pending == 0
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_refused_generation_takes_no_place(served_with_key: Served) -> None:
         ("http://[", "127.0.0.1:8000", False),
         ("http://127.0.0.1:99999999", "127.0.0.1:8000", False),
         ("http://127.0.0.1:8000", "", False),
-        ("https://pipeline.example", "127.0.0.1:8000", True),
-        ("https://pipeline.example.evil", "127.0.0.1:8000", False),
+        ("https://studio.example", "127.0.0.1:8000", True),
+        ("https://studio.example.evil", "127.0.0.1:8000", False),
     ],
 )
 def test_origins(origin: str, host: str, allowed: bool) -> None:
-    settings = ServerSettings(allowed_origins=("https://pipeline.example",))
+    settings = ServerSettings(allowed_origins=("https://studio.example",))
     assert is_allowed_origin(origin, host, settings) is allowed
 
 
@@ -105,17 +105,17 @@ def test_an_open_server_believes_its_own_name() -> None:
 
 
 def test_another_sites_page_may_not_call(serve: Serve) -> None:
-    served = serve(allowed_origins=("https://pipeline.example",))
+    served = serve(allowed_origins=("https://studio.example",))
     body = {"prompt": "a"}
     with served.client() as client:
         problem(client.post(GENERATIONS, json=body, headers={"origin": "https://evil.example"}), 403)
         preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         problem(client.options(GENERATIONS, headers=preflight), 403)
-        mine = client.post(GENERATIONS, json=body, headers={"origin": "https://pipeline.example"})
+        mine = client.post(GENERATIONS, json=body, headers={"origin": "https://studio.example"})
         assert mine.status_code == 200
-        assert mine.headers["access-control-allow-origin"] == "https://pipeline.example"
+        assert mine.headers["access-control-allow-origin"] == "https://studio.example"
         assert "X-Seed" in mine.headers["access-control-expose-headers"]
-        preflight["origin"] = "https://pipeline.example"
+        preflight["origin"] = "https://studio.example"
         answer = client.options(GENERATIONS, headers=preflight)
         assert answer.status_code == 200
         assert "POST" in answer.headers["access-control-allow-methods"]
@@ -164,7 +164,7 @@ def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
     served.warm_up()
     with connected(served) as first:
         first.sendall(raw_request(b'{"prompt": "a"}'))
-        while not served.service.gate.places_taken:
+        while not served.service.admission.num_pending:
             pass
         with served.client() as client:
             busy = client.get("/health/live")
@@ -202,7 +202,7 @@ def test_a_failure_in_the_app_is_counted_as_one() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     with pytest.raises(LookupError):
-        asyncio.run(Envelope(broken, metrics, 10)(scope, receive, send))
+        asyncio.run(RequestContextMiddleware(broken, metrics, 10)(scope, receive, send))
     assert metrics.requests.labels("GET", "unmatched", "500")._value.get() == 1
 
 

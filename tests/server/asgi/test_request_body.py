@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.asgi.problems import ProblemError
-from server.asgi.request_body import BodyBudget, check_nesting, parse_object, path_in
+from server.asgi.request_body import BodyBudget, parse_object
 
 JSON = {"content-type": "application/json"}
 
@@ -34,30 +34,30 @@ def is_live(served: Served) -> bool:
 @pytest.mark.parametrize(
     ("content", "status", "word"),
     [
-        (b"", 400, "not JSON"),
-        (b"{", 400, "not JSON"),
-        (b'{"prompt": "a"} x', 400, "not JSON"),
-        (b'{"prompt": "\xff\xfe"}', 400, "UTF-8"),
-        (b"\xff\xfe{\x00}\x00", 400, "UTF-8"),
-        (b"[" * 200_000 + b"]" * 200_000, 400, "lists and objects"),
-        (b"[" * 5_000 + b"]" * 5_000, 400, "deeper than 100"),
-        (b'{"a":' * 101 + b"1" + b"}" * 101, 400, "deeper than 100"),
+        (b"", 400, "not valid JSON"),
+        (b"{", 400, "not valid JSON"),
+        (b'{"prompt": "a"} x', 400, "not valid JSON"),
+        (b'{"prompt": "\xff\xfe"}', 400, "unicode"),
+        (b"\xff\xfe{\x00}\x00", 400, "not valid JSON"),
+        (b"[" * 200_000 + b"]" * 200_000, 400, "arrays and objects"),
+        (b"[" * 5_000 + b"]" * 5_000, 400, "recursion limit"),
+        (b'{"a":' * 250 + b"1" + b"}" * 250, 400, "recursion limit"),
         (b"[]", 422, "JSON object"),
         (b'"prompt"', 422, "JSON object"),
         (b"null", 422, "JSON object"),
         (b"{}", 422, "prompt"),
         (b'{"prompt": null}', 422, "prompt"),
-        (b'{"prompt": "a", "guidance": NaN}', 422, "NaN"),
-        (b'{"prompt": "a", "guidance": Infinity}', 422, "Infinity"),
-        (b'{"prompt": "a", "guidance": -Infinity}', 422, "-Infinity"),
-        (b'{"prompt": "a", "guidance": 1e999}', 422, "not finite"),
-        (b'{"prompt": "a", "guidance": [1, 1e999]}', 422, "not finite"),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 422, "digits"),
-        (b'{"prompt": "a", "guidance": 0.' + b"1" * 5000 + b"}", 422, "digits"),
-        (b'{"prompt": "a", "prompt": "b"}', 422, "more than once"),
-        (b'{"prompt": "a", "dcw": {"low": 1, "low": 2}}', 422, "more than once"),
-        (b'{"prompt": "\\ud800"}', 422, "prompt"),
-        (b'{"prompt": "a", "\\udfff": 1}', 422, "unicode"),
+        (b'{"prompt": "a", "guidance": NaN}', 400, "column"),
+        (b'{"prompt": "a", "guidance": Infinity}', 400, "column"),
+        (b'{"prompt": "a", "guidance": -Infinity}', 400, "column"),
+        (b'{"prompt": "a", "guidance": 1e999}', 422, "/guidance"),
+        (b'{"prompt": "a", "guidance": [1, 1e999]}', 422, "/guidance"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "number out of range"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 4000 + b"}", 422, "/seed"),
+        (b'{"prompt": "a", "prompt": "b"}', 422, "occurs more than once"),
+        (b'{"prompt": "a", "dcw": {"low": 1, "low": 2}}', 422, "occurs more than once"),
+        (b'{"prompt": "\\ud800"}', 400, "not valid JSON"),
+        (b'{"prompt": "a", "\\udfff": 1}', 400, "surrogate"),
         (b'{"prompt": "a", "nonsense": 1}', 422, "nonsense"),
         (b'{"prompt": "a", "steps": 201}', 422, "/steps"),
         (b'{"prompt": "a", "steps": 9223372036854775808}', 422, "/steps"),
@@ -114,12 +114,16 @@ def test_a_charset_parameter_is_taken(served: Served) -> None:
     ("parts", "status", "word"),
     [
         ([("source", ("s.wav", b"RIFF"))], 422, "request"),
-        ([("request", (None, b"{")), ("source", ("s.wav", b"RIFF"))], 400, "not JSON"),
-        ([("request", (None, b'{"prompt": "\xff"}'))], 400, "UTF-8"),
+        ([("request", (None, b"{")), ("source", ("s.wav", b"RIFF"))], 400, "not valid JSON"),
+        ([("request", (None, b'{"prompt": "\xff"}'))], 400, "unicode"),
         ([("request", (None, b'{"prompt": "a"}')), ("source", (None, b"RIFF"))], 422, "filename"),
         ([("request", (None, b'{"prompt": "a"}')), ("other", (None, b"1"))], 422, "other"),
-        ([("request", (None, b'{"prompt": "a"}')), ("request", (None, b'{"prompt": "a"}'))], 422, "more than once"),
-        ([("request", (None, b'{"prompt": "a", "seed": NaN}'))], 422, "NaN"),
+        (
+            [("request", (None, b'{"prompt": "a"}')), ("request", (None, b'{"prompt": "a"}'))],
+            422,
+            "occurs more than once",
+        ),
+        ([("request", (None, b'{"prompt": "a", "seed": NaN}'))], 400, "column"),
         ([(f"f{i}", (None, b"")) for i in range(50)], 400, "Too many"),
     ],
 )
@@ -223,13 +227,13 @@ def test_a_client_that_leaves_while_it_sends_is_forgotten(serve: Callable[..., S
 
 def test_the_budget_over_all_bodies_holds() -> None:
     budget = BodyBudget(100)
-    budget.take(60)
+    budget.reserve(60)
     with pytest.raises(ProblemError) as refusal:
-        budget.take(41)
+        budget.reserve(41)
     assert refusal.value.status == 503
     assert "Retry-After" in refusal.value.headers
-    budget.take(40)
-    budget.give_back(100)
+    budget.reserve(40)
+    budget.release(100)
     assert budget.used_bytes == 0
 
 
@@ -247,31 +251,11 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(), json_values, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_what_is_json_is_parsed_as_it_is(value: dict[str, Any]) -> None:
-    assert parse_object(json.dumps(value).encode(), 100) == value
+    assert parse_object(json.dumps(value).encode()) == value
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_make_it_fail_otherwise_than_with_a_problem(data: bytes) -> None:
     with suppress(ProblemError):
-        assert isinstance(parse_object(data, 100), dict)
-
-
-@pytest.mark.parametrize("text", [b'{"a": "[[[[[["}' * 1, b'{"a": "\\"[[[["}', b'["' + b"[" * 300 + b'"]'])
-def test_brackets_in_strings_are_not_depth(text: bytes) -> None:
-    check_nesting(text, 3)
-
-
-def test_the_nesting_check_is_linear() -> None:
-    started_s = time.monotonic()
-    for bomb in (b'"' + b'\\"' * 2_000_000, b'"' * 2_000_001 + b"[" * 101, b'["' * 99_000):
-        with suppress(ProblemError):
-            check_nesting(bomb, 100)
-    assert time.monotonic() - started_s < 20.0
-
-
-def test_paths_leave_out_the_names_of_union_branches() -> None:
-    values = {"dcw": {"low": [1, "x"]}, "a/b": [0]}
-    assert path_in(values, ("dcw", "low", "list[float]", 1)) == ["dcw", "low", 1]
-    assert path_in(values, ("prompt",)) == ["prompt"]
-    assert path_in(values, ("a/b", 0, "float")) == ["a/b", 0]
+        assert isinstance(parse_object(data), dict)

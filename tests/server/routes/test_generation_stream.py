@@ -59,7 +59,7 @@ def test_eight_that_are_there_take_the_ticks_of_one(serve: Serve) -> None:
     before = served.pipeline.loop.stats().ticks
     with ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(served.post, seed=seed, steps=10) for seed in range(8)]
-        eventually(lambda: served.service.gate.places_taken == 8)
+        eventually(lambda: served.service.admission.num_pending == 8)
         eventually(lambda: served.pipeline.loop.stats().queue_depth + served.pipeline.loop.stats().slots_active == 8)
         served.go()
         assert {future.result().status_code for future in pending} == {200}
@@ -101,7 +101,7 @@ def test_exactly_all_places_are_given_and_the_rest_is_told_to_come_back(serve: S
         pending = [pool.submit(served.post, seed=seed) for seed in range(50)]
         eventually(lambda: sum(future.done() for future in pending) == 45)
         refused = [future.result() for future in pending if future.done()]
-        assert served.service.gate.places_taken == 5
+        assert served.service.admission.num_pending == 5
         assert served.pipeline.loop.stats().slots_active + served.pipeline.loop.stats().queue_depth == 5
         served.go()
         accepted = [future.result(PATIENCE_S) for future in pending if future.result().status_code == 200]
@@ -121,9 +121,9 @@ def test_a_long_generation_keeps_its_place_between_its_segments(serve: Serve) ->
     served.tick_s = 0.02
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(served.post, seconds=6)
-        eventually(lambda: served.service.gate.places_taken == 1)
+        eventually(lambda: served.service.admission.num_pending == 1)
         statuses = []
-        while served.service.gate.places_taken:
+        while served.service.admission.num_pending:
             statuses.append(served.post().status_code)
         assert len(statuses) >= 3
         assert set(statuses[:-1]) == {503}
@@ -159,7 +159,7 @@ def test_who_leaves_frees_its_slot_within_a_tick(serve: Serve, how: str) -> None
             started_s = time.monotonic()
             eventually(lambda: loop.stats().slots_active == 0)
             assert time.monotonic() - started_s < 1.0
-    eventually(lambda: served.service.gate.places_taken == 0)
+    eventually(lambda: served.service.admission.num_pending == 0)
     counted = served.metrics()
     assert counted["tickrt_generations_total{outcome=cancelled}"] == 3
     assert counted["tickrt_generations_in_flight"] == 0
@@ -183,7 +183,7 @@ def test_who_leaves_in_mid_stream_frees_its_slot(serve: Serve) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         eventually(lambda: len(connection.recv(65536)) > 0)
     eventually(lambda: served.pipeline.loop.stats().slots_active == 0, 1.0)
-    eventually(lambda: not served.service.gate.tickets)
+    eventually(lambda: not served.service.admission.permits)
     assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
 
 
@@ -234,7 +234,7 @@ def test_who_does_not_read_is_cut_and_others_hear_no_difference(serve: Serve) ->
         stalled.recv(10)
         quiet = served.post(seed=9, seconds=2).content
         started_s = time.monotonic()
-        while served.service.gate.tickets:
+        while served.service.admission.permits:
             is_the_same = served.post(seed=9, seconds=2).content == quiet
             assert is_the_same
             assert time.monotonic() - started_s < 8.0
@@ -242,7 +242,7 @@ def test_who_does_not_read_is_cut_and_others_hear_no_difference(serve: Serve) ->
         is_whole = read_all(stalled).endswith(b"0\r\n\r\n")
         assert not is_whole
     counted = served.metrics()
-    assert counted["tickrt_subscriber_evictions_total{reason=send_timeout}"] == 1
+    assert counted["tickrt_stream_aborts_total{reason=send_timeout}"] == 1
     assert counted["tickrt_generations_total{outcome=expired}"] == 1
     eventually(lambda: len(served.server.server_state.connections) <= 1)
 

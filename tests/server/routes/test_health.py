@@ -107,7 +107,7 @@ def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> Non
     served.warm_up()
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(served.post) for _ in range(3)]
-        eventually(lambda: served.service.gate.places_taken == 3)
+        eventually(lambda: served.service.admission.num_pending == 3)
 
         def die(_: object) -> None:
             raise RuntimeError("the device fell off the bus")
