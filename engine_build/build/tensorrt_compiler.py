@@ -18,12 +18,20 @@ from engine_build.build.timing_cache import read_cache, set_aside, updating
 from engine_build.build.worker import PlanRequest, parse_shapes
 from runtime.errors import BuildError
 
-FLAGS: Mapping[str, str] = {"refit": "REFIT", "tf32": "TF32", "version_compatible": "VERSION_COMPATIBLE"}
-VERBOSITIES: Mapping[str, str] = {"none": "NONE", "layer_names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
-COMPATIBILITIES: Mapping[str, str] = {
-    "none": "NONE",
-    "ampere_plus": "AMPERE_PLUS",
-    "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
+FLAGS: Mapping[str, trt.BuilderFlag] = {
+    "refit": trt.BuilderFlag.REFIT,
+    "tf32": trt.BuilderFlag.TF32,
+    "version_compatible": trt.BuilderFlag.VERSION_COMPATIBLE,
+}
+VERBOSITIES: Mapping[str, trt.ProfilingVerbosity] = {
+    "none": trt.ProfilingVerbosity.NONE,
+    "layer_names": trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
+    "detailed": trt.ProfilingVerbosity.DETAILED,
+}
+COMPATIBILITIES: Mapping[str, trt.HardwareCompatibilityLevel] = {
+    "none": trt.HardwareCompatibilityLevel.NONE,
+    "ampere_plus": trt.HardwareCompatibilityLevel.AMPERE_PLUS,
+    "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
 }
 PARSE_ERRORS_SHOWN = 3
 
@@ -130,13 +138,12 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
     options, config = request.options, builder.create_builder_config()
     for option, flag in FLAGS.items():
         if options[option]:
-            config.set_flag(getattr(trt.BuilderFlag, flag))
+            config.set_flag(flag)
         else:
-            config.clear_flag(getattr(trt.BuilderFlag, flag))
+            config.clear_flag(flag)
     config.builder_optimization_level = options["optimization_level"]
-    config.profiling_verbosity = getattr(trt.ProfilingVerbosity, VERBOSITIES[options["verbosity"]])
-    compatibility = COMPATIBILITIES[options["hardware_compatibility"]]
-    config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, compatibility)
+    config.profiling_verbosity = VERBOSITIES[options["verbosity"]]
+    config.hardware_compatibility_level = COMPATIBILITIES[options["hardware_compatibility"]]
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
     if options["workspace_mib"] is not None:

@@ -59,7 +59,7 @@ def probe() -> Gpu:
     driver = _version(check(cudart.cudaDriverGetVersion(), "reading the driver's version"))
     runtime = _version(check(cudart.cudaRuntimeGetVersion(), "reading CUDA's version"))
     _check_devices(driver, runtime)
-    properties = check(cudart.cudaGetDeviceProperties(0), "reading the GPU's properties")
+    properties: cudart.cudaDeviceProp = check(cudart.cudaGetDeviceProperties(0), "reading the GPU's properties")
     return Gpu(
         name=properties.name.decode().rstrip("\0"),
         compute_capability=f"{properties.major}.{properties.minor}",
@@ -103,7 +103,7 @@ def _handle(status: tuple[Any, ...], what: str) -> int:
     return int(get_cuda_native_handle(check(status, what)))
 
 
-def _failure(code: Any, what: str) -> EngineError:
+def _failure(code: cudart.cudaError_t, what: str) -> EngineError:
     """Our error for CUDA's. CUDA's last error is cleared: the next launch would report it as its own."""
     _clear_error()
     text = cudart.cudaGetErrorString(code)[1].decode()

@@ -6,10 +6,13 @@ import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.devices.device import Device
 from runtime.tick.record import PHASES, TickRecord
+
+if TYPE_CHECKING:
+    import nvtx
 
 
 class PhaseClock:
@@ -49,7 +52,7 @@ class NvtxClock(PhaseClock):
     Where no tool listens, a range costs next to nothing.
     """
 
-    def __init__(self, domain: Any, tick: Any, phases: Mapping[str, Any]) -> None:
+    def __init__(self, domain: nvtx.Domain, tick: Any, phases: Mapping[str, Any]) -> None:
         super().__init__()
         self._domain, self._tick, self._phases = domain, tick, phases
 

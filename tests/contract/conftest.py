@@ -1,4 +1,4 @@
-"""The real packages' surfaces, read in processes of their own: no test imports TensorRT or CUDA."""
+"""The real packages' surfaces and stubs, read in child processes: no test imports TensorRT or CUDA."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from contract.install import NO_WHEEL
+from contract.stubs import Surface, write_stubs
+from contract.type_check import TypeCheck
 
 HERE = Path(__file__).parent
 INSTALLED = Path(sys.prefix) / "contract"
 VERSIONS = ("10.16", "11.4")
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
-CUDA_PACKAGES = ("cuda.core", "cuda.bindings.runtime", "cuda.bindings.driver", "cuda.bindings.utils")
-
-Surface = dict[str, Any]
+CUDA_PACKAGES = ("cuda.bindings.runtime", "cuda.bindings.utils")
 
 
 def read_surface(*packages: str, path: Path, libraries: Path | None = None, **more: str) -> Surface:
-    """What surface.py says of packages ("tensorrt=tensorrt_bindings") that lie in `path`."""
+    """The surface of packages ("tensorrt=tensorrt_bindings") in the folder `path`."""
     environment = {**os.environ, "PYTHONPATH": str(path), "LD_LIBRARY_PATH": str(libraries or ""), **more}
     command = [sys.executable, "-P", str(HERE / "surface.py"), *packages]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -34,7 +33,7 @@ def read_surface(*packages: str, path: Path, libraries: Path | None = None, **mo
 
 
 def installed(name: str) -> Path:
-    """The folder of one installation; skips the test where there can be none."""
+    """The folder of one installation; skips the test where there is none."""
     folder = INSTALLED / name
     if not folder.is_dir():
         pytest.skip(f"no {folder}: `make test` installs the real bindings")
@@ -45,11 +44,10 @@ def installed(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the libraries that the bindings want, under the sonames of both versions, compiled from nine
-    symbols."""
+    """A folder with the libraries that the bindings of both versions load, each with nine symbols only."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        pytest.skip("no C compiler (cc, gcc, clang): the stub of TensorRT's library cannot be made")
+        pytest.skip("no C compiler (cc, gcc, clang) for the stub of TensorRT's library")
     folder = tmp_path_factory.mktemp("stub")
     for soname in (f"lib{name}.so.{version.partition('.')[0]}" for name in LIBRARIES for version in VERSIONS):
         options = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(folder / soname)]
@@ -59,7 +57,7 @@ def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tensorrt_surface(stub_library: Path) -> Callable[[str], Surface]:
-    """`tensorrt_surface("11.4")`: what that version of TensorRT offers."""
+    """`tensorrt_surface("11.4")`: the surface of that version of TensorRT."""
     read: dict[str, Surface] = {}
 
     def get(version: str) -> Surface:
@@ -73,5 +71,30 @@ def tensorrt_surface(stub_library: Path) -> Callable[[str], Surface]:
 
 @pytest.fixture(scope="session")
 def cuda_surface() -> Surface:
-    """What cuda.core and cuda.bindings offer."""
+    """The surface of cuda.bindings."""
     return read_surface(*(f"{name}={name}" for name in CUDA_PACKAGES), path=installed("cuda"))
+
+
+@pytest.fixture(scope="session")
+def nvtx_surface() -> Surface:
+    """The surface of nvtx."""
+    return read_surface("nvtx=nvtx", path=installed("nvtx"))
+
+
+@pytest.fixture(scope="session")
+def type_check(
+    tmp_path_factory: pytest.TempPathFactory,
+    tensorrt_surface: Callable[[str], Surface],
+    cuda_surface: Surface,
+    nvtx_surface: Surface,
+) -> TypeCheck:
+    """mypy with stubs of every version of TensorRT, and of CUDA and NVTX."""
+    folder = tmp_path_factory.mktemp("stubs")
+
+    def stubs(version: str) -> Path:
+        if not (folder / version).exists():
+            for surface in (tensorrt_surface(version), cuda_surface, nvtx_surface):
+                write_stubs(surface, folder / version)
+        return folder / version
+
+    return TypeCheck(tmp_path_factory.mktemp("checked"), stubs)

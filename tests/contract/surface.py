@@ -1,12 +1,14 @@
 """What a package offers: every class, member and signature, as JSON. A program, run where the package can be imported.
 
 `python surface.py ALIAS=PACKAGE ...` imports each PACKAGE and prints {"version": ..., "names": {"ALIAS.Name": entry}}.
-Entry: kind (class, function, property, value, module), signatures (parameters of every overload, None where they
-cannot be known), returns (the type that a call or a property gives), bases and members of a class.
+Entry: kind (class, alias, function, property, value, module), signatures (the parameters of every overload, None where
+they are not known), returns (one type per overload, or the type of a property or value), bases and members of a class.
+Types are written as in a stub file: dotted names, "typing.Any" where the type is not known.
 """
 
 from __future__ import annotations
 
+import ast
 import enum
 import importlib
 import inspect
@@ -16,6 +18,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
+ANY = "typing.Any"
+BUILTIN_TYPES = ("bool", "bytes", "dict", "float", "int", "list", "memoryview", "object", "slice", "str", "tuple")
+TYPING_MODULES = ("typing.", "typing_extensions.", "collections.abc.")
 OPEN, CLOSE = "([{<", ")]}>"
 PYBIND_LINE = re.compile(r"^(?:\d+\. )?(\w+)\((.*)\)(?: -> (.+))?$")
 
@@ -58,7 +63,7 @@ class Surface:
         if callable(value) and not isinstance(type(value), enum.EnumMeta):
             signatures, returns = self._signatures(value, is_method=False)
             return {"kind": "function", "signatures": signatures, "returns": returns}
-        return {"kind": "value", "returns": self._classes.get(id(type(value)), "")}
+        return {"kind": "value", "returns": self._type_of(value)}
 
     def _class(self, value: type, path: str) -> dict[str, Any]:
         if self._classes.get(id(value)) != path:
@@ -70,7 +75,7 @@ class Surface:
             fields = getattr(value, "__dataclass_fields__", None)
             signatures = [_fields(fields)] if fields else self._python_signatures(value, is_method=False)[0]
         entry = {"kind": "class", "bases": bases, "members": members, "signatures": signatures, "returns": path}
-        return {**entry, "callbacks": _callbacks(value.__doc__ or "")}
+        return {**entry, "callbacks": _callbacks(value.__doc__ or ""), "is_iterable": hasattr(value, "__getitem__")}
 
     @staticmethod
     def _member_names(value: type) -> list[str]:
@@ -87,70 +92,92 @@ class Surface:
         if isinstance(static, property) or inspect.isdatadescriptor(static):
             return self._property(static)
         if callable(static) or isinstance(static, (staticmethod, classmethod)):
-            is_method = not isinstance(static, (staticmethod, classmethod))
-            signatures, returns = self._signatures(getattr(owner, name), is_method=is_method)
-            text = getattr(static, "__doc__", None) or ""
-            return {"kind": "function", "signatures": signatures, "returns": returns, "optional": "eprecated" in text}
-        return {"kind": "value", "returns": self._classes.get(id(type(static)), "")}
+            is_static = isinstance(static, (staticmethod, classmethod))
+            signatures, returns = self._signatures(getattr(owner, name), is_method=not is_static)
+            flags = {"is_static": is_static, "is_deprecated": "eprecated" in (getattr(static, "__doc__", None) or "")}
+            return {"kind": "function", "signatures": signatures, "returns": returns, **flags}
+        return {"kind": "value", "returns": self._type_of(static)}
 
     def _property(self, static: Any) -> dict[str, Any]:
         getter = getattr(static, "fget", None)
         line = (getattr(getter, "__doc__", None) or "").strip().split("\n")[0]
         returns = line.rpartition(" -> ")[2] if " -> " in line else ""
         if not returns and getter is not None:
-            returns = str(getattr(getter, "__annotations__", {}).get("return", ""))
+            returns = _text(getattr(getter, "__annotations__", {}).get("return", ""))
         if not returns and not isinstance(static, property):
             returns = (getattr(static, "__doc__", None) or "").split("\n")[0].partition(": ")[2]
         is_writable = static.fset is not None if isinstance(static, property) else True
-        return {"kind": "property", "returns": self._resolve(returns), "is_writable": is_writable}
+        return {"kind": "property", "returns": self._annotation(returns), "is_writable": is_writable}
 
-    def _signatures(self, function: Any, *, is_method: bool) -> tuple[list[Any] | None, str]:
+    def _signatures(self, function: Any, *, is_method: bool) -> tuple[list[Any] | None, list[str]]:
+        """The parameters of every overload, and what each returns."""
         lines = (getattr(function, "__doc__", None) or "").split("\n")
         found = [match for line in lines if (match := PYBIND_LINE.match(line.strip()))]
         name = getattr(function, "__name__", "")
         found = [match for match in found if match[1] == name and match[2] != "*args, **kwargs"]
         is_compiled = not hasattr(function, "__code__") and not hasattr(function, "__annotations__")
         if found and is_compiled:
-            signatures = [_pybind_parameters(match[2])[1 if is_method else 0 :] for match in found]
-            return signatures, self._resolve(found[0][3] or "")
+            parameters = [_pybind_parameters(match[2])[1 if is_method else 0 :] for match in found]
+            signatures = [[{**item, "type": self._annotation(item["type"])} for item in items] for items in parameters]
+            return signatures, [self._annotation(match[3] or "") for match in found]
         return self._python_signatures(function, is_method=is_method)
 
-    def _python_signatures(self, function: Any, *, is_method: bool) -> tuple[list[Any] | None, str]:
+    def _python_signatures(self, function: Any, *, is_method: bool) -> tuple[list[Any] | None, list[str]]:
         if isinstance(function, type(object.__init__)):
-            return None, ""
+            return None, []
         try:
             signature = inspect.signature(function)
         except (ValueError, TypeError):
-            return None, ""
+            return None, []
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
-        returns = signature.return_annotation
-        text = "" if returns is signature.empty else getattr(returns, "__name__", None) or str(returns)
-        returns_text = self._resolve(text) or self._status(getattr(function, "__doc__", None) or "")
-        return [[_parameter(item) for item in parameters]], returns_text
+        returns = self._status(getattr(function, "__doc__", None) or "") or _text(signature.return_annotation)
+        return [[{**_parameter(item), "type": self._annotation(_text(item.annotation))} for item in parameters]], [
+            self._annotation(returns)
+        ]
 
-    def _status(self, text: str) -> str:
-        """CUDA's functions give (status, value); their text says of what type, in numpy's style."""
-        lines = [line.strip() for line in text.partition("Returns\n-------\n")[2].split("\n")]
-        values = [line.partition(" : ")[2] for line in lines if re.match(r"^\w+ : ", line)]
-        if not lines[0].startswith(("cudaError_t", "CUresult")) or len(values) != 1:
+    @staticmethod
+    def _status(text: str) -> str:
+        """The tuple that a function of CUDA returns, status first, from its docstring in numpy's style."""
+        section = text.partition("Returns\n-------\n")[2].partition("\n\n")[0].split("\n")
+        if not section[0].startswith("cudaError_t"):
             return ""
-        return f"status[{self._resolve(re.sub(r'[:`~]|py:obj', '', values[0]))}]"
+        plain = [re.sub(r"~\.|[:`]|py:obj", "", line) for line in section[1:] if line and not line[0].isspace()]
+        return f"tuple[{', '.join(['cudaError_t', *(line.partition('  ')[2] or 'Any' for line in plain)])}]"
 
-    def _resolve(self, text: str) -> str:
-        """A type's text to the dotted name of a class here, "" where it is none of ours. Of alternatives, the first."""
-        text = text.strip("'\" ")
-        item = re.fullmatch(r"(?:typing\.)?(?:list|List|tuple|Sequence)\[([\w.]+)(?:, \.\.\.)?\]", text)
-        if item:
-            inner = self._resolve(item[1])
-            return f"list[{inner}]" if inner else ""
-        for part in text.split(" | "):
-            tail = part.strip("'\" ").split(".")
-            for size in range(len(tail), 0, -1):
-                ending = "." + ".".join(tail[-size:])
-                fitting = [path for path in self._classes.values() if path.endswith(ending)]
-                if fitting:
-                    return min(fitting, key=len)
+    def _type_of(self, value: Any) -> str:
+        return self._classes.get(id(type(value))) or self._annotation(type(value).__name__)
+
+    def _annotation(self, text: str) -> str:
+        """A type's text with full names of classes; Any in place of every name that is not known."""
+
+        def full_name(match: re.Match[str]) -> str:
+            name = match[0]
+            if name == "None" or name.startswith(TYPING_MODULES):
+                return name
+            return f"builtins.{name}" if name in BUILTIN_TYPES else self._class_named(name) or ANY
+
+        written = re.sub(r"[A-Za-z_][\w.:]*", full_name, text.replace("'", ""))
+        try:
+            ast.parse(written, mode="eval")
+        except SyntaxError:
+            return ANY
+        return ANY if f"{ANY}[" in written else written
+
+    def _class_named(self, name: str) -> str:
+        """The dotted name of a class here that ends like `name`: the shortest one, "" where there is none."""
+        parts = name.replace("::", ".").split(".")
+        for size in range(len(parts), 0, -1):
+            ending = "." + ".".join(parts[-size:])
+            found = [path for path in self._classes.values() if path.endswith(ending)]
+            if found:
+                return min(found, key=len)
         return ""
+
+
+def _text(annotation: Any) -> str:
+    if annotation is inspect.Signature.empty:
+        return ""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _callbacks(text: str) -> dict[str, list[str]]:
@@ -163,7 +190,7 @@ def _callbacks(text: str) -> dict[str, list[str]]:
 
 def _fields(fields: dict[str, Any]) -> list[dict[str, Any]]:
     """The parameters of a dataclass. Compiled ones have no signature of their own; every one may have a default."""
-    return [{"name": name, "kind": "POSITIONAL_OR_KEYWORD", "has_default": True} for name in fields]
+    return [{"name": name, "kind": "POSITIONAL_OR_KEYWORD", "has_default": True, "type": ANY} for name in fields]
 
 
 def _parameter(parameter: inspect.Parameter) -> dict[str, Any]:
@@ -174,14 +201,15 @@ def _parameter(parameter: inspect.Parameter) -> dict[str, Any]:
 def _pybind_parameters(text: str) -> list[dict[str, Any]]:
     found, keyword_only = [], False
     for part in _split(text):
-        name = part.partition(":")[0].partition("=")[0].strip()
+        name, _, kind_text = part.partition(" = ")[0].partition(":")
+        name = name.partition("=")[0].strip()
         if name == "*":
             keyword_only = True
             continue
         kind = "POSITIONAL_ONLY" if re.fullmatch(r"arg\d+|self", name) else "POSITIONAL_OR_KEYWORD"
         kind = "KEYWORD_ONLY" if keyword_only else kind
         kind = {1: "VAR_POSITIONAL", 2: "VAR_KEYWORD"}.get(len(name) - len(name.lstrip("*")), kind)
-        found.append({"name": name.lstrip("*"), "kind": kind, "has_default": " = " in part})
+        found.append({"name": name.lstrip("*"), "kind": kind, "has_default": " = " in part, "type": kind_text.strip()})
     return [item for item in found if item["name"] != "/"]
 
 
