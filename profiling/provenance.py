@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target
-from runtime.devices.machine import gpu_machine, machine
+from runtime.config.deployment import Deployment
+from runtime.devices.machine import machine_of
 from runtime.engines.engine import EngineSet
 
 HERE = Path(__file__).parent
@@ -37,15 +37,6 @@ def provenance(bundle: Bundle, deployment: Deployment, engines: EngineSet) -> di
         | manifest.tool_versions,
         "machine": machine_of(deployment.target),
     }  # fmt: skip
-
-
-def machine_of(target: Target) -> dict[str, str]:
-    """This machine, with its GPU where that does the work."""
-    if target == "cpu":
-        return machine()
-    from runtime.devices.cuda import probe
-
-    return {**machine(), **gpu_machine(probe())}
 
 
 def commit(folder: Path = HERE) -> str | None:

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.config.deployment import Target
 from runtime.devices.device import Device, HostDevice
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ def machine() -> dict[str, str]:
 def gpu_machine(gpu: Gpu) -> dict[str, str]:
     """What a plan depends on: processor architecture, GPU, compute capability."""
     return {"arch": platform.machine(), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
+
+
+def machine_of(target: Target) -> dict[str, str]:
+    """This machine's processor, and its GPU where the target uses one. Raises EngineError where that is missing."""
+    if target == "cpu":
+        return machine()
+    from runtime.devices.cuda_calls import probe
+
+    return {**machine(), **gpu_machine(probe())}
 
 
 def _cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""The Engine protocol: named tensors in, named tensors out, bound once, launched often."""
+"""The Engine protocol: a compiled graph with named tensors, bound once and launched many times."""
 
 from __future__ import annotations
 
@@ -14,28 +14,23 @@ from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.errors import EngineNotBuiltError, ShapeError
 
 FEATURE_SEPARATOR = "+"
-
-
 PLAIN = "plain"
 
 
 class Execution(Protocol):
-    """An engine with addresses and shapes bound: ready to launch any number of times.
-
-    Before a graph captures it, it is held: then it has to itself what the graph bakes in. One thread, one stream.
-    """
+    """An engine with shapes and addresses bound, to be launched any number of times by one thread on one stream."""
 
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
 
     def warm_up(self, stream: Stream) -> None:
-        """Put one execute on the stream, with what a captured graph bakes in, for this execution alone from now on.
+        """Put one execute on the stream with resources that this execution does not share with others.
 
-        Launches that follow can be captured. Raises EngineError.
+        Later launches use the same resources and can be captured. Raises EngineError.
         """
 
     def release(self) -> None:
-        """Give back what was held, if anything was; the graph that captured it is closed."""
+        """Return the resources that warm_up took, if any. Graphs that captured this execution must be closed."""
 
 
 class Engine(Protocol):
@@ -50,17 +45,17 @@ class Engine(Protocol):
         """Bind every input and output. Raises ShapeError where a tensor does not fit the graph."""
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One blocking execute on host arrays, outputs allocated: for work outside the tick."""
+        """One blocking execute on host arrays, with new outputs: for work outside the tick."""
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
-        """Time of every node over `runs` executes after a warm-up, in execution order. Profiling slows the whole."""
+        """Times of every node over `runs` executes after a warm-up, in execution order; profiling slows the execute."""
 
     def close(self) -> None:
         """Release the engine's memory."""
 
 
 def run_once(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """One blocking execute with fresh outputs, inputs checked. Raises ShapeError, EngineError."""
+    """One blocking execute with checked inputs and new outputs. Raises ShapeError, EngineError."""
     check_tensors(engine.name, engine.inputs, feeds)
     return engine.run(feeds)
 
@@ -72,7 +67,7 @@ def features_of(name: str) -> frozenset[str]:
 
 
 def variant_name(features: frozenset[str]) -> str:
-    """Features sorted and joined, "plain" for none."""
+    """The name of a set of features: {guidance, dcw} -> "dcw+guidance", none -> "plain"."""
     return FEATURE_SEPARATOR.join(sorted(features)) or PLAIN
 
 
@@ -89,8 +84,7 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 
 @dataclass(frozen=True)
 class EngineSet:
-    """The engines that a tick executes: the decoder, and the variants of what runs before (rows) and after it
-    (steps)."""
+    """The engines of a tick: the decoder, and by features the graphs that run before it (rows) and after it (steps)."""
 
     decoder: Engine
     rows: Mapping[frozenset[str], Engine]
@@ -106,8 +100,8 @@ class EngineSet:
 class NodeTimes:
     """One node of a compiled graph: its operator, and its time in each of several executes, in milliseconds.
 
-    `facts` is what the library itself says of the node, in its own words: the engine inspector's record of a TensorRT
-    layer, the arguments of ONNX Runtime's trace event.
+    `facts`: the library's own description of the node: a TensorRT layer's record of the engine inspector, or the
+    arguments of ONNX Runtime's trace event.
     """
 
     name: str
@@ -117,7 +111,10 @@ class NodeTimes:
 
 
 def check_tensors(engine: str, infos: Mapping[str, TensorInfo], tensors: Mapping[str, Any]) -> None:
-    """Every named tensor is there with the right dtype, rank and fixed dimensions, and equal names mean equal sizes."""
+    """Check that all tensors are there, with the right dtypes and shapes, and one size per dimension name.
+
+    Raises ShapeError.
+    """
     sizes: dict[str, int] = {}
     for name, info in infos.items():
         if name not in tensors:

@@ -1,10 +1,10 @@
-"""Opening built engines: manifest, hash and machine are checked first. Also replacing the engines of a running loop."""
+"""Opening of built engines, with checks of manifest, machine and hash; checks for engines that replace others."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
-from runtime.devices.machine import gpu_machine, machine
+from runtime.devices.machine import machine_of
 from runtime.engines.engine import Engine, EngineSet, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -26,11 +26,9 @@ from runtime.engines.manifest import (
 )
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
-Variants = Mapping[frozenset[str], Engine]
-
 
 def check_replaceable(old: EngineSet, new: EngineSet) -> None:
-    """`new` takes and gives the same tensors, and has every variant that `old` has. Raises EngineMismatchError."""
+    """Check that `new` has the tensors of `old` and all its variants. Raises EngineMismatchError."""
     _check_tensors(old.decoder, new.decoder)
     for kind, before, after in (("rows", old.rows, new.rows), ("step", old.steps, new.steps)):
         missing = [variant_name(features) for features in before if features not in after]
@@ -44,7 +42,7 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
-    """Execute the decoder once at the least shape, so that what loads lazily is loaded. Raises EngineError."""
+    """Execute the decoder once at the smallest shape, to load its kernels. Raises EngineError, also for NaN outputs."""
     shape, roles = deployment.shapes[0], bundle.decoder.inputs
     inputs = engines.decoder.inputs
     rows, frames = inputs[roles.latents].shape[:2]
@@ -52,7 +50,7 @@ def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
     feeds = {name: np.ones([_size(size, sizes) for size in info.shape], info.dtype) for name, info in inputs.items()}
     outputs = engines.decoder.run(feeds)
     if not all(np.isfinite(values).all() for values in outputs.values()):
-        raise EngineMismatchError("the new decoder gives values that are not finite", fix="build it again with --force")
+        raise EngineMismatchError("the new decoder's outputs are not finite", fix="build it again with --force")
 
 
 def _size(size: int | str, sizes: Mapping[int | str, int]) -> int:
@@ -63,9 +61,9 @@ def _check_tensors(old: Engine, new: Engine) -> None:
     for kind, before, after in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
         if _described(before) != _described(after):
             raise EngineMismatchError(
-                f"the new engine {new.name!r} has other {kind}s than the one that runs: "
+                f"the new engine {new.name!r} has other {kind}s than the current one: "
                 f"{_described(after)}, expected {_described(before)}",
-                fix="start a server of its own for another model",
+                fix="start another server for another model",
             )
 
 
@@ -73,21 +71,25 @@ def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[in
     return {name: (info.dtype, tuple(info.shape)) for name, info in infos.items()}
 
 
-TOOLS: Mapping[str, tuple[str, ...]] = {
+PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu",),
 }
 
 
 def tool_versions(target: Target) -> dict[str, str]:
-    """Versions of what compiles and runs engines of a target; a package that is not installed is absent."""
+    """Installed versions of the packages that build and run engines of a target."""
     if target == "tensorrt":
         return _tensorrt_version()
-    return {name: version for name in TOOLS[target] if (version := _version(name))}
+    versions = {}
+    for package in PACKAGES[target]:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def _tensorrt_version() -> dict[str, str]:
-    """As the library says itself: the packages that bring it have many names."""
+    """The version that the library reports: the packages that contain it have many names."""
     if importlib.util.find_spec("tensorrt") is None:
         return {}
     from runtime.engines.tensorrt.engine import library_version
@@ -95,20 +97,13 @@ def _tensorrt_version() -> dict[str, str]:
     return {"tensorrt": library_version()}
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def open_engine(
     folder: Path, name: str, device: Device, *, threads: int = 0, fix: str = "", in_tick: bool = False
 ) -> Engine:
-    """Open one built engine: manifest first, then the file's hash, then the file. `in_tick`: ticks will execute it, so
-    that what they need is taken now.
+    """Open one built engine. `in_tick`: ticks will execute it, so it allocates now what they need.
 
-    Raises EngineNotBuiltError, EngineMismatchError (both with the build command `fix`), OutOfMemoryError.
+    `fix`: the build command, for EngineNotBuiltError and EngineMismatchError. Raises these, EngineError,
+    OutOfMemoryError.
     """
     path = manifest_path(folder, name)
     if not path.is_file():
@@ -129,8 +124,10 @@ def open_engine(
 
 
 def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
-    """Open the decoder and every step and rows variant of a deployment. Raises EngineNotBuiltError,
-    EngineMismatchError, OutOfMemoryError; nothing stays open then."""
+    """Open the decoder and every step and rows variant of a deployment.
+
+    Raises EngineNotBuiltError, EngineMismatchError, EngineError, OutOfMemoryError; no engine stays open then.
+    """
     folder = deployment.engine_folder(target)
     fix = build_command(deployment.path, target or deployment.target)
     with ExitStack() as opened:
@@ -164,23 +161,15 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
     kind = "cpu" if manifest.target == "cpu" else "cuda"
     if device.kind != kind:
         raise EngineMismatchError(
-            f"engine {manifest.name!r} was built for target {manifest.target} and runs on a {kind} device, "
-            f"this one is {device.kind}",
+            f"engine {manifest.name!r} was built for target {manifest.target} and needs a {kind} device, "
+            f"this one is a {device.kind} device",
             fix=fix,
         )
 
 
 def _check_machine(manifest: Manifest, fix: str) -> None:
-    if reason := machine_mismatch(manifest, _this_machine(manifest.target), tool_versions(manifest.target)):
+    if reason := machine_mismatch(manifest, machine_of(manifest.target), tool_versions(manifest.target)):
         raise EngineMismatchError(f"engine {manifest.name!r} was {reason}", fix=fix)
-
-
-def _this_machine(target: Target) -> dict[str, str]:
-    if target == "cpu":
-        return machine()
-    from runtime.devices.cuda import probe
-
-    return {**machine(), **gpu_machine(probe())}
 
 
 def _variants(folder: Path, kind: str, fix: str) -> list[str]:

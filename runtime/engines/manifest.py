@@ -1,6 +1,6 @@
-"""What lies beside every engine: where it came from, what it is valid for, how exact it is.
+"""The manifest beside every engine: what it was built from and for, its tensors, hashes and measured error.
 
-`Identity` is everything that governs an engine's validity; `Manifest` adds what the build found out.
+`Identity` is everything that decides whether an engine is up to date; `Manifest` adds the results of the build.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from runtime.config.deployment import ShapeRanges, Target
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
-
-
 MANIFEST_SUFFIX = ".manifest.json"
 
 
 class TensorInfo(BaseModel):
-    """One input or output of an engine: numpy's dtype name, and its shape with a name where a dimension is free."""
+    """One input or output of an engine: numpy's dtype name, and the shape, with names for free dimensions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +33,7 @@ class TensorInfo(BaseModel):
 
 
 class Identity(BaseModel):
-    """Everything that must be equal for an engine to be used in place of a new build."""
+    """Everything that must be equal for an engine to be reused instead of built."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -54,8 +52,7 @@ class Manifest(Identity):
     """An engine's identity, its files with their hashes, its tensors, and its measured error against the graph.
 
     `engine_sha256` is of `engine_file`; `data_files` maps further files to their SHA-256; `size_bytes` covers all.
-    `facts` is what the build found out beside (flags by name, GPU, driver, parser version, memory); nothing depends on
-    it.
+    `facts`: further results of the build (flags by name, GPU, driver, parser version, memory); nothing depends on them.
     """
 
     engine_file: str
@@ -71,12 +68,12 @@ class Manifest(Identity):
 
 
 def manifest_path(folder: Path, name: str) -> Path:
-    """Where the manifest of engine `name` lies."""
+    """The path of the manifest of engine `name`."""
     return folder / f"{name}{MANIFEST_SUFFIX}"
 
 
 def read_manifest(path: Path, *, fix: str = "") -> Manifest:
-    """The manifest at `path`. Raises EngineNotBuiltError (there is none) or EngineMismatchError (it is damaged)."""
+    """The manifest at `path`. Raises EngineNotBuiltError where there is none, EngineMismatchError for a damaged one."""
     fix = fix or f"tickrt-build CONFIG --target {path.parent.name}"
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -84,17 +81,17 @@ def read_manifest(path: Path, *, fix: str = "") -> Manifest:
         raise EngineNotBuiltError(f"no engine {_engine_name(path)!r} in {path.parent}", fix=fix) from None
     except ValidationError as error:
         raise EngineMismatchError(
-            f"{path} is no manifest of schema 1: {explain(error)}", fix=f"{fix} --force"
+            f"{path} is not a manifest of schema 1: {explain(error)}", fix=f"{fix} --force"
         ) from error
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write `manifest` to `path` whole or not at all."""
+    """Write `manifest` to `path` atomically."""
     write_atomically(path, manifest.model_dump_json(indent=1).encode() + b"\n")
 
 
 def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:
-    """Whether the engine may stand for what is wanted; if not, the first field that differs, with both values."""
+    """Whether a built engine is the wanted one, and the reason: the first field that differs, with both values."""
     for name in Identity.model_fields:
         found, expected = getattr(manifest, name), getattr(wanted, name)
         if found != expected:
@@ -103,9 +100,9 @@ def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:
 
 
 def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_versions: Mapping[str, str]) -> str:
-    """What an engine was built for that a machine (its device, its tools) does not have; "" where the engine runs.
+    """How a machine (`device`, `tool_versions`) differs from the one an engine was built for; "" where the engine runs.
 
-    A version-compatible plan runs on later versions too: its own header says on which.
+    Tool versions do not count for a version-compatible plan: the version in its header is checked when it is loaded.
     """
     built, found = dict(manifest.device), {name: device.get(name, "") for name in manifest.device}
     if not manifest.build.get("version_compatible", False):
@@ -117,9 +114,9 @@ def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_version
 
 
 def verify_file(manifest: Manifest, folder: Path, *, fix: str = "") -> None:
-    """Check that the engine's files are the ones that were built. Raises EngineMismatchError or EngineNotBuiltError.
+    """Check the SHA-256 of an engine's files, before one is deserialized: engine files may contain code.
 
-    Nothing is deserialized: an engine file may hold code.
+    Raises EngineMismatchError, EngineNotBuiltError.
     """
     fix = fix or f"tickrt-build CONFIG --target {manifest.target} --force"
     for name, expected in {manifest.engine_file: manifest.engine_sha256, **manifest.data_files}.items():
@@ -141,7 +138,7 @@ def file_sha256(path: Path) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path`: a temporary file in the same folder, fsync, rename. Nothing is left behind on failure."""
+    """Write `data` to `path`: temporary file in the same folder, fsync, rename. A failure leaves no temporary file."""
     descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -154,7 +151,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def publish(partial: Path, path: Path) -> None:
-    """Give a finished file its name: fsync the file, rename it, fsync the folder."""
+    """Rename a finished file to its final name, with fsync of file and folder."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)

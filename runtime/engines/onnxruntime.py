@@ -1,7 +1,7 @@
-"""Engines on ONNX Runtime: offline-optimized graphs, bound to addresses once per shape; on the CPU or the GPU.
+"""Engines on ONNX Runtime, on the CPU or with the CUDA provider: optimized graphs, bound to tensors by address.
 
-On the GPU a tick's session puts its work on the device's main stream and does not wait for it: tensors are device
-memory, bound directly. Work for the host's arrays runs in a session and on a stream of its own.
+On the GPU the session of the ticks runs on the device's main stream, asynchronously, on device memory. A second session
+with its own stream runs on host arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -28,8 +28,8 @@ from runtime.engines.onnxruntime_cuda import (
     NOTHING_TO_RECORD,
     RECORDING,
     check_on_device,
-    failure,
     open_session,
+    translate_error,
 )
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
 
@@ -49,7 +49,7 @@ RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeExc
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """The graph is already optimized; `threads` 0 means all cores. One thread runs in the caller's own."""
+    """Options for a graph that is optimized already. `threads`: 0 = all cores, 1 = the calling thread."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
@@ -59,7 +59,7 @@ def session_options(threads: int) -> ort.SessionOptions:
 
 
 def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[NodeTimes, ...]:
-    """Node times from ONNX Runtime's trace events, without the first `warm_up` executes. Durations there are in us."""
+    """Node times from ONNX Runtime's trace events (durations in us), without the first `warm_up` executes."""
     starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
     first_us = starts[warm_up]
     nodes: dict[tuple[str, str], dict[int, float]] = {}
@@ -77,24 +77,11 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
     )
 
 
-class GpuStreams(Protocol):
-    """What an engine on the GPU asks of its device."""
-
-    @property
-    def main(self) -> Stream:
-        """The stream on which ticks run."""
-
-    @property
-    def is_capturing(self) -> bool:
-        """Whether what is launched now becomes part of a graph instead of running."""
-
-
 class OnnxRuntimeEngine:
-    """One graph in ONNX Runtime. `bind` gives an execution; `run` blocks and allocates its outputs; any thread may
-    call that.
+    """One graph in ONNX Runtime. Any thread may call `run`.
 
-    Raises EngineMismatchError, EngineError, OutOfMemoryError. `in_tick`: ticks will execute it, so that the session
-    that they use is opened now; the other is opened when it is first used.
+    `in_tick`: open the session of the ticks now, and the one for host arrays on first use; else the other way round.
+    Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 
     def __init__(
@@ -126,7 +113,7 @@ class OnnxRuntimeEngine:
     def bind(self, tensors: Mapping[str, Tensor]) -> OnnxRuntimeExecution:
         """Bind every input and output by address. Raises ShapeError, EngineError."""
         check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
-        kind = GpuExecution if self.is_on_gpu else OnnxRuntimeExecution
+        kind = OnnxRuntimeCudaExecution if self.is_on_gpu else OnnxRuntimeExecution
         return kind(self._session(True), self, tensors)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -136,14 +123,14 @@ class OnnxRuntimeEngine:
         try:
             results = session.run(names, {name: feeds[name] for name in self.inputs})
         except RUN_ERRORS as error:
-            raise failure(self.name, error) from error
+            raise translate_error(self.name, error) from error
         return dict(zip(names, results, strict=True))
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
-        """ONNX Runtime's own profile of another session over the same file. Raises EngineError.
+        """Times from ONNX Runtime's profiler, in a new session over the same file. Raises EngineError.
 
-        On the GPU its times are those of launches: kernels run later. With CUDA_LAUNCH_BLOCKING=1 in the environment
-        each launch waits for its kernel, and the times are the kernels'.
+        On the GPU these are times of launches, not of kernels. With CUDA_LAUNCH_BLOCKING=1 in the environment each
+        launch waits for its kernel, and they are the kernels' times.
         """
         options = session_options(self._threads)
         options.enable_profiling = True
@@ -154,20 +141,20 @@ class OnnxRuntimeEngine:
                 for _ in range(WARM_UP_RUNS + runs):
                     session.run(None, {name: feeds[name] for name in self.inputs})
             except RUN_ERRORS as error:
-                raise failure(self.name, error) from error
+                raise translate_error(self.name, error) from error
             events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         return node_times(events, WARM_UP_RUNS, runs)
 
     def close(self) -> None:
-        """Drop the sessions."""
+        """Close the sessions."""
         self._sessions.clear()
 
     def _session(self, in_tick: bool) -> ort.InferenceSession:
-        """The session for ticks, or the one for the host's arrays; on the CPU they are the same."""
+        """The session of the ticks, or the one for host arrays; on the CPU they are the same."""
         key = in_tick and self.is_on_gpu
         with self._lock:
             if key not in self._sessions:
-                stream = cast(GpuStreams, self.device).main.handle if key else None
+                stream = self.device.main.handle if key else None
                 self._sessions[key] = self._open(session_options(self._threads), stream)
             return self._sessions[key]
 
@@ -180,9 +167,9 @@ class OnnxRuntimeEngine:
                 return session
             return ort.InferenceSession(str(self._path), options, providers=[CPU_PROVIDER])
         except LOAD_ERRORS as error:
-            found = failure(self.name, error)
-            if type(found) is not EngineError:
-                raise found from error
+            translated = translate_error(self.name, error)
+            if type(translated) is not EngineError:
+                raise translated from error
             raise EngineMismatchError(f"{self._path} does not load: {error}", fix=self._fix) from error
 
 
@@ -194,7 +181,7 @@ def _run_options(entries: Mapping[str, str]) -> ort.RunOptions:
 
 
 class OnnxRuntimeExecution:
-    """A session's IoBinding; the tensors are kept alive as long as it lives."""
+    """A session's IoBinding; it keeps the tensors alive."""
 
     device_type = "cpu"
 
@@ -209,56 +196,55 @@ class OnnxRuntimeExecution:
             self._binding.bind_output(name, *self._place(tensors[name]))
 
     def launch(self, stream: Stream) -> None:
-        """One execute, done when this returns. Raises EngineError."""
+        """Execute; blocks until it is done. Raises EngineError."""
         try:
             self._session.run_with_iobinding(self._binding)
         except RUN_ERRORS as error:
-            raise failure(self._engine.name, error) from error
+            raise translate_error(self._engine.name, error) from error
 
     def warm_up(self, stream: Stream) -> None:
-        """A launch: the binding is this execution's own anyway. Raises EngineError."""
+        """Execute; nothing else needs to be prepared. Raises EngineError."""
         self.launch(stream)
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """Does nothing."""
 
     def _place(self, tensor: Tensor) -> tuple[str, int, np.dtype[Any], tuple[int, ...], int]:
         return self.device_type, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address
 
 
-class GpuExecution(OnnxRuntimeExecution):
-    """An IoBinding to device memory. A launch returns when its work is on the main stream."""
+class OnnxRuntimeCudaExecution(OnnxRuntimeExecution):
+    """An IoBinding to device memory, executed asynchronously on the main stream."""
 
     device_type = "cuda"
 
     def __init__(self, session: ort.InferenceSession, engine: OnnxRuntimeEngine, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(session, engine, tensors)
-        self._streams = cast(GpuStreams, engine.device)
+        self._device = engine.device
         self._plain, self._recording = _run_options(ASYNCHRONOUS), _run_options(RECORDING)
 
     def launch(self, stream: Stream) -> None:
         """Put one execute on the main stream. Raises EngineError, OutOfMemoryError, CaptureError.
 
-        In a capture, ONNX Runtime must be one that can be recorded: others end the process at the second replay, or at
-        once.
+        A release of ONNX Runtime that does not support external captures is refused in one: it would end the process.
         """
-        if stream.handle != self._streams.main.handle:
-            raise EngineError(f"{self._engine.name} is launched on another stream than it was opened for")
-        if not self._streams.is_capturing:
+        if stream.handle != self._device.main.handle:
+            raise EngineError(f"{self._engine.name} is launched on another stream than the device's main stream")
+        if not self._device.is_capturing:
             self._run(self._plain)
         elif self._engine.is_recordable:
             self._run(self._recording)
         else:
             raise CaptureError(
-                f"ONNX Runtime {ort.__version__} cannot be recorded into a graph of its caller's",
-                fix="capture = false in [runtime] keeps this quiet; target tensorrt captures",
+                f"ONNX Runtime {ort.__version__} cannot be recorded into a graph that its caller captures",
+                fix="set capture = false in [runtime], or use target tensorrt",
             )
 
     def warm_up(self, stream: Stream) -> None:
-        """One execute on the stream, after which a captured one needs no more memory; the first one of an engine also
-        finds out whether it can be recorded.
+        """Execute once, so that a captured execute allocates nothing. Raises EngineError.
 
-        A release that can refuses to record where nothing captures; one that cannot just runs.
+        The engine's first call finds out whether this release supports external captures: such a release refuses to
+        record outside a capture, others ignore the option and run.
         """
         if self._engine.is_recordable is None:
             try:
@@ -276,4 +262,4 @@ class GpuExecution(OnnxRuntimeExecution):
         try:
             self._session.run_with_iobinding(self._binding, options)
         except RUN_ERRORS as error:
-            raise failure(self._engine.name, error) from error
+            raise translate_error(self._engine.name, error) from error

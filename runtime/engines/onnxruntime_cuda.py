@@ -6,35 +6,35 @@ Option names as in ONNX Runtime 1.31 (cuda_execution_provider_info.cc, onnxrunti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 CPU_PROVIDER = "CPUExecutionProvider"
 
-# Initializers lie outside the arena: what the arena holds then is only what a run needs. Which node runs where is
-# recorded, so that it can be refused when a tick's data would go through the host.
+# Initializers are allocated outside the arena, which then holds only what a run needs. The assignment of nodes to
+# providers is recorded for `check_on_device`.
 SESSION_ENTRIES: Mapping[str, str] = {
     "session.use_device_allocator_for_initializers": "1",
     "session.record_ep_graph_assignment_info": "1",
 }
-# Run() returns when everything is launched: whoever wants the result waits for an event of the stream.
+# Run() returns when its work is launched; the caller waits for an event of the stream.
 ASYNCHRONOUS: Mapping[str, str] = {"disable_synchronize_execution_providers": "1"}
 # Run() becomes part of the graph that the caller captures. Releases that do not know this entry ignore it.
 RECORDING: Mapping[str, str] = {**ASYNCHRONOUS, "external_device_graph_capture": "1"}
 NOTHING_TO_RECORD = "no caller-initiated device graph capture is active"
 
-# Operators that compute sizes and indices. ONNX Runtime runs them on the host on purpose, when all that they read are
-# sizes; their results are arguments of launches, not data.
+# Operators that compute sizes and indices. ONNX Runtime runs them on the host on purpose where they only read sizes:
+# their results are arguments of launches, not data.
 SIZE_OPERATORS = frozenset({
     "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Max", "Min",
     "Mod", "Mul", "Neg", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub",
     "Unsqueeze", "Where",
 })  # fmt: skip
 
-# After one of these the CUDA context is gone, and with it everything on the device.
+# CUDA errors after which the context is lost, and with it everything on the device.
 DEAD_CODES = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 805, 999})
 MEMORY_CODE = 2
 CAPTURE_CODES = frozenset(range(900, 909))
@@ -43,30 +43,14 @@ _NO_MEMORY = re.compile(
     r"Failed to allocate memory for requested buffer|Available memory of \d+ is smaller than|out of memory"
     r"|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
 )
-_MEMORY_FIX = "lower depth in [runtime], or rows or frames in the shape ranges; or close what else uses the GPU"
-
-
-class AssignedNode(Protocol):
-    """A node as a session tells of it."""
-
-    name: str
-    op_type: str
-
-
-class AssignedNodes(Protocol):
-    """Nodes that one provider runs, as a session tells of them."""
-
-    ep_name: str
-
-    def get_nodes(self) -> Iterable[AssignedNode]:
-        """The nodes."""
+_MEMORY_FIX = "lower depth in [runtime], or rows or frames in the shape ranges; or close other programs on the GPU"
 
 
 def provider_options(stream: int | None, *, tf32: bool) -> dict[str, str]:
-    """Options of a session whose work goes on `stream` (a CUstream); None: on a stream of its own.
+    """Options of a session that runs on `stream` (a CUstream); None: on its own stream.
 
-    The convolution algorithm comes from cuDNN's heuristics: trying all of them takes memory and waits, at the first run
-    of every shape. The arena grows by what is asked, not to the next power of two.
+    cuDNN's heuristics choose the convolution algorithm: measuring all of them allocates memory and synchronizes at the
+    first run of every shape. The arena grows by the requested size, not to the next power of two.
     """
     options = {
         "device_id": "0",
@@ -79,7 +63,7 @@ def provider_options(stream: int | None, *, tf32: bool) -> dict[str, str]:
 
 
 def need_provider(ort: Any) -> None:
-    """Raises EngineError where ONNX Runtime (the module `ort`) is installed without its CUDA provider."""
+    """Raise EngineError where ONNX Runtime (the module `ort`) is installed without its CUDA provider."""
     if CUDA_PROVIDER not in ort.get_available_providers():
         raise EngineError(
             f"target cuda: ONNX Runtime {ort.__version__} is installed without its CUDA provider",
@@ -90,17 +74,17 @@ def need_provider(ort: Any) -> None:
 def open_session(ort: Any, source: str | bytes, options: Any, *, stream: int | None, tf32: bool) -> Any:
     """A session of the CUDA provider over a file or a graph's bytes, made by the module `ort`.
 
-    `stream`: see provider_options. Raises EngineError where the provider is missing or does not start; what ONNX
-    Runtime itself raises is not translated.
+    `stream`: see provider_options. Raises EngineError where the provider is missing or does not start; ONNX Runtime's
+    own errors are not translated.
     """
     need_provider(ort)
     ort.preload_dlls()
-    # A plan of memory per shape is made at the second run of a shape, which then takes memory: too late for a capture.
+    # A memory pattern is made at the second run of a shape, and allocates then: that run may be captured.
     options.enable_mem_pattern = False
     for key, value in SESSION_ENTRIES.items():
         options.add_session_config_entry(key, value)
     session = ort.InferenceSession(source, options, providers=[(CUDA_PROVIDER, provider_options(stream, tf32=tf32))])
-    # Otherwise an execute that fails on the GPU is done again on the CPU, without a message.
+    # Otherwise an execute that fails on the GPU is repeated on the CPU, without a message.
     session.disable_fallback()
     if CUDA_PROVIDER not in session.get_providers():
         raise EngineError(
@@ -110,8 +94,11 @@ def open_session(ort: Any, source: str | bytes, options: Any, *, stream: int | N
     return session
 
 
-def nodes_on_host(assigned: Iterable[AssignedNodes]) -> list[str]:
-    """Nodes of a session on the GPU whose data would travel through the host, as "name (operator)"."""
+def nodes_on_host(assigned: Iterable[Any]) -> list[str]:
+    """Nodes whose data would be copied through the host, as "name (operator)".
+
+    `assigned`: a session's get_provider_graph_assignment_info(), the nodes of each provider.
+    """
     return [
         f"{node.name} ({node.op_type})"
         for part in assigned
@@ -121,24 +108,25 @@ def nodes_on_host(assigned: Iterable[AssignedNodes]) -> list[str]:
     ]
 
 
-def check_on_device(name: str, assigned: Iterable[AssignedNodes], fix: str) -> None:
-    """Raises EngineError where some of an engine's nodes have no CUDA kernel."""
+def check_on_device(name: str, assigned: Iterable[Any], fix: str) -> None:
+    """Raise EngineError where nodes of an engine have no CUDA kernel; `assigned`: see nodes_on_host."""
     if found := nodes_on_host(assigned):
         raise EngineError(f"{name}: {kernels_missing(found)}", fix=fix)
 
 
 def kernels_missing(nodes: Sequence[str]) -> str:
-    """What is wrong with nodes on the host, and which they are."""
+    """The error text for nodes without a CUDA kernel."""
     return (
-        f"{len(nodes)} nodes have no CUDA kernel in this ONNX Runtime, their data would travel through the host in "
+        f"{len(nodes)} nodes have no CUDA kernel in this ONNX Runtime, their data would be copied through the host in "
         f"every tick: {', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}"
     )
 
 
-def failure(name: str, error: Exception) -> EngineError:
-    """ONNX Runtime's error as one of ours: out of memory, in a capture, the context gone, or just this execute."""
+def translate_error(name: str, error: Exception) -> EngineError:
+    """Our error for an error of ONNX Runtime: lost context, out of memory, failed capture, or failed execute."""
     text = str(error)
-    code = next(_codes(text), 0)
+    found = _CUDA_CODE.search(text)
+    code = int(found[1]) if found else 0
     if code in DEAD_CODES:
         return EngineDeadError(f"{name}: the GPU cannot be used any more: {text}", fix="restart the process")
     if code == MEMORY_CODE or _NO_MEMORY.search(text):
@@ -146,7 +134,3 @@ def failure(name: str, error: Exception) -> EngineError:
     if code in CAPTURE_CODES:
         return CaptureError(f"{name} cannot be part of a captured graph: {text}")
     return EngineError(f"{name} failed to execute: {text}")
-
-
-def _codes(text: str) -> Iterator[int]:
-    return (int(code) for code in _CUDA_CODE.findall(text))

@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products, from the shapes that their values have in a run."""
+"""Floating-point operations of matrix products and convolutions, from the shapes of their values."""
 
 from __future__ import annotations
 

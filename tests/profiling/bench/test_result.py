@@ -10,10 +10,10 @@ from conftest import Built
 
 from profiling.bench.result import BUDGETS, budget_of, phases
 from profiling.bench.workload import Workload, with_runtime
-from profiling.provenance import commit, machine_of, provenance
+from profiling.provenance import commit, provenance
 from runtime.config.bundle import load_bundle
 from runtime.devices.device import HostDevice
-from runtime.devices.machine import machine
+from runtime.devices.machine import machine, machine_of
 from runtime.engines.loading import open_engines
 from runtime.tick.record import PHASES, TickRecord
 

@@ -22,7 +22,7 @@ from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine, open_engines
-from runtime.engines.onnxruntime_cuda import CUDA_PROVIDER, failure, nodes_on_host, provider_options
+from runtime.engines.onnxruntime_cuda import CUDA_PROVIDER, nodes_on_host, provider_options, translate_error
 from runtime.errors import (
     CaptureError,
     EngineDeadError,
@@ -60,7 +60,7 @@ CAPTURE = "CUDA failure 900: operation not permitted when stream is capturing ; 
     ],
 )
 def test_an_error_says_whether_anything_is_left(text: str, kind: type[EngineError]) -> None:
-    error = failure("decoder", RuntimeError(text))
+    error = translate_error("decoder", RuntimeError(text))
     assert type(error) is kind
     assert "decoder" in error.what
     assert text in error.what

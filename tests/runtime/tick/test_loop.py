@@ -13,11 +13,11 @@ import oracle
 import pytest
 from backends import CPU, REAL, SIMULATED, Backend
 from conftest import Loops, captured
+from faulty_engine import Faults, FaultyEngine
 from generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
 
 from profiling.bench.allocation_probe import AllocationProbe
 from runtime.engines.engine import EngineSet, run_once
-from runtime.engines.fake import Faults, FaultyEngine
 from runtime.engines.loading import open_engines
 from runtime.errors import (
     CheckpointError,

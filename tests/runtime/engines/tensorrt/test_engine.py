@@ -262,7 +262,7 @@ def test_a_plan_of_another_compute_capability_does_not_load(folder: Path) -> Non
 
 def test_an_engine_for_a_gpu_does_not_open_on_the_host_device(one: Machine, folder: Path) -> None:
     written(folder)
-    with pytest.raises(EngineMismatchError, match="runs on a cuda device, this one is cpu"):
+    with pytest.raises(EngineMismatchError, match="needs a cuda device, this one is a cpu device"):
         opened(folder, open_device("cpu"))
 
 

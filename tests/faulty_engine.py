@@ -1,4 +1,4 @@
-"""A real engine that misbehaves on purpose: the faults that a server must survive, at a chosen execute."""
+"""An engine with injected faults at chosen executes: delays, NaN outputs, errors, a lost device, a hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.errors import EngineDeadError, EngineError
 
 @dataclass
 class Faults:
-    """What goes wrong and when; executes are counted from 0.
+    """The faults, by execute, counted from 0.
 
     delay_s: before every execute. nan_at: execute -> rows whose outputs become NaN. fail_at: executes that raise a
     recoverable EngineError. die_at: the execute that raises EngineDeadError. hang_at: the execute that blocks until
@@ -34,8 +34,7 @@ class Faults:
 
 
 class FaultyEngine:
-    """Wraps an engine; everything but its launches is the engine's own. `device`: where its outputs lie, if the host
-    cannot see them."""
+    """Wraps an engine, with faults in its launches. `device`: needed where the host cannot access the outputs."""
 
     def __init__(self, engine: Engine, faults: Faults, device: Device | None = None) -> None:
         self._engine, self._faults, self._device = engine, faults, device
@@ -44,13 +43,13 @@ class FaultyEngine:
         self.run, self.profile, self.close = engine.run, engine.profile, engine.close
 
     def bind(self, tensors: Mapping[str, Tensor]) -> FaultyExecution:
-        """Bind the real engine."""
+        """Bind the wrapped engine."""
         outputs = [tensors[name] for name in self.outputs]
         return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults, self._device)
 
 
 class FaultyExecution:
-    """Launches the real execution, then spoils it. A captured graph of it has no faults: it launches without us."""
+    """Launches the wrapped execution with faults; replays of a captured graph have none."""
 
     def __init__(
         self, name: str, execution: Execution, outputs: list[Tensor], faults: Faults, device: Device | None
@@ -60,16 +59,16 @@ class FaultyExecution:
         self.release = execution.release
 
     def launch(self, stream: Stream) -> None:
-        """One execute with whatever is due. Raises EngineError, EngineDeadError."""
+        """One execute with its faults. Raises EngineError, EngineDeadError."""
         number = self._begin()
         self._execution.launch(stream)
-        self._spoil(number, stream)
+        self._write_nan(number, stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """As launch, held."""
+        """As launch, with the wrapped execution's warm_up."""
         number = self._begin()
         self._execution.warm_up(stream)
-        self._spoil(number, stream)
+        self._write_nan(number, stream)
 
     def _begin(self) -> int:
         faults, number = self._faults, self._faults.executes
@@ -83,7 +82,7 @@ class FaultyExecution:
             raise EngineError(f"{self._name} failed at execute {number}")
         return number
 
-    def _spoil(self, number: int, stream: Stream) -> None:
+    def _write_nan(self, number: int, stream: Stream) -> None:
         for row in self._faults.nan_at.get(number, ()):
             for output in self._outputs:
                 if output.host is not None:
@@ -92,7 +91,7 @@ class FaultyExecution:
                     self._upload_nan(output, row, stream)
 
     def _upload_nan(self, output: Tensor, row: int, stream: Stream) -> None:
-        assert self._device is not None, "spoiling memory that the host cannot see needs the device"
+        assert self._device is not None, "writing NaN to device memory needs the device"
         shape = output.shape[1:]
         values = np.full(shape, np.nan).astype(output.dtype)
         self._device.upload(output.view(*shape, start=row * prod(shape)), values, stream)

@@ -1,4 +1,4 @@
-"""Faults come at the execute that was asked for, on memory that the host sees and on memory that it does not."""
+"""Injected faults occur at the chosen execute, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, written
+from faulty_engine import Faults, FaultyEngine
 from simulator.fixture import simulated
 
-from runtime.engines.fake import Faults, FaultyEngine
 from runtime.errors import EngineDeadError, EngineError
 
 
 @pytest.mark.parametrize("way", ["launch", "warm_up"])
-def test_a_row_becomes_nan_on_a_gpu_too(way: str, tmp_path: Path) -> None:
+def test_a_row_of_device_memory_becomes_nan(way: str, tmp_path: Path) -> None:
     with simulated():
         bench = Bench()
         written(tmp_path)
