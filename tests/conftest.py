@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import CPU, FEW_VARIANTS, Backend
-from factories import tiny_deployment
+from helpers.backends import CPU, FEW_VARIANTS, Backend
+from helpers.factories import tiny_deployment
 from simulator.fixture import Machine
 
 from runtime.config.bundle import load_bundle

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from engine_build.config import check_ranges, read_options
 from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 ROOMS = ("runtime", "engine_build", "server", "profiling")
 MAY_IMPORT = {"runtime": set(), "engine_build": {"runtime"}, "server": {"runtime"}, "profiling": {"runtime"}}

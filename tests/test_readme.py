@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
-from paths import ROOT
+from helpers.paths import ROOT
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from contract.conftest import CUDA_PACKAGES, VERSIONS, Surface, read_surface
-from paths import TESTS
+from helpers.paths import TESTS
 
 SITE = TESTS / "simulator" / "site"
 RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from paths import ROOT
+from helpers.paths import ROOT
 
 PACKAGES = ("runtime", "engine_build", "server", "profiling")
 IMPORT = re.compile(r"^\s*(?:from|import) (?:tensorrt|cuda|nvtx)\b", re.MULTILINE)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 from typer.testing import CliRunner, Result
 
 from engine_build.cli import app

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 
 from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
 from runtime.errors import ConfigError

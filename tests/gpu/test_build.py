@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import tiny_deployment
-from paths import ROOT
+from helpers.factories import tiny_deployment
+from helpers.paths import ROOT
 from typer.testing import CliRunner, Result
 
 from engine_build.build.builder import build_deployment

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
-from device_behaviour import fetched, filled
+from helpers.device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
+from helpers.device_behaviour import fetched, filled
 
 from runtime.devices.cuda import probe
 from runtime.errors import EngineError

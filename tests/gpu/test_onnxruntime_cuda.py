@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import tiny_deployment
-from paths import ROOT
+from helpers.factories import tiny_deployment
+from helpers.paths import ROOT
 
 from engine_build.build.builder import build_deployment
 from engine_build.graphs.graph_file import read_graph

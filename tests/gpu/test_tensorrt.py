@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
-from engine_behaviour import CLOSE, Bench, feeds_of, opened, written
+from helpers.engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
+from helpers.engine_behaviour import CLOSE, Bench, feeds_of, opened, written
 from simulator.plans import small_graph
 
 from runtime.devices.cuda import probe

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Built
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
 from profiling.bench_cli import app

@@ -16,8 +16,8 @@ import pytest
 import soundfile
 from click.testing import Result
 from conftest import Built
-from factories import TinySpec, tiny_deployment
-from paths import ROOT
+from helpers.factories import TinySpec, tiny_deployment
+from helpers.paths import ROOT
 from rich.console import Console
 from typer.testing import CliRunner
 

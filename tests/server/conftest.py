@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from http_harness import Served, serving
+from helpers.http_harness import Served, serving
 
 from runtime.config.deployment import Deployment
 

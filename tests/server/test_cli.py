@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from http_harness import Served
+from helpers.http_harness import Served
 from typer.testing import CliRunner
 
 from runtime.config.deployment import Deployment

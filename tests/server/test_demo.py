@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import soundfile
-from http_harness import Served, serving
-from paths import ROOT
+from helpers.http_harness import Served, serving
+from helpers.paths import ROOT
 
 from engine_build.build.builder import build_deployment
 from runtime.config.deployment import load_deployment

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from http_harness import GENERATIONS, Served, connected, eventually, raw_request
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, raw_request
 
 from runtime.tick.record import PHASES, TickRecord
 from server.metrics import Metrics, Outcome

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 import safetensors.numpy
-from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
-from paths import ROOT
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
+from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import httpx
 import psutil
 import pytest
-from http_harness import Served, connected, eventually, raw_request, read_all
+from helpers.http_harness import Served, connected, eventually, raw_request, read_all
 
 from server.metrics import Outcome
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import FEW_VARIANTS
 from conftest import Built
-from factories import TinySpec, tiny_deployment
-from http_harness import Served, problem, serving
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import TinySpec, tiny_deployment
+from helpers.http_harness import Served, problem, serving
 
 SPEC = TinySpec()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from factories import TinySpec, tiny_decoder, tiny_deployment
+from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 
 from engine_build.build.engine_specs import Job, decoder_samples, jobs_of, profiles_of
 from engine_build.build.worker import parse_shapes

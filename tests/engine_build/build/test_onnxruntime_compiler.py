@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from factories import tiny_bundle, tiny_deployment
+from helpers.factories import tiny_bundle, tiny_deployment
+from helpers.paths import ROOT
 from onnx import TensorProto
-from paths import ROOT
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 
 from engine_build.build import rebuild_check as decisions
 from engine_build.build.engine_specs import Job, jobs_of

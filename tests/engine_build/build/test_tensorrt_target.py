@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 import pytest
-from factories import TinySpec, tiny_decoder, tiny_deployment
+from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from simulator.fixture import child_environment, simulated
 

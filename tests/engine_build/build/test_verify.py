@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from factories import TinySpec, tiny_decoder, tiny_deployment
+from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import numpy_helper
 
 from engine_build.build.engine_specs import Job, jobs_of

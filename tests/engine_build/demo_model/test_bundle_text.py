@@ -7,7 +7,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from engine_build.demo_model.bundle_text import BUNDLE_FILE, SIZE_LIMIT_BYTES, bundle_size_bytes, read_bundle_file
 from engine_build.demo_model.bundle_text import write_bundle_file as write_file

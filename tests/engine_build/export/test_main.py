@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 HAS_TORCH = all(importlib.util.find_spec(name) is not None for name in ("torch", "diffusers", "onnxscript"))
 
@@ -65,7 +65,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch and diffusers")
 def test_a_checkpoint_becomes_a_bundle_with_a_deployment(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from tiny_acestep import save_checkpoint
+    from helpers.tiny_acestep import save_checkpoint
 
     from runtime.config.bundle import load_bundle
     from runtime.config.deployment import load_deployment

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import TinySpec, tiny_bundle, tiny_decoder
+from helpers.factories import TinySpec, tiny_bundle, tiny_decoder
 from onnx import TensorProto, helper
 
 from engine_build.graphs.graph_file import graph_of, read_graph

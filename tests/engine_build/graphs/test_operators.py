@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
+from helpers.paths import ROOT
+from helpers.tensorrt_operators import problems
 from onnx import TensorProto, helper, numpy_helper
-from paths import ROOT
-from tensorrt_operators import problems
 
 from engine_build.build.engine_specs import Job, jobs_of
 from engine_build.build.verify import sample_feeds

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-import oracle
 import pytest
+from helpers import oracle
 from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import rows_graph, step_graph

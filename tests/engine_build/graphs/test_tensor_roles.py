@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from factories import TinySpec, tiny_decoder
+from helpers.factories import TinySpec, tiny_decoder
 
 from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports

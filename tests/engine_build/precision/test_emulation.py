@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from factories import TinySpec, tiny_decoder
+from helpers.factories import TinySpec, tiny_decoder
+from helpers.paths import TESTS
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from paths import TESTS
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import tiny_bundle
-from paths import ROOT
+from helpers.factories import tiny_bundle
+from helpers.paths import ROOT
 
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import TinySpec, tiny_decoder
+from helpers.factories import TinySpec, tiny_decoder
+from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
-from paths import ROOT
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter

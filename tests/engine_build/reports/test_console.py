@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 from rich.console import Console
 
 from engine_build.build.builder import build

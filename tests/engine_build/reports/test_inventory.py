@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 from typer.testing import CliRunner, Result
 
 from engine_build.build.builder import build_deployment

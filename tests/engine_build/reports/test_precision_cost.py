@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from engine_build.reports.end_to_end import Played, play_both
 from runtime.config.deployment import load_deployment

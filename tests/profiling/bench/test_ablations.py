@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import CPU, SIMULATED, Backend
 from conftest import Built, resized
+from helpers.backends import CPU, SIMULATED, Backend
 from rich.console import Console
 
 from profiling.bench import ablations as matrix

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 
 from profiling.bench.steady_stream import VERIFY_TOLERANCE, SteadyStream
 from profiling.bench.workload import Workload

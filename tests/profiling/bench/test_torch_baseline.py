@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from conftest import Built
-from tiny_acestep import save_checkpoint
+from helpers.tiny_acestep import save_checkpoint
 from typer.testing import CliRunner
 
 from profiling.bench.torch_baseline import TorchDecoder

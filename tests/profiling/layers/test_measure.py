@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import tiny_deployment
+from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from helpers.recorded_profiles import SDPA, transformer
 from onnx import TensorProto, helper
-from recorded_profiles import SDPA, transformer
 
 from profiling.layers.origins import NO_MODULE, Origins, common_module, module_of, origin_of, read_graph
 from runtime.engines.engine import NodeTimes

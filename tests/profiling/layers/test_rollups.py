@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recorded_profiles import recorded
+from helpers.recorded_profiles import recorded
 
 from profiling.layers.rollups import (
     SEVERAL,

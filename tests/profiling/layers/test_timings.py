@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backends import CPU, FEW_VARIANTS, SIMULATED, Backend
 from conftest import Built
-from recorded_profiles import BLOB, VERSIONS, recorded
+from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
+from helpers.recorded_profiles import BLOB, VERSIONS, recorded
 
 from profiling.layers.kinds import OPAQUE, OTHER
 from profiling.layers.measure import measure, notes_of, sizes_of

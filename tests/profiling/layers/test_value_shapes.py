@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers.paths import ROOT
 from onnx import TensorProto, helper
-from paths import ROOT
 
 from profiling.layers.origins import Graph, read_graph
 from profiling.layers.value_shapes import item_bytes, value_shapes

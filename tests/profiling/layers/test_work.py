@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
+from helpers.recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
 
 from profiling.layers.origins import Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from recorded_profiles import RUNS, VERSIONS, recorded
+from helpers.recorded_profiles import RUNS, VERSIONS, recorded
 
 from profiling.reports.chrome_trace import BLOCKS, EXECUTES, LAYERS, trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recorded_profiles import FOLDER, recorded
+from helpers.recorded_profiles import FOLDER, recorded
 from typer.testing import CliRunner
 
 from profiling.profile_cli import app

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from recorded_profiles import VERSIONS, recorded
+from helpers.recorded_profiles import VERSIONS, recorded
 
 from profiling.layers.roofline import Ceilings
 from profiling.reports.html import content, page

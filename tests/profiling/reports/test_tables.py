@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_profiles import BLOB, recorded
+from helpers.recorded_profiles import BLOB, recorded
 from rich.console import Console
 
 from profiling.layers.roofline import Ceilings

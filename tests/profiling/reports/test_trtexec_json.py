@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_profiles import FOLDER, RUNS, VERSIONS, recorded, recorded_rows
+from helpers.recorded_profiles import FOLDER, RUNS, VERSIONS, recorded, recorded_rows
 
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import LayerTiming, Profile, Wall

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
-from graph_engine import GraphEngine
+from helpers.factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
+from helpers.graph_engine import GraphEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray

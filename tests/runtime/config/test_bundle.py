@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import tiny_bundle
+from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import load_bundle
 from runtime.errors import ConfigError

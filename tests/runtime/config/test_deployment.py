@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from paths import DEMO
+from helpers.paths import DEMO
 
 from runtime.config import deployment as module
 from runtime.config.deployment import Deployment, build_command, load_deployment, resolve_deployment

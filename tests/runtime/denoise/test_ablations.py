@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import BACKENDS, SIMULATED, Backend
 from conftest import Built, Loops, resized
-from generations import FEATURES, GUIDED, Inbox, make, run_all
+from helpers.backends import BACKENDS, SIMULATED, Backend
+from helpers.generations import FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
 from runtime.config.deployment import RuntimeConfig

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
-from device_behaviour import clear_half, fetched, filled
+from helpers.device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
+from helpers.device_behaviour import clear_half, fetched, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.fixture import SITE, Machine, provoked, simulated

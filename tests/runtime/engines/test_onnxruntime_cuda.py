@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parity
 import pytest
-from factories import tiny_deployment
+from helpers import parity
+from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
-from factories import TinySpec
-from generations import generate
+from helpers.factories import TinySpec
+from helpers.generations import generate
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from conftest import Built
-from factories import TinySpec
+from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
 from runtime.errors import QueueFullError, RequestError, ShapeError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import Built
-from factories import TinySpec, tiny_deployment
-from generations import generate
+from helpers.factories import TinySpec, tiny_deployment
+from helpers.generations import generate
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes

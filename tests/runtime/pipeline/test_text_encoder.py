@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from factories import TinySpec, tiny_bundle, tiny_text_encoder
-from graph_engine import GraphEngine
+from helpers.factories import TinySpec, tiny_bundle, tiny_text_encoder
+from helpers.graph_engine import GraphEngine
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from backends import SIMULATED, Backend
 from conftest import Loops
 from contract.conftest import installed
-from generations import GUIDED, Inbox, make
-from paths import ROOT
+from helpers.backends import SIMULATED, Backend
+from helpers.generations import GUIDED, Inbox, make
+from helpers.paths import ROOT
 from simulator.fixture import Machine
 
 from runtime.devices.device import HostDevice

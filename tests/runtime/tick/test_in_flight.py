@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from backends import BACKENDS, Backend
 from conftest import Built, Loops, resized
-from generations import GUIDED, Inbox, make
+from helpers.backends import BACKENDS, Backend
+from helpers.generations import GUIDED, Inbox, make
 
 from runtime.tick import clock as tick_clock
 from runtime.tick.clock import PhaseClock

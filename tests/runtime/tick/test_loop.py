@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-from backends import CPU, REAL, SIMULATED, Backend
 from conftest import Loops, captured
 from faulty_engine import Faults, FaultyEngine
-from generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
+from helpers import oracle
+from helpers.backends import CPU, REAL, SIMULATED, Backend
+from helpers.generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
 
 from profiling.bench.allocation_probe import AllocationProbe
 from runtime.engines.engine import EngineSet, run_once

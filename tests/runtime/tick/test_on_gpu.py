@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import SIMULATED, Backend
 from conftest import Built, Loops, resized
-from generations import CONDITIONS, FEATURES, GUIDED, Inbox, make, run_all
+from helpers.backends import SIMULATED, Backend
+from helpers.generations import CONDITIONS, FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
 from runtime.config.bundle import load_bundle

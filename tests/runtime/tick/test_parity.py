@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parity
 import pytest
-from backends import BACKENDS, Backend
 from conftest import Built, Loops
+from helpers import parity
+from helpers.backends import BACKENDS, Backend
 
 from runtime.config.deployment import Deployment, RuntimeConfig
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from http.client import HTTPConnection
 
 import pytest
-from http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
+from helpers.http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
 
 from server.asgi.connection import FLUSH_S, abort_of
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all, serving
+from helpers.http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all, serving
 from starlette.types import Message
 
 from runtime.config.deployment import Deployment

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from http_harness import GENERATIONS, Served
+from helpers.http_harness import GENERATIONS, Served
 
 from runtime.audio.formats import FORMATS
 from runtime.requests.options import GenerationOptions

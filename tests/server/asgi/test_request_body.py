@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all
+from helpers.http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from http_harness import GENERATIONS, PATIENCE_S, Served, connected, eventually, problem, raw_request, read_all
+from helpers.http_harness import GENERATIONS, PATIENCE_S, Served, connected, eventually, problem, raw_request, read_all
 
 Serve = Callable[..., Served]
 

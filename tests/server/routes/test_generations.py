@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import soundfile
-from http_harness import GENERATIONS, Served, problem
+from helpers.http_harness import GENERATIONS, Served, problem
 
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from http_harness import GENERATIONS, Served, eventually, problem
+from helpers.http_harness import GENERATIONS, Served, eventually, problem
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError

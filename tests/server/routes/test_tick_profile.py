@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
 
 from runtime.errors import ConfigError
 from runtime.tick.record import PHASES

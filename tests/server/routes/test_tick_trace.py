@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from backends import BACKENDS, Backend
 from conftest import Loops
-from generations import GUIDED, Inbox, make
+from helpers.backends import BACKENDS, Backend
+from helpers.generations import GUIDED, Inbox, make
 
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import BucketSpan, TickRecord

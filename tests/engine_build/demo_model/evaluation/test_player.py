@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from engine_build.demo_model.bundle_text import OVERLAP_FRAMES
 from engine_build.demo_model.corpus.songs import Song, render

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_acestep import save_checkpoint
+from helpers.tiny_acestep import save_checkpoint
 
 
 @pytest.fixture(scope="session")

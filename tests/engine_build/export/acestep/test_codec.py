@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graph_engine import GraphEngine
+from helpers.graph_engine import GraphEngine
+from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
 from numpy.typing import NDArray
-from tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
 
 from runtime.audio.codec import Codec
 from runtime.audio.windows import DecodeStream

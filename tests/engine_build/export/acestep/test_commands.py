@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from tiny_acestep import CHANNELS, VAE
+from helpers.tiny_acestep import CHANNELS, VAE
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.export

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
 
 from engine_build.export.cleanup import paths_in
 from runtime.config.bundle import load_bundle

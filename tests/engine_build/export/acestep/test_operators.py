@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tensorrt_operators import problems
+from helpers.tensorrt_operators import problems
 
 from engine_build.precision.recipe import write_recipe
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.tiny_acestep import CHANNELS, diffusers_pipeline
 from numpy.typing import NDArray
-from tiny_acestep import CHANNELS, diffusers_pipeline
 
 from engine_build.build.builder import build_deployment
 from runtime.config.deployment import load_deployment

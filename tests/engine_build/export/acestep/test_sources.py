@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_acestep import TRANSFORMER, VAE, save_checkpoint
+from helpers.tiny_acestep import TRANSFORMER, VAE, save_checkpoint
 
 from runtime.errors import ConfigError
 

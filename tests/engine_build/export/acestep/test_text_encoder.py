@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graph_engine import GraphEngine
+from helpers.graph_engine import GraphEngine
+from helpers.tiny_acestep import CONDITION_WIDTH, diffusers_pipeline
 from numpy.typing import NDArray
-from tiny_acestep import CONDITION_WIDTH, diffusers_pipeline
 
 from runtime.config.bundle import load_bundle
 from runtime.errors import RequestError

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
-from engine_behaviour import BUILD, Bench, expected, feeds_of, opened, written
-from factories import tiny_deployment
+from helpers.engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
+from helpers.engine_behaviour import BUILD, Bench, expected, feeds_of, opened, written
+from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
-FOLDER = Path(__file__).parent / "data" / "tick_parity"
+FOLDER = Path(__file__).parents[1] / "data" / "tick_parity"
 DECODER = FOLDER / "decoder.onnx"
 FRAMES, CHANNELS, CONDITION_WIDTH = 48, 64, 48
 TOLERANCE = 4e-5

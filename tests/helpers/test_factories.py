@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from factories import tiny_bundle, tiny_deployment
+from helpers.factories import tiny_bundle, tiny_deployment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 

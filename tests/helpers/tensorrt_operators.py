@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, shape_inference
 
-TABLE = Path(__file__).parent / "data" / "tensorrt_operators.txt"
+TABLE = Path(__file__).parents[1] / "data" / "tensorrt_operators.txt"
 OPSETS = range(9, 21)
 NAMES = {
     TensorProto.FLOAT: "FP32", TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16", TensorProto.INT32: "INT32",

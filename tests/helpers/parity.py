@@ -20,7 +20,7 @@ from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMa
 from runtime.tick.events import Event, Failed, Finished, Started
 from runtime.tick.loop import TickLoop
 
-DATA = Path(__file__).parent / "data" / "tick_parity"
+DATA = Path(__file__).parents[1] / "data" / "tick_parity"
 SESSION = "parity"
 STEP_NAMES = {
     "velocity_scale": "velocity_scale",

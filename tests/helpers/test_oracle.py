@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime as ort
-import oracle
-import oracle_vectors as parity
 import pytest
+from helpers import oracle
+from helpers import oracle_vectors as parity
 from numpy.typing import NDArray
 
 from runtime.requests.request import Condition, Dcw, StepParameters

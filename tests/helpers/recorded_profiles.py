@@ -19,7 +19,7 @@ from profiling.layers.work import layer_works
 from runtime.engines.engine import NodeTimes
 from runtime.engines.tensorrt.layers import layer_records, node_times
 
-FOLDER = Path(__file__).parent / "data" / "profiles"
+FOLDER = Path(__file__).parents[1] / "data" / "profiles"
 VERSIONS = ("10", "11")
 RUNS = 20
 BLOCKS = (0, 1)
