@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from engine_build.build.builder import build
 from engine_build.build.environment import place_of, place_or_why_not
@@ -25,25 +21,19 @@ from engine_build.reports.console import ConsoleReport, print_decisions, size
 from engine_build.reports.inventory_console import print_entries, print_inspection
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.errors import ConfigError, TickError
+from runtime.errors import ConfigError
+from runtime.terminal import EXIT_STATUS_HELP, DefaultCommandGroup, exit_on_error, print_line, shown_path
 
-EXIT_CONFIG = 2
-EXIT_BUILD = 3
-EXIT_INTERRUPTED = 130
-BUILD = "build"
+INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"
 
 
-class BuildByDefault(TyperGroup):
-    """`tickrt-build CONFIG` builds; a first word that names another command is that."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the word `build` where there is no command."""
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = [BUILD, *args]
-        return list(super().parse_args(ctx, args))
-
-
-app = typer.Typer(cls=BuildByDefault, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=DefaultCommandGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
 
 
 class TargetName(StrEnum):
@@ -59,16 +49,12 @@ OneTarget = Annotated[TargetName | None, typer.Option("--target", help="Engines 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
-@app.callback()
+@app.callback(epilog=EXIT_STATUS_HELP)
 def tickrt_build() -> None:
-    """Build a deployment's engines: tickrt-build CONFIG. Also: list CONFIG, inspect ENGINE, clean CONFIG.
-
-    Exit status: 0 done, 2 the configuration or bundle is wrong, 3 an engine could not be built or read, 130
-    interrupted.
-    """
+    """Build a deployment's engines: tickrt-build CONFIG. Also: list CONFIG, inspect ENGINE, clean CONFIG."""
 
 
-@app.command(BUILD)
+@app.command("build")
 def build_command(
     config: Config,
     target: Annotated[
@@ -84,7 +70,7 @@ def build_command(
 
     A dry run needs no GPU, no TensorRT and no bundle.
     """
-    with _exit_status():
+    with exit_on_error(INTERRUPTED):
         deployment = load_deployment(config)
         chosen: Target = target.value if target else deployment.target
         if dry_run:
@@ -96,7 +82,7 @@ def build_command(
 @app.command("list")
 def list_command(config: Config, target: OneTarget = None, as_json: AsJson = False) -> None:
     """What is built of a deployment: for what, how large, how exact, and whether it runs on this machine."""
-    with _exit_status():
+    with exit_on_error(INTERRUPTED):
         deployment = load_deployment(config)
         options = read_options(deployment)
         found = [
@@ -107,7 +93,7 @@ def list_command(config: Config, target: OneTarget = None, as_json: AsJson = Fal
         if as_json:
             print(json.dumps([entry.as_json() for entry in found], indent=1))
         else:
-            print_entries(Console(), found, _shown(deployment.engines))
+            print_entries(Console(), found, shown_path(deployment.engines))
 
 
 @app.command("inspect")
@@ -116,7 +102,7 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """What an engine file is: version, shape ranges, tensors, options, measured error. Needs no GPU; opens nothing."""
-    with _exit_status():
+    with exit_on_error(INTERRUPTED):
         about = inventory.inspect(engine)
         if as_json:
             print(json.dumps(about, indent=1))
@@ -134,36 +120,23 @@ def clean_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Take away a deployment's engines and what interrupted builds left. Other files stay."""
-    with _exit_status():
+    with exit_on_error(INTERRUPTED):
         deployment = load_deployment(config)
         chosen: Target | None = target.value if target else None
         what = inventory.doomed(deployment, chosen, timing_cache=timing_cache)
-        where = _shown(deployment.engines)
+        where = shown_path(deployment.engines)
         if not what.paths:
-            _say(f"nothing to remove in {where}")
+            print_line(f"nothing to remove in {where}")
             return
         if not yes:
             typer.confirm(f"remove {len(what.paths)} files, {size(what.size_bytes)}, from {where}?", abort=True)
         gone = inventory.clean(deployment, chosen, timing_cache=timing_cache)
-        _say(f"{len(gone.paths)} files removed, {size(gone.size_bytes)}, from {where}")
+        print_line(f"{len(gone.paths)} files removed, {size(gone.size_bytes)}, from {where}")
 
 
 def main() -> None:
     """The command's entry."""
     app(prog_name="tickrt-build")
-
-
-@contextmanager
-def _exit_status() -> Iterator[None]:
-    """Errors of ours become a message and an exit status."""
-    try:
-        yield
-    except TickError as error:
-        _complain(str(error))
-        raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_BUILD) from None
-    except KeyboardInterrupt:
-        _complain("interrupted; engines that are done stay, the one in work is gone")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int | None) -> None:
@@ -176,7 +149,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
         _dry_run_without_bundle(console, deployment, target, threads)
         return
     decisions = decide(load_request(deployment.path, threads=threads), target, force=force, place=place)
-    print_decisions(console, decisions, _shown(deployment.engine_folder(target)))
+    print_decisions(console, decisions, shown_path(deployment.engine_folder(target)))
     if not is_cpu:
         outline.print_outline(console, target, outline.outlines_of(decisions), options, place)
 
@@ -195,21 +168,7 @@ def _build(request: BuildRequest, target: Target, force: bool) -> None:
     started = time.monotonic()
     report = ConsoleReport(Console())
     build(request, target=target, force=force, report=report)
-    report.summary(_shown(request.deployment.engine_folder(target)), time.monotonic() - started)
-
-
-def _say(text: str) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _complain(text: str) -> None:
-    Console(stderr=True).print(f"error: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _shown(path: Path) -> str:
-    """A path as one would type it here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    report.summary(shown_path(request.deployment.engine_folder(target)), time.monotonic() - started)
 
 
 if __name__ == "__main__":

@@ -22,18 +22,15 @@ from profiling.bench.svg_plot import svg
 from profiling.bench.sweep import Sweep, parse_sweep, print_sweep, report_sweep
 from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.errors import ConfigError, TickError
-
-EXIT_OVER_BUDGET = 1
-EXIT_CONFIG = 2
-EXIT_ENGINE = 3
+from runtime.errors import ConfigError
+from runtime.terminal import EXIT_OVER_LIMIT, EXIT_STATUS_HELP, exit_on_error
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Show = Callable[[Console], None]
 Measured = tuple[dict[str, Any], Show]
 
 
-@app.command()
+@app.command(epilog=EXIT_STATUS_HELP)
 def bench(
     config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
     target: Annotated[Target | None, typer.Option(help="Where it runs. Default: the deployment's own target.")] = None,
@@ -66,14 +63,12 @@ def bench(
 ) -> None:
     """Measure ticks; the last line of output is one JSON object.
 
-    Exit status: 0 done, 1 over budget where that was asked, 2 the configuration is wrong or the saved run is of
-    something else, 3 an engine is missing or fails, or a generation that shares its ticks has another result than
-    alone.
+    Fails where a generation that shares its ticks has another result than alone.
     """
     console = Console()
     named = tuple(name.strip() for name in features.split(",") if name.strip())
     scale = guidance if guidance is not None else GUIDANCE if matrix else 1.0
-    try:
+    with exit_on_error():
         found = load_deployment(config)
         found = found.model_copy(update={"target": target or found.target})
         deployment = with_runtime(found, fused_guidance=False) if two_pass else found
@@ -87,9 +82,6 @@ def bench(
             card, show = asked.measure()
         if base is not None and not force:
             check_comparable(base, card)
-    except TickError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ENGINE) from None
     show(console)
     if base is not None:
         print_changes(console, base, card)
@@ -98,7 +90,7 @@ def bench(
         json_path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(card))
     if fail_over_budget and is_over_budget(card):
-        raise typer.Exit(EXIT_OVER_BUDGET)
+        raise typer.Exit(EXIT_OVER_LIMIT)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from profiling.layers.ceilings import higher, measure_ceilings, parse_peaks
 from profiling.layers.measure import measure, sizes_of
@@ -24,34 +23,24 @@ from runtime.config.deployment import Deployment, Target, build_command, load_de
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import EngineNotBuiltError, TickError
+from runtime.errors import EngineNotBuiltError
+from runtime.terminal import EXIT_OVER_LIMIT, EXIT_STATUS_HELP, DefaultCommandGroup, exit_on_error
 
-EXIT_SLOWER = 1
-EXIT_ERROR = 2
-RUN = "run"
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 HALF_PRECISIONS = ("fp16", "bf16")
 
 
-class RunByDefault(TyperGroup):
-    """Commands of which `run` is the default: `tickrt-profile CONFIG` is `tickrt-profile run CONFIG`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before arguments that do not begin with a command."""
-        has_command = not args or args[0] in self.commands or args[0] == "--help"
-        return list(super().parse_args(ctx, args if has_command else [RUN, *args]))
-
-
 app = typer.Typer(
-    cls=RunByDefault,
+    cls=DefaultCommandGroup,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
     help="Layer times of engines. `tickrt-profile CONFIG` is short for `tickrt-profile run CONFIG`.",
+    epilog=EXIT_STATUS_HELP,
 )
 
 
-@app.command(name=RUN)
+@app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
@@ -80,14 +69,12 @@ def run(
 ) -> None:
     """Profile one engine: time per layer, by kind of work, by module and by block; and the time of an execute without
     the profiler."""
-    try:
+    with exit_on_error():
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
         bundle = load_bundle(deployment.bundle)
         sizes = sizes_of(bundle, rows, frames or bundle.latents.canvas_frames, tokens)
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
-    except TickError as error:
-        raise _exit(error) from None
     show(profile, top, depth, Console())
     if json_path is not None:
         write_json(json_path, profile_records(profile))
@@ -115,20 +102,12 @@ def diff(
 ) -> None:
     """Compare two profiles: the sum, by kind, by module, by layer.
 
-    --fail-over counts what is slower by more than PCT percent of itself and by 1 % or more of the sum. Exit status:
-    0 within the limit, 1 past it, 2 a file is not a profile.
+    --fail-over counts what is slower by more than PCT percent of itself and by 1 % or more of the sum.
     """
-    try:
+    with exit_on_error():
         first, second = (read_saved(path, median=median) for path in (before, after))
-    except TickError as error:
-        raise _exit(error) from None
     if print_diff(first, second, top, fail_over, Console()):
-        raise typer.Exit(EXIT_SLOWER)
-
-
-def _exit(error: TickError) -> typer.Exit:
-    Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(EXIT_ERROR)
+        raise typer.Exit(EXIT_OVER_LIMIT)
 
 
 def _profile(

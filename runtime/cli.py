@@ -5,14 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, BinaryIO, get_args
 
 import numpy as np
@@ -23,29 +20,19 @@ from runtime.audio.codec import Latents
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import FORMATS, Pcm, latents_bytes
 from runtime.config.deployment import Target, load_deployment
-from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
+from runtime.errors import ConfigError, FileError, RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import Meter, open_meter
 from runtime.requests.options import DcwOptions, GenerationOptions, parse_options
+from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_line, sigterm_as_interrupt
 
-EXIT_OPTIONS = 2
-EXIT_ENGINE = 3
-EXIT_FAILED = 4
-EXIT_FILE = 5
-EXIT_INTERRUPTED = 130
 STDOUT = Path("-")
 FORMAT_OF_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
 TEXT_FLAGS = ("negative_prompt", "guidance_mode", "solver", "mode")
 OWN_FLAGS = ("prompt", "repaint", "dcw")
-
-
-class FileError(TickError):
-    """A file of the command line cannot be read or written."""
-
-    code = "file_error"
 
 
 @dataclass(frozen=True)
@@ -103,23 +90,11 @@ def tickrt_generate(
     Suffixes: .wav .flac .ogg .opus .pcm .safetensors (latents). An existing file is replaced, once the new one is
     whole. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are stretched over the
     generation.
-
-    Exit status: 0 done, 2 the configuration or an option is wrong, 3 an engine is missing or failed, 4 the generation
-    failed, 5 a file cannot be read or written, 130 interrupted.
     """
-    console = Console(stderr=True)
-    try:
-        with _interruptible():
-            values = _file_values(options) | _flag_values(prompt or [], repaint or [], flags)
-            places = (condition, source, target_source)
-            job = Job(config, out, _format(out, format), values, *places, _target(target), quiet)
-            _generate(job, console)
-    except TickError as error:
-        _say(console, f"error: {error}")
-        raise typer.Exit(_exit_status(error)) from None
-    except KeyboardInterrupt:
-        _say(console, "interrupted; nothing was written")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    with exit_on_error("interrupted; nothing was written"), sigterm_as_interrupt():
+        values = _file_values(options) | _flag_values(prompt or [], repaint or [], flags)
+        inputs = (condition, source, target_source)
+        _generate(Job(config, out, _format(out, format), values, *inputs, _target(target), quiet))
 
 
 def _flags() -> dict[str, inspect.Parameter]:
@@ -154,7 +129,7 @@ def _make_app() -> typer.Typer:
         parameters=[*parameters, *_flags().values()]
     )
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made.command()(tickrt_generate)
+    made.command(epilog=EXIT_STATUS_HELP)(tickrt_generate)
     return made
 
 
@@ -166,7 +141,8 @@ def main() -> None:
     app(prog_name="tickrt-generate")
 
 
-def _generate(job: Job, console: Console) -> None:
+def _generate(job: Job) -> None:
+    console = Console(stderr=True)
     condition = None if job.condition is None else read_condition(job.condition)
     options = parse_options(job.values if condition is None else {"prompt": "", **job.values})
     with open_pipeline(load_deployment(job.config), target=job.target) as pipeline, _output(job.out) as file:
@@ -177,7 +153,7 @@ def _generate(job: Job, console: Console) -> None:
         with closing(open_meter(generation.num_segments or 1, console, quiet=job.quiet)) as meter:
             _write(job, pipeline, generation, meter, file)
     if not job.quiet:
-        _say(console, _summary(job, generation, meter))
+        print_line(_summary(job, generation, meter), console)
 
 
 def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, meter: Meter, file: BinaryIO) -> None:
@@ -285,23 +261,6 @@ def _output(path: Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Being told to terminate is the same as Ctrl-C: cancel, clean up, leave."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _file_values(path: Path | None) -> dict[str, Any]:
     """Options from a JSON file. Raises RequestError, FileError."""
     values = {} if path is None else _json_file(path)
@@ -372,18 +331,6 @@ def _json_file(path: Path) -> Any:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RequestError(f"{path} is not JSON: {error}", field="options") from error
-
-
-def _exit_status(error: TickError) -> int:
-    if isinstance(error, FileError):
-        return EXIT_FILE
-    if isinstance(error, (ConfigError, RequestError, ShapeError)):
-        return EXIT_OPTIONS
-    return EXIT_ENGINE if isinstance(error, EngineError) else EXIT_FAILED
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

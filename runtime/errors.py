@@ -34,6 +34,12 @@ class RequestError(TickError):
         self.field = field
 
 
+class FileError(TickError):
+    """A file named on the command line cannot be read or written."""
+
+    code = "file_error"
+
+
 class ShapeError(TickError):
     """A tensor has the wrong dtype or rank, or its shape lies outside every shape range of the engine."""
 

@@ -11,8 +11,8 @@ from typing import Annotated, get_args
 import typer
 
 from runtime.config.deployment import Target, load_deployment
-from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_error
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import open_socket, serve, url_of
@@ -20,7 +20,7 @@ from server.process import open_socket, serve, url_of
 cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@cli.command()
+@cli.command(epilog=EXIT_STATUS_HELP)
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
@@ -38,11 +38,8 @@ def command(
     The API key comes from TICKRT_API_KEY or the file's [server] table; every setting has a TICKRT_ variable.
     """
     _log_to_stderr(log_level)
-    try:
+    with exit_on_error():
         code = run(config, host=host, port=port, insecure=insecure or None, target=target)
-    except TickError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
     raise typer.Exit(code)
 
 
@@ -69,7 +66,7 @@ def run(
     typer.echo(f"{deployment.path.name}: opening engines for {url}")
     code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
     if app.state.service.failure:
-        typer.echo(f"error: {app.state.service.failure}", err=True)
+        print_error(app.state.service.failure)
     return code
 
 

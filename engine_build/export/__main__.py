@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from runtime.errors import BuildError, ConfigError, TickError
+from runtime.errors import BuildError, ConfigError
+from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_line, shown_path
 
 if TYPE_CHECKING:
     from engine_build.export.acestep.sources import Source
 
-EXIT_CONFIG = 2
-EXIT_BUILD = 3
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -27,7 +25,7 @@ def export() -> None:
     """Model checkpoints as bundles: ONNX graphs and bundle.toml. Needs pip install 'tickrt[export]'."""
 
 
-@app.command()
+@app.command(epilog=EXIT_STATUS_HELP)
 def acestep(
     out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle that is there is replaced.")],
     checkpoint: Annotated[
@@ -59,8 +57,6 @@ def acestep(
     """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has a text encoder, text_encoder.
 
     Every graph is compared with its module. Afterwards: tickrt-build DEPLOYMENT, tickrt-bench DEPLOYMENT.
-
-    Exit status: 0 done, 2 the checkpoint or the options are wrong, 3 a graph could not be exported.
     """
     sizes = {
         "num_hidden_layers": layers,
@@ -71,13 +67,10 @@ def acestep(
         "head_dim": head_dim,
         "encoder_hidden_size": condition,
     }
-    try:
+    with exit_on_error():
         _need_packages()
         source = _source(checkpoint, random, seed, _said(sizes))
         _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
-    except TickError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_BUILD) from None
 
 
 def main() -> None:
@@ -113,26 +106,20 @@ def _export(
 
     console = Console(stderr=True)
     options = Options(bundle_name(name or source.name), canvas_s, with_text, description=source.description)
-    facts = export_bundle(source, out, options, lambda text: console.print(text, highlight=False))
+    facts = export_bundle(source, out, options, lambda text: print_line(text, console))
     path = deployment or out.with_name(f"{out.name}.toml")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(deployment_text(facts, out, path), encoding="utf-8")
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
-    print(f"{_shown(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
+    print(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
     if facts.text_encoder is None:
         print("It takes no text: " + ("only its null condition." if facts.has_null_condition else "condition tokens."))
-    print(f"tickrt-build {_shown(path)}\ntickrt-bench {_shown(path)}")
+    print(f"tickrt-build {shown_path(path)}\ntickrt-bench {shown_path(path)}")
 
 
 def _said(values: dict[str, int | None]) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _shown(path: Path) -> str:
-    """A path as one would type it here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 if __name__ == "__main__":

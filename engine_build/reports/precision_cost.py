@@ -19,9 +19,8 @@ from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sample_states import decoder_feeds
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import TickError
+from runtime.terminal import EXIT_STATUS_HELP, exit_on_error
 
-EXIT_FAILED = 3
 PLAYED_PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -41,7 +40,7 @@ class TargetChoice(StrEnum):
     TENSORRT = "tensorrt"
 
 
-@app.command()
+@app.command(epilog=EXIT_STATUS_HELP)
 def precision(
     config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
     recipe: Annotated[list[Choice], typer.Option(help="The recipe; give it twice to compare.")] = [Choice.BF16],  # noqa: B006
@@ -52,18 +51,15 @@ def precision(
     """Say which parts of a deployment's decoder run in which precision and why, and measure what it costs.
 
     Errors are against the float32 graph, along a generation that the decoder makes itself; 16-bit arithmetic is
-    emulated on the CPU. Exit status: 0 done, 3 failed.
+    emulated on the CPU.
     """
     console = Console(width=None if Console().is_terminal else 160)
-    try:
+    with exit_on_error():
         deployment = load_deployment(config)
         for choice in recipe:
             _report(console, deployment, choice.value, target.value, nodes)
             if play:
                 _play(console, deployment, choice.value, play)
-    except TickError as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
 
 
 def _report(console: Console, deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
+from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from runtime.requests.request import DENOISE_MIN
@@ -47,8 +48,8 @@ def fill_noise(out: NDArray[np.float32], seed: int, purpose: Purpose = Purpose.S
     noise needs no state from the steps before it. A shorter T is a prefix of a longer one.
     """
     key = np.array([seed, purpose], np.uint64)
-    bits = np.random.Philox(key=key, counter=np.array([0, 0, 0, step], np.uint64))
-    np.random.Generator(bits).standard_normal(dtype=np.float32, out=out)
+    bits = Philox(key=key, counter=np.array([0, 0, 0, step], np.uint64))
+    Generator(bits).standard_normal(dtype=np.float32, out=out)
 
 
 def noise(

@@ -40,14 +40,14 @@ def test_engines_have_short_names(built: Built) -> None:
 
 def test_an_engine_that_is_not_built_names_the_command(built: Built) -> None:
     result = run(str(built().path), "--engine", "nope", "--ceilings")
-    assert result.returncode == 2
+    assert result.returncode == 3
     assert "tickrt-build" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_target_that_is_not_built_names_the_command(built: Built) -> None:
     result = run(str(built().path), "--target", "cuda")
-    assert result.returncode == 2
+    assert result.returncode == 3
     assert "fix:" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -22,10 +22,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from runtime.audio.formats import read_latents
-from runtime.cli import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_OPTIONS, app
+from runtime.cli import app
 from runtime.errors import NonFiniteError
 from runtime.progress import Bar, Lines, Meter, open_meter
 from runtime.requests.options import GenerationOptions
+from runtime.terminal import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_INVALID
 from runtime.tick.events import Finished, Started
 from runtime.tick.events import Progress as StepDone
 
@@ -166,24 +167,24 @@ def test_every_option_is_a_flag_with_its_description() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["-o", "a.wav"], EXIT_OPTIONS, "prompt: Field required"),
-        (["--prompt", "a", "-o", "a.mp9"], EXIT_OPTIONS, "end it in one of .wav"),
-        (["--prompt", "a", "-o", "a.wav", "--format", "mp3"], EXIT_OPTIONS, "expected one of wav, pcm"),
-        (["--prompt", "a", "-o", "a.wav", "--target", "tpu"], EXIT_OPTIONS, "expected one of cpu"),
-        (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_OPTIONS, "steps: Input should be less than"),
-        (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_OPTIONS, "steps: expected a number, 1,2,1 or @FILE"),
-        (["--prompt", "a", "-o", "a.wav", "--guidance", "NaN"], EXIT_OPTIONS, "guidance: expected a number from 0"),
-        (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_OPTIONS, "--repaint 4:7.5"),
-        (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_OPTIONS, "give a source or denoise 1"),
-        (["--prompt", "x" * 90, "-o", "a.wav"], EXIT_OPTIONS, "shorten it by 59 tokens"),
+        (["-o", "a.wav"], EXIT_INVALID, "prompt: Field required"),
+        (["--prompt", "a", "-o", "a.mp9"], EXIT_INVALID, "end it in one of .wav"),
+        (["--prompt", "a", "-o", "a.wav", "--format", "mp3"], EXIT_INVALID, "expected one of wav, pcm"),
+        (["--prompt", "a", "-o", "a.wav", "--target", "tpu"], EXIT_INVALID, "expected one of cpu"),
+        (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_INVALID, "steps: Input should be less than"),
+        (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_INVALID, "steps: expected a number, 1,2,1 or @FILE"),
+        (["--prompt", "a", "-o", "a.wav", "--guidance", "NaN"], EXIT_INVALID, "guidance: expected a number from 0"),
+        (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_INVALID, "--repaint 4:7.5"),
+        (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_INVALID, "give a source or denoise 1"),
+        (["--prompt", "x" * 90, "-o", "a.wav"], EXIT_INVALID, "shorten it by 59 tokens"),
         (["--prompt", "a", "-o", "a.wav", "--source", "none.wav"], EXIT_FILE, "none.wav cannot be read: there is no"),
         (
             ["--prompt", "a", "-o", "a.wav", "--source", "folder.wav"],
             EXIT_FILE,
             "folder.wav cannot be read: it is a folder",
         ),
-        (["--prompt", "a", "-o", "a.wav", "--source", "text.json"], EXIT_OPTIONS, "not audio"),
-        (["--options", "text.json", "-o", "a.wav"], EXIT_OPTIONS, "expected an object"),
+        (["--prompt", "a", "-o", "a.wav", "--source", "text.json"], EXIT_INVALID, "not audio"),
+        (["--options", "text.json", "-o", "a.wav"], EXIT_INVALID, "expected an object"),
         (["--options", "none.json", "-o", "a.wav"], EXIT_FILE, "none.json cannot be read: No such file"),
         (["--prompt", "a", "-o", "a.wav", "--guidance", "@none.json"], EXIT_FILE, "none.json cannot be read"),
         (["--prompt", "a", "-o", "no/such/a.wav"], EXIT_FILE, "cannot be written: No such file"),
@@ -207,7 +208,7 @@ def test_missing_engines_and_configurations(tmp_path: Path) -> None:
     assert result.exit_code == EXIT_ENGINE
     assert f"fix: tickrt-build {path} --target cpu" in result.stderr
     result = runner.invoke(app, [str(tmp_path / "none.toml"), "--prompt", "a", "-o", str(tmp_path / "a.wav")])
-    assert result.exit_code == EXIT_OPTIONS
+    assert result.exit_code == EXIT_INVALID
     assert "no configuration at" in result.stderr
     assert files(tmp_path) == ["tiny", "tiny.toml"]
 
@@ -215,7 +216,7 @@ def test_missing_engines_and_configurations(tmp_path: Path) -> None:
 def test_a_bundle_without_a_codec_says_what_it_can(built: Built, tmp_path: Path) -> None:
     path = built(codec=False).path
     result = CliRunner().invoke(app, [str(path), "--prompt", "a", "-o", str(tmp_path / "a.wav")])
-    assert result.exit_code == EXIT_OPTIONS
+    assert result.exit_code == EXIT_INVALID
     assert "fix: --out NAME.safetensors" in result.stderr
     done = CliRunner().invoke(app, [str(path), "--prompt", "a", "-o", str(tmp_path / "a.safetensors")])
     assert done.exit_code == 0, done.output
@@ -246,7 +247,7 @@ def test_condition_tokens_that_do_not_fit_are_named(generate: Generate, array: A
     if array is not None:
         np.save("tokens.npy", array)
     result = generate("--condition", "tokens.npy", "--out", "a.wav")
-    assert result.exit_code == EXIT_OPTIONS
+    assert result.exit_code == EXIT_INVALID
     assert words in result.stderr
 
 
