@@ -41,10 +41,9 @@ lint: .venv/.installed-test  ## ruff and mypy, strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
 
-bench: .venv/.installed  ## tick time against the bare engine, at depth 1, 4 and 8
+bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
 	$(BIN)/tickrt-build $(CONFIG)
-	for depth in 1 4 8; do for switches in "" "--guidance 3" "--guidance 3 --dcw"; do \
-		$(BIN)/tickrt-bench $(CONFIG) --depth $$depth $$switches || exit 1; done; done
+	$(BIN)/tickrt-bench $(CONFIG) --budgets
 
 clean:  ## remove engines, caches and build outputs; the environments stay
 	rm -rf configs/.engines build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, target, engine, versions, machine. What is not equal cannot be compared."""
+"""Properties of every result: commit, target, runtime switches, engine, versions, machine."""
 
 from __future__ import annotations
 
@@ -14,33 +14,29 @@ from runtime.config.deployment import Deployment
 from runtime.devices.machine import machine_of
 from runtime.engines.engine import EngineSet
 
-HERE = Path(__file__).parent
+PACKAGE = Path(__file__).parent
 GIT_TIMEOUT_S = 10.0
+SWITCHES = {"fused_guidance", "event_wait", "capture", "batched_step", "frozen_conditions", "ticks_in_flight"}
 
 
 def provenance(bundle: Bundle, deployment: Deployment, engines: EngineSet) -> dict[str, Any]:
-    """What every result says of itself; `techniques` are the runtime's switches."""
-    manifest, runtime = engines.decoder.manifest, deployment.runtime
+    """The properties of a result; `switches` are the deployment's [runtime] values that ablations change."""
+    manifest = engines.decoder.manifest
     return {
         "bundle": bundle.name,
         "target": deployment.target,
         "commit": this_commit(),
-        "techniques": {
-            name: getattr(runtime, name)
-            for name in (
-                "fused_guidance", "event_wait", "capture", "batched_step", "frozen_conditions", "ticks_in_flight",
-            )
-        },
+        "switches": deployment.runtime.model_dump(include=SWITCHES),
         "engine_sha256": manifest.engine_sha256,
         "versions": {name: metadata.version(name) for name in ("tickrt", "numpy")}
         | {"python": platform.python_version()}
         | manifest.tool_versions,
         "machine": machine_of(deployment.target),
-    }  # fmt: skip
+    }
 
 
-def commit(folder: Path = HERE) -> str | None:
-    """The commit that the code in this folder is at, "+" behind it where it was changed since; None outside of git."""
+def commit(folder: Path = PACKAGE) -> str | None:
+    """The commit of the code in a folder, with "+" where files have changed since; None outside of a git repository."""
     if _git(folder, "ls-files", "--error-unmatch", ".") is None:
         return None
     return _git(folder, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
@@ -48,7 +44,7 @@ def commit(folder: Path = HERE) -> str | None:
 
 @cache
 def this_commit() -> str | None:
-    """The commit of the code that runs: asked for when a run begins, it stays what it was."""
+    """The commit of the running code, read once: call it when a run begins."""
     return commit()
 
 

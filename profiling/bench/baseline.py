@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,10 +14,10 @@ from runtime.engines.engine import EngineSet, Execution
 from runtime.errors import CaptureError
 
 
-class BareEngine:
-    """The decoder on its own buffers, for as many rows as a tick executes, in as few executes as fit.
+class DecoderBaseline:
+    """The decoder on its own buffers, for the rows R of a tick, in as few executes as the shape ranges allow.
 
-    Where ticks are captured as graphs, so is this: what is compared is what the tick adds.
+    Where the runtime captures ticks as CUDA graphs, so does this: the difference to a tick is what the tick adds.
     """
 
     def __init__(
@@ -28,10 +27,10 @@ class BareEngine:
         limit = deployment.rows_limit(load.frames, load.tokens)
         parts = [min(limit, rows - begin) for begin in range(0, rows, limit)]
         self._executions = [_bind_decoder(engines, bundle, device, load, part) for part in parts]
-        self._replay = self._captured(device) if deployment.runtime.capture and device.kind != "cpu" else None
+        self._replay = self._capture(device) if deployment.runtime.capture and device.kind != "cpu" else None
 
     def time_ms(self, times: int = 1) -> float:
-        """Wall time of all rows once, mean of so many in a row."""
+        """Wall time of one pass over all rows, mean of `times` in a row, in milliseconds."""
         begin_s = time.perf_counter()
         for _ in range(times):
             self._launch()
@@ -39,7 +38,7 @@ class BareEngine:
         return (time.perf_counter() - begin_s) * 1e3 / times
 
     def close(self) -> None:
-        """Let go of the graph, and of what it held. Nothing of it may be pending."""
+        """Release the graph and the executions; none of them may be pending."""
         if self._replay is not None:
             self._replay.close()
             self._replay = None
@@ -52,7 +51,7 @@ class BareEngine:
         else:
             self._launch_each()
 
-    def _captured(self, device: Device) -> Replay | None:
+    def _capture(self, device: Device) -> Replay | None:
         for execution in self._executions:
             execution.warm_up(self._stream)
         try:
@@ -66,21 +65,14 @@ class BareEngine:
 
 
 def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
-    decoder, stream, random = engines.decoder, device.main, np.random.default_rng(rows)
-    sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
-    free = dict(zip(_free_dimensions(engines, bundle), (sizes["rows"], sizes["frames"], sizes["tokens"]), strict=True))
+    """Bind random inputs; the mask is 1 everywhere."""
+    decoder, roles, random = engines.decoder, bundle.decoder.inputs, np.random.default_rng(rows)
+    latents, condition = decoder.inputs[roles.latents].shape, decoder.inputs[roles.condition].shape
+    sizes = {latents[0]: rows, latents[1]: load.frames, condition[1]: load.tokens}
     tensors: dict[str, Tensor] = {}
     for name, info in {**decoder.inputs, **decoder.outputs}.items():
-        shape = tuple(size if isinstance(size, int) else free[size] for size in info.shape)
+        shape = tuple(size if isinstance(size, int) else sizes[size] for size in info.shape)
         tensors[name] = device.zeros(shape, info.dtype)
-        values = np.ones(shape) if name == bundle.decoder.inputs.condition_mask else random.uniform(0.1, 1.0, shape)
-        device.upload(tensors[name], values.astype(info.dtype), stream)
+        values = np.ones(shape) if name == roles.condition_mask else random.uniform(0.1, 1.0, shape)
+        device.upload(tensors[name], values.astype(info.dtype), device.main)
     return decoder.bind(tensors)
-
-
-def _free_dimensions(engines: EngineSet, bundle: Bundle) -> Iterator[str]:
-    """Names that the decoder's graph gives to R, T and L."""
-    roles, inputs = bundle.decoder.inputs, engines.decoder.inputs
-    yield str(inputs[roles.latents].shape[0])
-    yield str(inputs[roles.latents].shape[1])
-    yield str(inputs[roles.condition].shape[1])

@@ -1,4 +1,4 @@
-"""A run beside a saved one: what changed, and whether the two can be compared at all."""
+"""Comparison of a run with a saved one: whether the two can be compared, and the change of every figure."""
 
 from __future__ import annotations
 
@@ -12,60 +12,69 @@ from rich.table import Table
 
 from runtime.errors import ConfigError
 
-# What must be equal: what was measured, where, on what, and of which shape.
+# Properties that must be equal: machine, engine, workload.
 SAME = (
     "kind", "bundle", "target", "machine", "engine_sha256", "variant", "guidance", "depth", "frames", "steps", "tokens",
     "sessions", "over", "values",
 )  # fmt: skip
-# Figures of which less is worse.
+# Figures that are worse when lower.
 MORE_IS_BETTER = ("finished_per_s", "audio_s_per_s")
-FIGURES = ("tick_ms", "engine_ms", "overhead_ratio", *MORE_IS_BETTER, "allocations_per_tick", "phases_ms")
+FIGURES = (
+    "tick_ms", "engine_ms", "overhead_ms", "overhead_ratio", *MORE_IS_BETTER, "allocations_per_tick", "phases_ms",
+)  # fmt: skip
+# Figures of each point of a sweep and of a grid.
+POINT_FIGURES = {"sweep": ("tick_ms", "engine_ms", "overhead_ms"), "budgets": ("overhead_ms", "overhead_ratio")}
 
 
-def read_card(path: Path) -> dict[str, Any]:
-    """A saved result: a file of one JSON object, or a bench's output, whose last line is one. Raises ConfigError."""
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a saved result: a file of one JSON object, or tickrt-bench's output, whose last line is one. Raises
+    ConfigError."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="tickrt-bench ... --json PATH saves a run") from None
     for candidate in (text, text.rpartition("\n")[2]):
         try:
-            card = json.loads(candidate)
+            result = json.loads(candidate)
         except json.JSONDecodeError:
             continue
-        if isinstance(card, dict) and card.keys() >= {"kind", "engine_sha256", "machine"}:
-            return card
-    raise ConfigError(f"{path} holds no result of tickrt-bench", fix="tickrt-bench ... --json PATH saves a run")
+        if isinstance(result, dict) and result.keys() >= {"kind", "engine_sha256", "machine"}:
+            return result
+    raise ConfigError(f"{path} is not a result of tickrt-bench", fix="tickrt-bench ... --json PATH saves a run")
 
 
 def differences(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Why two results cannot be compared, by what is known of the one now; empty where they can."""
-    known = [name for name in SAME if name in now]
-    return [f"{name}: {base.get(name)} there, {now[name]} here" for name in known if base.get(name) != now[name]]
+    """The properties in which two results differ; those that `now` does not have yet are left out."""
+    names = [name for name in SAME if name in now and base.get(name) != now[name]]
+    return [f"{name}: {base.get(name)} in the saved run, {now[name]} in this one" for name in names]
 
 
 def check_comparable(base: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ConfigError where machine, engine or shape differ."""
     found = differences(base, now)
     if found:
-        raise ConfigError("the saved run cannot be compared: " + "; ".join(found), fix="--force compares all the same")
+        what = "the saved run cannot be compared: " + "; ".join(found)
+        raise ConfigError(what, fix="compare them anyway with --force")
 
 
-def figures(card: Mapping[str, Any]) -> dict[str, float]:
-    """Everything that a result measured: "tick_ms p50" -> value."""
-    return dict(_figures(card))
+def figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """Name -> value of all that a result measured: "tick_ms p50", "depth 4, guidance, overhead_ms"."""
+    return dict(_figures(result))
 
 
-def _figures(card: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _figures(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name in FIGURES:
-        if name in card:
-            yield from _numbers(name, card[name])
-    for technique, entry in card.get("techniques_off", {}).items():
+        if name in result:
+            yield from _numbers(name, result[name])
+    for name, entry in result.get("ablations", {}).items():
         for side in ("with_ms", "without_ms"):
-            yield f"{technique}, {side.removesuffix('_ms')}, p50", float(entry[side]["p50"])
-    for point in card.get("points", ()):
-        for name in ("tick_ms", "engine_ms"):
-            yield f"{card['over']} {point[card['over']]}, {name} p50", float(point[name]["p50"])
+            yield f"{name}, {side.removesuffix('_ms')}, p50", float(entry[side]["p50"])
+    for point in result.get("points", ()):
+        over = result.get("over")
+        label = f"{over} {point[over]}" if over else f"depth {point['depth']}, {point['variant']}"
+        for name in POINT_FIGURES[result["kind"]]:
+            value = point[name]
+            yield from _numbers(f"{label}, {name}", {"p50": value["p50"]} if isinstance(value, Mapping) else value)
 
 
 def _numbers(name: str, value: float | Mapping[str, float]) -> Iterator[tuple[str, float]]:
@@ -76,7 +85,7 @@ def _numbers(name: str, value: float | Mapping[str, float]) -> Iterator[tuple[st
 
 
 def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Figure -> base, now, and the change in percent (None where the base is 0), for what both have."""
+    """Figure -> base, now, and the change in percent (None where the base is 0), for figures that both have."""
     before, after = figures(base), figures(now)
     return {
         name: {
@@ -90,17 +99,17 @@ def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[s
 
 
 def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """What changed, for people; what is slower in red."""
-    title = f"against {base.get('commit') or 'a run of unknown commit'}"
+    """The changes as a table, the worse ones in red."""
+    title = f"compared with commit {base.get('commit') or 'unknown'}"
     table = Table("figure", title=title, title_justify="left")
     for column in ("base", "now", "change"):
         table.add_column(column, justify="right")
     for name, change in changes(base, now).items():
         table.add_row(name, f"{change['base']:.3f}", f"{change['now']:.3f}", _coloured(name, change["percent"]))
     console.print(table)
-    for name in ("versions", "techniques"):
+    for name in ("versions", "switches"):
         if base.get(name) != now.get(name):
-            console.print(f"{name} differ: {base.get(name)} there, {now.get(name)} here", style="yellow")
+            console.print(f"{name} differ: {base.get(name)} before, {now.get(name)} now", style="yellow")
 
 
 def _coloured(name: str, percent: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A deployment opened for measuring: engines that all loops of a run share."""
+"""A deployment opened for measuring: device and engines, shared by all loops of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.bench.result import report
-from profiling.bench.steady_stream import Result, Rivals, SteadyStream
+from profiling.bench.result import result_of
+from profiling.bench.steady_stream import Competitors, Measurement, SteadyStream
 from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
 from runtime.config.bundle import Bundle, load_bundle
@@ -20,45 +20,47 @@ from runtime.engines.loading import open_engines
 
 
 class SharedEngines(EngineSet):
-    """Engines that several loops run on: whoever opened them closes them."""
+    """Engines that several loops use in turn: a loop that closes does not close them, the session does."""
 
     def close(self) -> None:
         """Nothing."""
 
 
 @dataclass(frozen=True)
-class Rig:
-    """What every loop of a run has in common."""
+class BenchSession:
+    """The bundle, the deployment, and its open device and engines."""
 
     bundle: Bundle
     deployment: Deployment
     device: Device
     engines: EngineSet
 
-    def stream(self, load: Workload, deployment: Deployment | None = None) -> SteadyStream:
-        """A loop of its own; close it before the rig."""
-        return SteadyStream(self.bundle, deployment or self.deployment, self.engines, self.device, load)
-
-    def measure(
-        self, load: Workload, ticks: int, beside: Callable[[int], Rivals] | None = None
-    ) -> tuple[dict[str, Any], Result]:
-        """One run, as a card and as it was measured. Raises TickError."""
-        stream = self.stream(load)
+    @contextmanager
+    def stream(self, load: Workload, deployment: Deployment | None = None) -> Iterator[SteadyStream]:
+        """A steady stream on a loop of its own, closed at the end. `deployment`: another [runtime] table."""
+        stream = SteadyStream(self.bundle, deployment or self.deployment, self.engines, self.device, load)
         try:
-            result = stream.run(ticks, 2 * load.steps, beside)
+            yield stream
         finally:
             stream.loop.close()
-        return report(result, self.bundle, self.deployment, self.engines), result
+
+    def measure(
+        self, load: Workload, ticks: int, beside: Callable[[int], Competitors] | None = None
+    ) -> tuple[dict[str, Any], Measurement]:
+        """One run, as a JSON object and as measured. Raises TickError."""
+        with self.stream(load) as stream:
+            measured = stream.run(ticks, 2 * load.steps, beside)
+        return result_of(measured, self.bundle, self.deployment, self.engines), measured
 
 
 @contextmanager
-def opened(deployment: Deployment) -> Iterator[Rig]:
+def open_session(deployment: Deployment) -> Iterator[BenchSession]:
     """Open device and engines for the time of a run. Raises TickError."""
     this_commit()
     bundle = load_bundle(deployment.bundle)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         device = open_device(deployment.target)
-        held.callback(device.close)
+        stack.callback(device.close)
         engines = open_engines(deployment, device)
-        held.callback(engines.close)
-        yield Rig(bundle, deployment, device, SharedEngines(engines.decoder, engines.rows, engines.steps))
+        stack.callback(engines.close)
+        yield BenchSession(bundle, deployment, device, SharedEngines(engines.decoder, engines.rows, engines.steps))

@@ -1,13 +1,14 @@
-"""Numbers out of noisy samples: percentiles, and the ratio of two things measured side by side."""
+"""Statistics of noisy timings: percentiles, and ratios and differences of two things that are timed in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-NOISY = 0.1
+Timer = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,40 +21,64 @@ class Percentiles:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Percentiles:
-        """Of at least one sample."""
+        """Percentiles of at least one sample."""
         p50, p95, p99 = np.percentile(samples, (50, 95, 99))
         return cls(float(p50), float(p95), float(p99))
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Median of paired ratios, and the quartiles between which half of them lie."""
+class Quartiles:
+    """The median, and the quartiles: half of the values lie between `low` and `high`."""
 
-    median: float
     low: float
+    median: float
     high: float
 
+    @classmethod
+    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> Quartiles:
+        """Quartiles of at least one value."""
+        low, median, high = np.percentile(values, (25, 50, 75))
+        return cls(float(low), float(median), float(high))
+
     @property
-    def is_noisy(self) -> bool:
-        """Whether the machine was too busy for the median to be worth much."""
-        return self.high - self.low > NOISY
+    def spread(self) -> float:
+        """Distance between the quartiles."""
+        return self.high - self.low
 
 
-def paired_ratio(ticks_ms: Sequence[float], engine_ms: Sequence[float]) -> Ratio:
-    """Each tick over the engine samples right before and right after it; n ticks, n + 1 engine samples.
+def time_in_turn(timer: Timer, neighbours: Sequence[Timer], num_samples: int) -> tuple[list[float], list[list[float]]]:
+    """Time something between samples of its neighbours.
 
-    What slows the machine for a while slows a tick and its neighbours alike, so it cancels; the median leaves out what
-    hits a single sample.
+    Returns `num_samples` values of `timer`, and for each neighbour `num_samples + 1`: one before each and one at the
+    end.
     """
-    if len(engine_ms) != len(ticks_ms) + 1:
-        wanted, got = len(ticks_ms) + 1, len(engine_ms)
-        raise ValueError(f"{len(ticks_ms)} ticks need {wanted} engine samples around them, got {got}")
-    return ratio_between(ticks_ms, engine_ms[:-1], engine_ms[1:])
+    samples_ms: list[float] = []
+    neighbours_ms = [[neighbour()] for neighbour in neighbours]
+    for _ in range(num_samples):
+        samples_ms.append(timer())
+        for times_ms, neighbour in zip(neighbours_ms, neighbours, strict=True):
+            times_ms.append(neighbour())
+    return samples_ms, neighbours_ms
 
 
-def ratio_between(samples_ms: Sequence[float], before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """Each sample over what was measured right before and right after it."""
-    samples = np.asarray(samples_ms)
-    ratios = np.concatenate([samples / np.asarray(before_ms), samples / np.asarray(after_ms)])
-    low, middle, high = np.percentile(ratios, (25, 50, 75))
-    return Ratio(float(middle), float(low), float(high))
+def paired_ratio(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> Quartiles:
+    """Quartiles of each sample over the neighbour's right before it and right after it, as time_in_turn gives them.
+
+    A change of the machine's speed that lasts changes a sample and its neighbours alike and cancels; the median leaves
+    out what changes a single sample.
+    """
+    samples, before, after = _paired(samples_ms, neighbour_ms)
+    return Quartiles.of(np.concatenate([samples / before, samples / after]))
+
+
+def paired_difference(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> Quartiles:
+    """Quartiles of each sample less the mean of the neighbour's before it and after it, in milliseconds."""
+    samples, before, after = _paired(samples_ms, neighbour_ms)
+    return Quartiles.of(samples - (before + after) / 2)
+
+
+def _paired(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> tuple[NDArray[np.float64], ...]:
+    if len(neighbour_ms) != len(samples_ms) + 1:
+        wanted, got = len(samples_ms) + 1, len(neighbour_ms)
+        raise ValueError(f"{len(samples_ms)} samples need {wanted} neighbours around them, got {got}")
+    return np.asarray(samples_ms), np.asarray(neighbour_ms[:-1]), np.asarray(neighbour_ms[1:])

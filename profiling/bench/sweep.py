@@ -1,4 +1,4 @@
-"""How the cost of a tick grows: one run per value of depth, frames, steps or tokens, as a table and a drawing."""
+"""How the cost of a tick grows: one run per value of depth, frames or steps, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from profiling.reports.svg_plot import svg
 from runtime.errors import ConfigError
 
 NAMES = ("depth", "frames", "steps")
 BAR = 12
-# What all points say alike is said once.
+# Properties that are stated once where all points share them.
 COMMON = (
-    "bundle", "target", "commit", "techniques", "engine_sha256", "versions", "machine", "variant", "guidance", "depth",
+    "bundle", "target", "commit", "switches", "engine_sha256", "versions", "machine", "variant", "guidance", "depth",
     "frames", "steps", "tokens", "sessions",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Which number takes which values."""
+    """The name and the values of the number that changes."""
 
     name: str
     values: tuple[int, ...]
@@ -38,37 +39,55 @@ def parse_sweep(text: str) -> Sweep:
     try:
         values = tuple(int(value) for value in listed.split(","))
     except ValueError:
-        raise ConfigError(f"{listed!r} is no list of whole numbers", fix=fix) from None
+        raise ConfigError(f"{listed!r} is not a list of whole numbers", fix=fix) from None
     if min(values) < 1 or len(set(values)) != len(values):
-        raise ConfigError(f"{listed!r} must be different numbers from 1 on", fix=fix)
+        raise ConfigError(f"{listed!r}: expected different numbers, each 1 or more", fix=fix)
     return Sweep(name, values)
 
 
-def report_sweep(sweep: Sweep, cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All points as one JSON object: what they have in common, and each one whole."""
-    common = {name: cards[0][name] for name in COMMON if all(card[name] == cards[0][name] for card in cards)}
-    own = [{name: value for name, value in card.items() if name not in common} for card in cards]
+def common_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The properties of COMMON that all results share."""
+    first = results[0]
+    return {name: first[name] for name in COMMON if all(result[name] == first[name] for result in results)}
+
+
+def sweep_result(sweep: Sweep, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All points as one JSON object: the properties they share, and each result without these."""
+    common = common_of(results)
+    own = [{name: value for name, value in result.items() if name not in common} for result in results]
     points = [{sweep.name: value, **point} for value, point in zip(sweep.values, own, strict=True)]
     return {**common, "kind": "sweep", "over": sweep.name, "values": list(sweep.values), "points": points}
 
 
-def print_sweep(console: Console, card: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> None:
-    """The sweep for people."""
-    title = f"{card['bundle']} on {card['target']}: {card['variant']}, by {card['over']}"
+def print_sweep(console: Console, result: Mapping[str, Any]) -> None:
+    """The sweep as a table."""
+    title = f"{result['bundle']} on {result['target']}: {result['variant']}, by {result['over']}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in (card["over"], "rows", "tick p50", "engine", "tick / engine", "ms per row"):
+    for column in (result["over"], "rows", "tick p50", "engine", "overhead", "ratio", "ms per row"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    most_ms = max(point["tick_ms"]["p50"] for point in cards)
-    for value, point in zip(card["values"], cards, strict=True):
-        tick_ms, engine_ms = point["tick_ms"]["p50"], point["engine_ms"]["p50"]
+    most_ms = max(point["tick_ms"]["p50"] for point in result["points"])
+    for point in result["points"]:
+        tick_ms = point["tick_ms"]["p50"]
         table.add_row(
-            str(value),
+            str(point[result["over"]]),
             str(point["rows"]),
             f"{tick_ms:.2f}",
-            f"{engine_ms:.2f}",
+            f"{point['engine_ms']['p50']:.2f}",
+            f"{point['overhead_ms']:.2f}",
             f"{point['overhead_ratio']:.3f}",
             f"{tick_ms / point['rows']:.3f}",
             "█" * max(1, round(BAR * tick_ms / most_ms)),
         )
     console.print(table)
+
+
+def plot_sweep(result: Mapping[str, Any]) -> str:
+    """The sweep as SVG: over the rows in a sweep of depth, else over the number that changes."""
+    over = "rows" if result["over"] == "depth" else result["over"]
+    lines = {
+        name: [(float(point[over]), float(point[key]["p50"])) for point in result["points"]]
+        for name, key in (("tick", "tick_ms"), ("bare engine", "engine_ms"))
+    }
+    title = f"{result['bundle']} on {result['target']}, {result['variant']}"
+    return svg(title, over, "ms (p50)", lines)

@@ -1,4 +1,4 @@
-"""Two runs side by side, and refusals to compare what cannot be compared."""
+"""Changes between two runs, and runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from profiling.bench.compare_runs import SAME, changes, check_comparable, differences, figures, print_changes, read_card
+from profiling.bench.compare_runs import (
+    SAME,
+    changes,
+    check_comparable,
+    differences,
+    figures,
+    print_changes,
+    read_result,
+)
 from runtime.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -34,22 +42,22 @@ def test_changes_by_hand() -> None:
 def test_what_differs_is_named(name: str) -> None:
     other = {**BASE, name: "other"}
     check_comparable(BASE, dict(BASE))
-    assert differences(BASE, other) == [f"{name}: {BASE[name]} there, other here"]
+    assert differences(BASE, other) == [f"{name}: {BASE[name]} in the saved run, other in this one"]
     with pytest.raises(ConfigError, match="--force"):
         check_comparable(BASE, other)
 
 
-def test_another_commit_or_version_can_be_compared_and_is_said() -> None:
+def test_another_commit_or_version_can_be_compared_and_is_shown() -> None:
     now = {**BASE, "commit": "def", "versions": {"numpy": "2"}}
     check_comparable(BASE, now)
     console = Console(record=True, width=100)
     print_changes(console, BASE, now)
     text = console.export_text()
-    assert "against abc" in text
-    assert "versions differ: {'numpy': '1'} there" in text
+    assert "compared with commit abc" in text
+    assert "versions differ: {'numpy': '1'} before" in text
 
 
-def test_what_is_slower_is_red_and_less_throughput_too() -> None:
+def test_slower_ticks_and_lower_throughput_are_red() -> None:
     now = {**BASE, "tick_ms": {"p50": 12.0, "p95": 19.0, "p99": 0.0}, "finished_per_s": 3.0}
     console = Console(record=True, width=100, force_terminal=True)
     print_changes(console, BASE, now)
@@ -59,31 +67,40 @@ def test_what_is_slower_is_red_and_less_throughput_too() -> None:
     assert "\x1b[31m-25.0 %" in styled
 
 
-def test_figures_of_a_matrix_and_a_sweep() -> None:
+def test_figures_of_ablations_sweeps_and_grids() -> None:
     entry = {"with_ms": {"p50": 1.0}, "without_ms": {"p50": 2.0}}
-    assert figures({"techniques_off": {"a": entry}}) == {"a, with, p50": 1.0, "a, without, p50": 2.0}
-    point = {"depth": 4, "tick_ms": {"p50": 3.0}, "engine_ms": {"p50": 2.0}}
-    assert figures({"over": "depth", "points": [point]}) == {"depth 4, tick_ms p50": 3.0, "depth 4, engine_ms p50": 2.0}
+    assert figures({"ablations": {"a": entry}}) == {"a, with, p50": 1.0, "a, without, p50": 2.0}
+    point = {"depth": 4, "tick_ms": {"p50": 3.0, "p95": 9.0}, "engine_ms": {"p50": 2.0}, "overhead_ms": 1.0}
+    assert figures({"kind": "sweep", "over": "depth", "points": [point]}) == {
+        "depth 4, tick_ms p50": 3.0,
+        "depth 4, engine_ms p50": 2.0,
+        "depth 4, overhead_ms": 1.0,
+    }
+    cell = {**point, "variant": "guidance", "overhead_ratio": 1.5}
+    assert figures({"kind": "budgets", "points": [cell]}) == {
+        "depth 4, guidance, overhead_ms": 1.0,
+        "depth 4, guidance, overhead_ratio": 1.5,
+    }
 
 
 @pytest.mark.parametrize("text", [json.dumps(BASE, indent=1), f"a table\n\n{json.dumps(BASE)}\n"])
 def test_a_saved_run_is_a_file_of_json_or_the_output_of_a_run(text: str, tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_text(text)
-    assert read_card(path) == BASE
+    assert read_result(path) == BASE
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"kind": "tick"}'])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="holds no result"):
-        read_card(path)
+    with pytest.raises(ConfigError, match="is not a result"):
+        read_result(path)
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
-        read_card(tmp_path / "absent.json")
+        read_result(tmp_path / "absent.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_card(tmp_path / "binary")
+        read_result(tmp_path / "binary")

@@ -1,30 +1,51 @@
-"""Budgets, and what a card says of where it comes from."""
+"""Results: budgets, phases, and the printed table."""
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
-from conftest import Built
+from rich.console import Console
 
-from profiling.bench.result import BUDGETS, budget_of, phases
-from profiling.bench.workload import Workload, with_runtime
-from profiling.provenance import commit, provenance
-from runtime.config.bundle import load_bundle
-from runtime.devices.device import HostDevice
-from runtime.devices.machine import machine, machine_of
-from runtime.engines.loading import open_engines
+from profiling.bench.result import Budget, against_budget, budget_of, budget_text, phases, print_result, verdict
+from profiling.bench.workload import Workload
 from runtime.tick.record import PHASES, TickRecord
 
 
-def test_budgets_by_variant(built: Built) -> None:
-    cpu = built()
-    assert budget_of(cpu, Workload(1, 32, 4)) == BUDGETS["plain"] == 1.04
-    assert budget_of(cpu, Workload(1, 32, 4, guidance=3.0)) == 1.08
-    assert budget_of(cpu, Workload(1, 32, 4, dcw=True)) is None
-    assert budget_of(cpu, Workload(1, 32, 4, more=frozenset({"mask"}))) is None
-    assert budget_of(cpu.model_copy(update={"target": "tensorrt"}), Workload(1, 32, 4, guidance=3.0)) == 1.02
+@pytest.mark.parametrize(
+    ("load", "budget"),
+    [
+        (Workload(1, 32, 4), Budget(1.08, 0.20)),
+        (Workload(4, 32, 4, guidance=3.0), Budget(1.08, 0.70)),
+        (Workload(8, 32, 4, guidance=3.0, dcw=True), Budget(1.08, 1.6)),
+        (Workload(2, 32, 4), None),
+        (Workload(1, 32, 4, dcw=True), None),
+        (Workload(1, 32, 4, more=frozenset({"mask"})), None),
+    ],
+)
+def test_budgets_on_a_cpu(load: Workload, budget: Budget | None) -> None:
+    assert budget_of("cpu", load) == budget
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+def test_on_a_gpu_the_budget_is_a_ratio(target: str) -> None:
+    budget = budget_of(target, Workload(3, 32, 4, more=frozenset({"mask"})))  # type: ignore[arg-type]
+    assert budget == Budget(1.02)
+    assert budget.is_kept(overhead_ms=100.0, ratio=1.02)
+
+
+@pytest.mark.parametrize(
+    ("overhead_ms", "ratio", "is_kept"), [(0.35, 1.08, True), (0.36, 1.0, False), (0, 1.09, False)]
+)
+def test_both_figures_are_within_a_kept_budget(overhead_ms: float, ratio: float, is_kept: bool) -> None:
+    entry = against_budget(Budget(1.08, 0.35), overhead_ms, ratio)
+    assert entry == {"budget": {"ratio": 1.08, "overhead_ms": 0.35}, "within_budget": is_kept}
+    assert budget_text(entry) == "0.35, 1.08"
+    assert ("kept" if is_kept else "missed") in verdict(entry)
+
+
+def test_without_a_budget_nothing_is_missed() -> None:
+    entry = against_budget(None, 100.0, 9.0)
+    assert entry == {"budget": None, "within_budget": True}
+    assert (budget_text(entry), verdict(entry)) == ("none stated", "")
 
 
 def test_phases_are_medians() -> None:
@@ -32,41 +53,23 @@ def test_phases_are_medians() -> None:
     assert phases(records) == {**dict.fromkeys(PHASES, 0.0), "wait": 2000.0}
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_the_commit_is_that_of_the_code_and_says_whether_it_was_changed(tmp_path: Path) -> None:
-    assert commit(tmp_path) is None
-    git(tmp_path, "init")
-    assert commit(tmp_path) is None
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "a.py").write_text("a")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
-    head = git(tmp_path, "rev-parse", "HEAD")[:12]
-    assert commit(tmp_path / "code") == head
-    (tmp_path / "code" / "a.py").write_text("b")
-    assert commit(tmp_path / "code") == f"{head}+"
-    (tmp_path / "installed").mkdir()
-    assert commit(tmp_path / "installed") is None
-
-
-def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert commit() is None
-
-
-def test_a_result_says_where_it_comes_from(built: Built) -> None:
-    deployment = with_runtime(built(), batched_step=False)
-    engines = open_engines(deployment, HostDevice())
-    said = provenance(load_bundle(deployment.bundle), deployment, engines)
-    engines.close()
-    assert (said["bundle"], said["target"]) == ("tiny", "cpu")
-    assert said["techniques"]["batched_step"] is False
-    assert said["techniques"]["fused_guidance"] is True
-    assert said["engine_sha256"] == engines.decoder.manifest.engine_sha256
-    assert said["versions"].keys() == {"tickrt", "python", "numpy", "onnxruntime"}
-    assert said["machine"] == machine_of("cpu") == machine()
+def test_the_table_has_budget_competitors_and_allocation_sites() -> None:
+    percentiles = {"p50": 2.0, "p95": 3.0, "p99": 4.0}
+    result = {
+        "bundle": "b", "target": "cpu", "depth": 4, "variant": "plain", "rows": 4, "frames": 32, "steps": 4,
+        "tick_ms": percentiles, "engine_ms": percentiles, "decoder_in_tick_ms": percentiles,
+        "overhead_ms": 0.3, "overhead_ms_quartiles": [0.2, 0.4],
+        "overhead_ratio": 1.05, "overhead_ratio_quartiles": [1.0, 1.2], "overhead_inside_tick": 1.1, "is_noisy": True,
+        **against_budget(Budget(1.08, 0.35), 0.3, 1.05), "beside": {"torch eager": {"p50": 8.0, "over_tick": 4.0}},
+        "finished_per_s": 1.0, "audio_s_per_s": 2.0, "allocations_per_tick": 1.0, "shared_vs_alone": 1e-6,
+        "phases_ms": {"wait": 0.5}, "commit": None, "engine_sha256": "ab" * 32,
+    }  # fmt: skip
+    console = Console(record=True, width=100)
+    print_result(console, result, [(3, 3072, ("file.py:1 np.empty(1024)",))])
+    text = console.export_text()
+    assert "0.300 ms  (quartiles 0.200 to 0.400)" in text
+    assert "0.35, 1.08  kept" in text
+    assert "p50 8.00 ms   (4.00 x the tick)" in text
+    assert "The machine was busy" in text
+    assert "allocated 3 times, 3072 bytes in all" in text
+    assert "np.empty(1024)" in text

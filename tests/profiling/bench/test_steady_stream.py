@@ -1,4 +1,4 @@
-"""The steady stream: the production tick path, verified, timed and counted."""
+"""The steady stream: the production tick path, verified and timed; its allocations are counted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def streams(built: Callable[..., Deployment]) -> Iterator[Streams]:
         stream.loop.close()
 
 
-def test_a_run_measures_a_full_house(streams: Streams) -> None:
+def test_a_run_has_all_slots_taken(streams: Streams) -> None:
     result = streams().run(ticks=10, probe_ticks=12)
     assert (len(result.ticks_ms), len(result.engine_ms)) == (10, 11)
     assert {(record.slots, record.rows) for record in result.records} == {(3, 6)}
@@ -56,7 +56,7 @@ def test_a_steady_tick_allocates_nothing(streams: Streams, load: Workload) -> No
     assert (result.allocations, result.sites) == ([0] * 4 * load.steps, [])
 
 
-def test_a_deliberate_copy_in_the_tick_is_counted_and_named(streams: Streams) -> None:
+def test_a_copy_in_the_tick_is_counted_with_its_source_line(streams: Streams) -> None:
     stream, latents = streams(), np.ones((64, 8), np.float32)
     stream.loop.observers.append(lambda _: latents.copy())
     result = stream.run(ticks=4, probe_ticks=5)
@@ -68,19 +68,19 @@ def test_a_deliberate_copy_in_the_tick_is_counted_and_named(streams: Streams) ->
 
 def test_a_device_allocation_in_the_tick_is_counted(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = streams()
-    note = stream._note
+    on_event = stream._on_event
 
-    def allocate_and_note(event: Event) -> None:
+    def allocate(event: Event) -> None:
         if isinstance(event, Finished):
             stream.device.staging((4,), np.float32)
-        note(event)
+        on_event(event)
 
-    monkeypatch.setattr(stream, "_note", allocate_and_note)
+    monkeypatch.setattr(stream, "_on_event", allocate)
     result = stream.run(ticks=4, probe_ticks=LOAD.steps)
     assert sum(result.allocations) == LOAD.depth
 
 
-def test_slots_that_leak_into_each_other_fail_the_verification(streams: Streams, tmp_path: Path) -> None:
+def test_slots_that_change_each_other_fail_the_verification(streams: Streams, tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     _mix_rows(tmp_path / "tiny" / "decoder.onnx")
     with pytest.raises(EngineError, match="differs by"):

@@ -1,17 +1,12 @@
-"""Sweeps: what is swept, what the points have in common, and the drawing."""
+"""Sweeps: their values, what the points have in common, the table and the plot."""
 
 from __future__ import annotations
-
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from rich.console import Console
 
-from profiling.bench.svg_plot import Axis, svg
-from profiling.bench.sweep import COMMON, Sweep, parse_sweep, print_sweep, report_sweep
+from profiling.bench.sweep import COMMON, Sweep, common_of, parse_sweep, plot_sweep, print_sweep, sweep_result
 from runtime.errors import ConfigError
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_sweep_is_a_name_and_values() -> None:
@@ -19,51 +14,34 @@ def test_a_sweep_is_a_name_and_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "depth", "depth=", "depth=1,x", "depth=0", "depth=2,2", "colour=1", "=1"])
-def test_other_words_are_refused_with_an_example(text: str) -> None:
+def test_other_texts_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="--sweep depth=1,2,4,8"):
         parse_sweep(text)
 
 
-def card(depth: int, tick_ms: float) -> dict[str, object]:
+def point(depth: int, tick_ms: float) -> dict[str, object]:
     return {
         **dict.fromkeys(COMMON, "abc"), "kind": "tick", "depth": depth, "rows": 2 * depth,
-        "tick_ms": {"p50": tick_ms}, "engine_ms": {"p50": 1.0}, "overhead_ratio": tick_ms,
+        "tick_ms": {"p50": tick_ms}, "engine_ms": {"p50": 1.0}, "overhead_ms": tick_ms - 1, "overhead_ratio": tick_ms,
     }  # fmt: skip
 
 
-def test_points_keep_what_they_do_not_share() -> None:
-    cards = [card(1, 1.5), card(4, 3.0)]
-    found = report_sweep(Sweep("depth", (1, 4)), cards)
+def test_shared_properties_are_stated_once() -> None:
+    results = [point(1, 1.5), point(4, 3.0)]
+    found = sweep_result(Sweep("depth", (1, 4)), results)
     assert (found["kind"], found["over"], found["values"], found["bundle"]) == ("sweep", "depth", [1, 4], "abc")
     assert [point["depth"] for point in found["points"]] == [1, 4]
     assert [point["tick_ms"]["p50"] for point in found["points"]] == [1.5, 3.0]
     assert [point["engine_ms"]["p50"] for point in found["points"]] == [1.0, 1.0]
     assert ("commit" in found["points"][0], found["commit"]) == (False, "abc")
     console = Console(record=True, width=80)
-    print_sweep(console, found, cards)
+    print_sweep(console, found)
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["4", "8", "3.00", "1.00", "3.000", "0.375", "█" * 12] in lines
-    assert ["1", "2", "1.50", "1.00", "1.500", "0.750", "█" * 6] in lines
+    assert ["4", "8", "3.00", "1.00", "2.00", "3.000", "0.375", "█" * 12] in lines
+    assert ["1", "2", "1.50", "1.00", "0.50", "1.500", "0.750", "█" * 6] in lines
+    assert plot_sweep(found).count("<circle") == 4
 
 
-def test_a_drawing_has_every_point_where_it_belongs() -> None:
-    root = ElementTree.fromstring(svg("a < b", "rows", "ms", {"tick": [(1, 2), (4, 8)], "engine": [(1, 1), (4, 4)]}))
-    circles = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in root.iter(f"{SVG}circle")]
-    assert len(circles) == 4
-    assert circles[0][0] == circles[2][0] < circles[1][0] == circles[3][0]
-    assert circles[1][1] < circles[3][1] == circles[0][1] - (circles[0][1] - circles[3][1])
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"a < b", "rows", "ms", "tick", "engine", "0", "8"} <= set(texts)
-
-
-@pytest.mark.parametrize(
-    ("largest", "marks"),
-    [
-        (8.0, [0, 2, 4, 6, 8]),
-        (0.9, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (58.0, [0, 20, 40, 60]),
-        (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-    ],
-)
-def test_marks_are_round_and_reach_beyond_the_largest_value(largest: float, marks: list[float]) -> None:
-    assert Axis("", largest, 0.0, 1.0).marks == pytest.approx(marks)
+def test_a_property_that_one_result_does_not_share_is_not_common() -> None:
+    found = common_of([point(1, 1.0), {**point(1, 1.0), "commit": "def"}])
+    assert found.keys() == set(COMMON) - {"commit"}

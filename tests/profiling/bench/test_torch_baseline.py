@@ -29,7 +29,7 @@ def test_the_bench_times_it_in_turn_with_the_ticks(built: Built, tmp_path: Path)
     assert result.exit_code == 0, result.output
     beside = json.loads(result.stdout.splitlines()[-1])["beside"]
     assert beside.keys() == {"torch eager", "torch compiled"}
-    assert all(rival["p50"] > 0 < rival["over_tick"] for rival in beside.values())
+    assert all(each["p50"] > 0 < each["over_tick"] for each in beside.values())
 
 
 def test_it_computes_a_velocity_for_every_row(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_it_computes_a_velocity_for_every_row(tmp_path: Path) -> None:
     assert tuple(decoder.velocity().shape) == (3, 16, 8)
 
 
-def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no ACE-Step transformer"):
         TorchDecoder(str(tmp_path), rows=1, frames=8, tokens=4, compiled=False)
     with pytest.raises(ConfigError, match="--torch published only"):

@@ -1,0 +1,53 @@
+"""Bench sessions: engines are opened once, shared by loops, and closed at the end."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Built
+
+from profiling.bench.session import open_session
+from profiling.bench.workload import Workload
+from runtime.engines.engine import EngineSet
+from runtime.errors import ConfigError
+
+LOAD = Workload(depth=2, frames=32, steps=4)
+
+
+def test_loops_share_the_engines_and_the_session_closes_them(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[EngineSet] = []
+    close = EngineSet.close
+    monkeypatch.setattr(EngineSet, "close", lambda engines: (closed.append(engines), close(engines))[1])
+    with open_session(built()) as session:
+        for _ in range(2):
+            with session.stream(LOAD) as stream:
+                assert stream.play()[0].shape == (32, session.bundle.latents.channels)
+        assert closed == []
+    assert len(closed) == 1
+
+
+def test_a_measurement_and_its_result_agree(built: Built) -> None:
+    with open_session(built()) as session:
+        result, measured = session.measure(LOAD, ticks=3)
+    assert (result["kind"], result["depth"], result["ticks"]) == ("tick", 2, 3)
+    assert result["overhead_ms"] == pytest.approx(measured.overhead_ms.median, abs=1e-4)
+    assert len(measured.allocations) == 2 * LOAD.steps
+
+
+def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:
+    class Constant:
+        def time_ms(self, times: int = 1) -> float:
+            return 5.0
+
+    with open_session(built()) as session:
+        result, measured = session.measure(LOAD, 3, lambda rows: {f"constant for {rows} rows": Constant()})
+    assert measured.beside_ms == {"constant for 2 rows": [5.0] * 4}
+    assert result["beside"]["constant for 2 rows"]["p50"] == 5.0
+
+
+def test_an_error_inside_closes_everything(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = EngineSet.close
+    monkeypatch.setattr(EngineSet, "close", lambda engines: (closed.append("engines"), close(engines))[1])
+    with pytest.raises(ConfigError, match="in the test"), open_session(built()):
+        raise ConfigError("an error in the test")
+    assert closed == ["engines"]
