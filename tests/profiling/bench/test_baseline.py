@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from helpers.backends import CPU, SIMULATED, Backend
 from conftest import Built, resized
+from helpers.backends import CPU, SIMULATED, Backend
 
 from profiling.bench.baseline import DecoderBaseline
 from profiling.bench.session import BenchSession, open_session
