@@ -25,9 +25,24 @@ def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_sec
     Decodes at most a little more than `max_seconds`, whatever the file says. Mono is copied to every channel; more
     channels are mixed down. Raises RequestError: not audio, empty, too long, samples that are not finite.
     """
+    return _collect(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
+
+
+def convert_audio(pcm: Pcm, from_rate_hz: int, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
+    """Float PCM `[N, any channels]` at `from_rate_hz` as read_audio() gives it. Raises RequestError as it does."""
+    if pcm.dtype.kind != "f" or pcm.ndim != 2 or not 1 <= pcm.shape[1] <= len(LAYOUTS):
+        expected = f"float samples [N, channels] with 1 to {len(LAYOUTS)} channels"
+        raise RequestError(f"the audio is {pcm.dtype} {list(pcm.shape)}, expected {expected}", field="source")
+    packed = np.ascontiguousarray(pcm, np.float32).reshape(1, -1)
+    frame = av.AudioFrame.from_ndarray(packed, format="flt", layout=LAYOUTS[pcm.shape[1] - 1])
+    frame.sample_rate = from_rate_hz
+    return _collect(_resampled([frame], sample_rate_hz, channels), sample_rate_hz, max_seconds)
+
+
+def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) -> Pcm:
     chunks: list[Pcm] = []
     samples, limit = 0, round(max_seconds * sample_rate_hz)
-    for chunk in _decoded(source, sample_rate_hz, channels):
+    for chunk in decoded:
         chunks.append(chunk)
         samples += len(chunk)
         if samples > limit:

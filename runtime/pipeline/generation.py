@@ -101,19 +101,19 @@ class LongGeneration:
 
 
 def generate_latents(
-    pipeline: Pipeline, generation: LongGeneration, on_event: OnEvent | None = None
+    pipeline: Pipeline, generation: LongGeneration, on_event: OnEvent | None = None, *, wait: bool = False
 ) -> Generator[Latents, None, None]:
     """Generate all segments, blocking; yields the new frames `[n, C]` of each while the next one is in flight.
 
     `on_event` is called in the calling thread. Closing the generator cancels the segment in flight. The pipeline's loop
-    must be running. Raises what the loop's submit raises, and the error of a segment that failed.
+    must be running. wait: as for the loop's submit. Raises what submit raises, and the error of a segment that failed.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    submitted = _submit_next(pipeline, generation, events)
+    submitted = _submit_next(pipeline, generation, events, wait)
     try:
         while submitted is not None:
             new = generation.append(_wait_for_latents(events, on_event))
-            submitted = _submit_next(pipeline, generation, events)
+            submitted = _submit_next(pipeline, generation, events, wait)
             yield new
     finally:
         if submitted is not None:
@@ -126,21 +126,22 @@ def generate_audio(
     on_event: OnEvent | None = None,
     *,
     window_frames: int = WINDOW_FRAMES,
+    wait: bool = False,
 ) -> Generator[Pcm, None, None]:
     """As generate_latents(), but yields PCM `[N, channels]` float32, decoded in windows. Also raises ConfigError."""
     if pipeline.codec is None:
         raise ConfigError(f"bundle {pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
     stream = DecodeStream(pipeline.codec, window_frames=window_frames, total_samples=generation.total_samples)
-    with closing(generate_latents(pipeline, generation, on_event)) as pieces:
+    with closing(generate_latents(pipeline, generation, on_event, wait=wait)) as pieces:
         for latents in pieces:
             yield from stream.feed(latents)
     yield from stream.finish()
 
 
-def _submit_next(pipeline: Pipeline, generation: LongGeneration, events: SimpleQueue[Event]) -> str | None:
+def _submit_next(pipeline: Pipeline, generation: LongGeneration, events: SimpleQueue[Event], wait: bool) -> str | None:
     """Submit the next segment; returns its request id, None after the last one."""
     request = generation.next_request()
-    return None if request is None else pipeline.loop.submit(request, events.put)
+    return None if request is None else pipeline.loop.submit(request, events.put, wait=wait)
 
 
 def _wait_for_latents(events: SimpleQueue[Event], on_event: OnEvent | None) -> Latents:

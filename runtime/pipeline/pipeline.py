@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from runtime.audio.codec import Codec
-from runtime.audio.decoding import read_audio
-from runtime.audio.formats import FORMATS, read_latents
+from runtime.audio.decoding import convert_audio, read_audio
+from runtime.audio.formats import FORMATS, Pcm, read_latents
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
@@ -151,12 +151,14 @@ class Pipeline:
         if _is_safetensors(data):
             limit = latents.round_up(math.ceil(max_seconds * latents.frame_rate_hz))
             return self._padded(read_latents(data, latents.channels, limit)[0])
-        if self.codec is None or not self.codec.can_encode:
-            raise RequestError(
-                f"bundle {self.bundle.name!r} cannot turn audio into latents", field="source", fix="give .safetensors"
-            )
-        pcm = read_audio(data, self.codec.sample_rate_hz, self.codec.channels, max_seconds)
-        return self._padded(self.codec.encode(pcm))
+        codec = self._encoding_codec()
+        return self._padded(codec.encode(read_audio(data, codec.sample_rate_hz, codec.channels, max_seconds)))
+
+    def encode_source(self, pcm: Pcm, sample_rate_hz: int) -> Latents:
+        """As read_source(), from float PCM `[N, channels]`, -1..1, at any usual rate. Raises RequestError."""
+        codec = self._encoding_codec()
+        converted = convert_audio(pcm, sample_rate_hz, codec.sample_rate_hz, codec.channels, MAX_SECONDS)
+        return self._padded(codec.encode(converted))
 
     def request(
         self, prompt: str | list[dict[str, Any]], inputs: GenerationInputs = NO_INPUTS, **options: Any
@@ -182,6 +184,13 @@ class Pipeline:
         if codec is None:
             return math.ceil(seconds * rate_hz - 1e-6)
         return max(1, -(-round(seconds * codec.sample_rate_hz) // codec.hop_samples))
+
+    def _encoding_codec(self) -> Codec:
+        if self.codec is None or not self.codec.can_encode:
+            raise RequestError(
+                f"bundle {self.bundle.name!r} cannot turn audio into latents", field="source", fix="give .safetensors"
+            )
+        return self.codec
 
     def _padded(self, latents: Latents) -> Latents:
         """`latents` and silence up to the next number of frames that the decoder takes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
@@ -217,5 +218,8 @@ def options_error(error: ValidationError) -> RequestError:
     """A RequestError for the first finding; the value itself is not repeated."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
-    fix = f"leave {field} out" if first["type"] == "extra_forbidden" else ""
+    fix = ""
+    if first["type"] == "extra_forbidden":
+        similar = get_close_matches(field, GenerationOptions.model_fields, n=1)
+        fix = f"leave {field} out" + "".join(f", or did you mean {name}?" for name in similar)
     return RequestError(first["msg"], field=field, fix=fix)

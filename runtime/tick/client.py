@@ -36,13 +36,14 @@ class LoopClient:
         self._ended = threading.Event()
         self._fatal: TickError | None = None
 
-    def submit(self, request: GenerationRequest, listener: Listener) -> str:
+    def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
         """Ask for a generation; exactly one terminal event follows. Returns the request's id.
 
-        Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
+        wait: block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError,
+        QueueFullError, DrainingError, EngineDeadError.
         """
         check_request(request, self.bundle, self.deployment, self.engines.decoder)
-        return self._enter(request, listener)
+        return self._enter(request, listener, wait=wait)
 
     def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
         """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
@@ -82,13 +83,15 @@ class LoopClient:
             self._ended.wait(0.01)
         return len(self._registry) == 0
 
-    def _enter(self, request: GenerationRequest, listener: Listener, frozen: FrozenSlot | None = None) -> str:
+    def _enter(
+        self, request: GenerationRequest, listener: Listener, frozen: FrozenSlot | None = None, *, wait: bool = False
+    ) -> str:
         """Noise is drawn here, in the caller's time: the tick thread has other things to do."""
         if self._fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
         if self._draining.is_set() or self._ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
-        self._registry.enter(request.id, listener)
+        self._registry.enter(request.id, listener, wait=wait)
         given = request.noise
         drawn = noise(request.frames, self.bundle.latents.channels, request.seed) if given is None else given
         self._inbox.put(Submit(request, drawn, frozen))
@@ -133,11 +136,11 @@ class Registry:
         """Everybody who is inside."""
         return list(self._listeners)
 
-    def enter(self, request_id: str, listener: Listener) -> None:
+    def enter(self, request_id: str, listener: Listener, *, wait: bool = False) -> None:
         """Take a place. Raises QueueFullError, RequestError where the id is inside already. Any thread."""
         if request_id in self._listeners:
             raise RequestError(f"a generation {request_id!r} is inside already", field="id")
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=wait):
             raise QueueFullError(f"all {self._slots} slots and {self._queue} waiting places are taken")
         self._listeners[request_id] = listener
 

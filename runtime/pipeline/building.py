@@ -1,0 +1,45 @@
+"""Opening a deployment whose engines may be missing: tickrt-build runs in a process of its own first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from runtime.config.deployment import Deployment, Target
+from runtime.errors import BuildError, EngineMismatchError, EngineNotBuiltError
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+
+
+def open_built_pipeline(deployment: Deployment, *, target: Target | None = None, quiet: bool = False) -> Pipeline:
+    """As open_pipeline(), but engines that are missing or do not fit this machine are built first.
+
+    The progress of the build goes to standard error, unless it is `quiet`. Raises ConfigError, BuildError, EngineError.
+    """
+    try:
+        return open_pipeline(deployment, target=target)
+    except (EngineNotBuiltError, EngineMismatchError):
+        build_engines(deployment.path, target or deployment.target, quiet=quiet)
+        return open_pipeline(deployment, target=target)
+
+
+def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
+    """Run tickrt-build for a deployment file. Raises BuildError with the message of the command.
+
+    A separate process, because the runtime does not import the compilers. It imports modules from where this one does,
+    and not from the working directory.
+    """
+    arguments = [str(path), "--target", target]
+    command = [sys.executable, "-P", "-c", "from engine_build.cli import main; main()", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    progress = subprocess.DEVNULL if quiet else sys.stderr if sys.stderr.isatty() else subprocess.PIPE
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        with subprocess.Popen(command, stdout=progress, stderr=errors, text=True, env=environment) as process:
+            for line in process.stdout or ():
+                print(line, end="", file=sys.stderr, flush=True)
+        errors.seek(0)
+        message = errors.read().rpartition("error: ")[2].strip()
+    if process.returncode:
+        raise BuildError(message or f"tickrt-build ended with status {process.returncode}")
