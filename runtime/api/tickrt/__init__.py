@@ -1,1 +1,49 @@
-"""TickRT in Python."""
+"""TickRT in Python: open a model, generate audio, stream it.
+
+    import tickrt
+
+    with tickrt.open("demo") as model:
+        audio = model.generate("calm piano in D minor", seconds=30, seed=1)
+        audio.save("piano.flac")
+
+Every option is one of the HTTP body's and the command line's: see help(tickrt.Arguments).
+"""
+
+from runtime.errors import (
+    BuildError,
+    ConfigError,
+    DrainingError,
+    EngineError,
+    NonFiniteError,
+    QueueFullError,
+    RequestError,
+    ShapeError,
+    TickError,
+)
+from tickrt.audio import Audio
+from tickrt.model import Model, open
+from tickrt.options import Arguments, Curve, DcwOptions, Generation, Options, Prompt, Source, Span, WeightedPrompt
+
+__all__ = [
+    "Arguments",
+    "Audio",
+    "BuildError",
+    "ConfigError",
+    "Curve",
+    "DcwOptions",
+    "DrainingError",
+    "EngineError",
+    "Generation",
+    "Model",
+    "NonFiniteError",
+    "Options",
+    "Prompt",
+    "QueueFullError",
+    "RequestError",
+    "ShapeError",
+    "Source",
+    "Span",
+    "TickError",
+    "WeightedPrompt",
+    "open",
+]

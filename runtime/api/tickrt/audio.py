@@ -1,0 +1,101 @@
+"""The result of a generation."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.audio.encoding import AudioWriter
+from runtime.audio.formats import FORMATS, latents_bytes
+from runtime.errors import ConfigError, FileError, RequestError
+
+FORMAT_BY_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audio:
+    """One finished generation. In a notebook it is shown as a player.
+
+    latents: float32 `[T, C]` at `frame_rate_hz`. seed: the one in use, given or drawn. options: those given and the
+    seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
+    """
+
+    latents: NDArray[np.float32]
+    frame_rate_hz: float
+    sample_rate_hz: int
+    seed: int
+    options: Mapping[str, Any]
+    bundle: tuple[str, str]
+    _pcm: NDArray[np.float32] | None
+
+    @property
+    def pcm(self) -> NDArray[np.float32]:
+        """Samples, float32 `[n, channels]`, full scale -1..1. Raises ConfigError where the bundle has no codec."""
+        if self._pcm is None:
+            raise ConfigError(
+                f"bundle {self.bundle[0]!r} has no codec: it makes latents, not audio", fix="use .latents"
+            )
+        return self._pcm
+
+    def __len__(self) -> int:
+        """The number of samples; of frames where the bundle has no codec."""
+        return len(self.latents if self._pcm is None else self._pcm)
+
+    @property
+    def seconds(self) -> float:
+        """The length in seconds."""
+        return len(self) / (self.frame_rate_hz if self._pcm is None else self.sample_rate_hz)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file; an existing one is replaced once the new one is complete.
+
+        Suffixes: .wav .flac .ogg .opus .pcm .raw, and .safetensors for the latents. Raises RequestError for another
+        one, ConfigError where the bundle has no codec, FileError where the file cannot be written.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in FORMAT_BY_SUFFIX:
+            known = " ".join(FORMAT_BY_SUFFIX)
+            raise RequestError(f"{str(path)!r} does not say a format", field="path", fix=f"end it in one of {known}")
+        data = self.to_bytes(FORMAT_BY_SUFFIX[path.suffix.lower()])
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except OSError as error:
+            raise FileError(f"{path} cannot be written: {error.strerror}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def to_bytes(self, format: str = "wav") -> bytes:
+        """The content of a file: wav, flac, ogg (Opus), pcm (16 bits, no header), or latents (safetensors).
+
+        Raises RequestError for another format, ConfigError where the bundle has no codec.
+        """
+        if format == "latents":
+            return latents_bytes(self.latents, self._metadata())
+        writer = AudioWriter(format, self.sample_rate_hz, self.pcm.shape[1], total_samples=len(self))
+        return writer.write(self.pcm) + writer.close()
+
+    def _metadata(self) -> dict[str, str]:
+        name, version = self.bundle
+        rate = {"frame_rate_hz": str(self.frame_rate_hz)}
+        return {"bundle": name, "bundle_version": version, **rate, "options": json.dumps(dict(self.options))}
+
+    def __repr__(self) -> str:
+        sound = "latents" if self._pcm is None else f"{self.sample_rate_hz} Hz, {self._pcm.shape[1]} channels"
+        return f"<tickrt.Audio: {self.seconds:.2f} s, {sound}, seed {self.seed}>"
+
+    def _repr_html_(self) -> str | None:
+        """A player for notebooks, which contains the audio as FLAC; None where there is none."""
+        if self._pcm is None:
+            return None
+        data = base64.b64encode(self.to_bytes("flac")).decode("ascii")
+        return f'<audio controls src="data:audio/flac;base64,{data}"></audio>'

@@ -1,0 +1,179 @@
+"""A deployment opened for Python programs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.audio.codec import Codec
+from runtime.audio.windows import DecodeStream
+from runtime.config.deployment import Target, load_deployment
+from runtime.errors import ConfigError, DrainingError, RequestError, TickError
+from runtime.pipeline.building import open_built_pipeline
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import GenerationOptions, parse_options
+from runtime.tick.events import Event
+from tickrt.audio import Audio
+from tickrt.options import INPUTS, Arguments, Generation, Prompt, Source, documented, plain_values
+
+NUM_THREADS_PER_SLOT = 2
+
+
+def open(name: str | Path, *, target: Target | None = None, quiet: bool = False) -> Model:
+    """Open a shipped deployment ("demo") or a deployment file; engines that are missing are built first.
+
+    target: "cpu", "cuda" or "tensorrt", in place of the deployment's own. quiet: show no progress of the build. Raises
+    ConfigError, BuildError, EngineError.
+    """
+    if target is not None and target not in get_args(Target):
+        raise RequestError(f"expected one of {', '.join(get_args(Target))}, got {target!r}", field="target")
+    pipeline = open_built_pipeline(load_deployment(Path(name)), target=target, quiet=quiet)
+    pipeline.start()
+    return Model(pipeline)
+
+
+class Model:
+    """An open model, made by tickrt.open(); a context manager. Any thread may use it, and generations share ticks.
+
+    Closed by close(), at the end of a `with`, or with its last reference.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._closing = weakref.finalize(self, pipeline.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop; generations in flight end with DrainingError. A second call does nothing."""
+        self._closing()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option of a generation with its limits and its description, as a JSON schema."""
+        return GenerationOptions.model_json_schema()
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Samples per second of every generation. Raises ConfigError where the bundle has no codec."""
+        return self._require_codec().sample_rate_hz
+
+    @documented
+    def generate(self, prompt: Prompt | None = None, **arguments: Unpack[Arguments]) -> Audio:
+        """Generate audio; blocks until it is finished, and first until a slot or a place in the queue is free.
+
+        prompt: a text, or several with weights. Raises RequestError for an invalid argument, ShapeError, EngineError,
+        NonFiniteError.
+        """
+        return self._run(self._prepare(prompt, arguments))
+
+    @documented
+    def stream(
+        self, prompt: Prompt | None = None, **arguments: Unpack[Arguments]
+    ) -> Generator[NDArray[np.float32], None, None]:
+        """As generate(), but yields PCM float32 `[n, channels]` in chunks while the next ones are generated.
+
+        Leaving the loop, or closing the generator, cancels what is not finished. Also raises ConfigError where the
+        bundle has no codec.
+        """
+        self._require_codec()
+        return self._stream(self._prepare(prompt, arguments))
+
+    def generate_many(self, items: Iterable[str | Generation], **arguments: Unpack[Arguments]) -> list[Audio]:
+        """Generate several in the same ticks; returns them in order.
+
+        items: any number of prompts, or of dicts with arguments of generate(), which come before `arguments`. All are
+        validated before the first one starts; where one fails, the others are cancelled and its error is raised.
+        """
+        calls = [{**arguments, **({"prompt": item} if isinstance(item, str) else item)} for item in items]
+        generations = [self._prepare(call.pop("prompt", None), call) for call in calls]
+        has_failed = threading.Event()
+
+        def stop_others(event: Event) -> None:
+            if has_failed.is_set():
+                raise TickError("another generation of the same call has failed")
+
+        num_threads = NUM_THREADS_PER_SLOT * self._pipeline.deployment.runtime.depth
+        with ThreadPoolExecutor(num_threads, "tickrt-generate") as pool:
+            futures = [pool.submit(self._run, generation, stop_others) for generation in generations]
+            try:
+                finished = wait(futures, return_when=FIRST_EXCEPTION).done
+                return [future.result() for future in sorted(finished, key=futures.index)]
+            finally:
+                has_failed.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, prompt: Prompt | None, arguments: Mapping[str, Any]) -> LongGeneration:
+        """Validate a call's arguments. Raises RequestError, DrainingError."""
+        if not self._closing.alive:
+            raise DrainingError("the model is closed", fix="open it again, or use it inside of the `with`")
+        options = {name: plain_values(value) for name, value in arguments.items() if name not in INPUTS}
+        condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
+        if prompt is not None or condition is not None:
+            options["prompt"] = plain_values(prompt or "")
+        parsed = parse_options(options)
+        inputs = GenerationInputs(
+            condition=None if condition is None else np.asarray(condition, np.float32),
+            source=self._latents(arguments.get("source"), rate_hz),
+            target=self._latents(arguments.get("target_source"), rate_hz),
+        )
+        return LongGeneration(self._pipeline, parsed, inputs)
+
+    def _latents(self, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
+        if source is None:
+            return None
+        if isinstance(source, (str, Path)):
+            return self._pipeline.read_source(Path(source))
+        if isinstance(source, Audio) and source.bundle == self._bundle:
+            return source.latents
+        if isinstance(source, Audio):
+            return self._pipeline.encode_source(source.pcm, source.sample_rate_hz)
+        return self._pipeline.encode_source(np.asarray(source), sample_rate_hz or self.sample_rate_hz)
+
+    def _run(self, generation: LongGeneration, on_event: OnEvent | None = None) -> Audio:
+        pieces: list[NDArray[np.float32]] = []
+        chunks: list[NDArray[np.float32]] = []
+        codec, latents = self._pipeline.codec, self._pipeline.bundle.latents
+        stream = codec and DecodeStream(codec, window_frames=WINDOW_FRAMES, total_samples=generation.total_samples)
+        for new in generate_latents(self._pipeline, generation, on_event, wait=True):
+            pieces.append(new)
+            chunks.extend(stream.feed(new) if stream else ())
+        chunks.extend(stream.finish() if stream else ())
+        return Audio(
+            latents=np.concatenate(pieces),
+            frame_rate_hz=latents.frame_rate_hz,
+            sample_rate_hz=codec.sample_rate_hz if codec else 0,
+            seed=generation.seed,
+            options=generation.options.model_dump(exclude_unset=True) | {"seed": generation.seed},
+            bundle=self._bundle,
+            _pcm=np.concatenate(chunks) if codec else None,
+        )
+
+    def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:
+        """A generator of this object's own, because it keeps the model open."""
+        yield from generate_audio(self._pipeline, generation, wait=True)
+
+    @property
+    def _bundle(self) -> tuple[str, str]:
+        return self._pipeline.bundle.name, self._pipeline.bundle.version
+
+    def _require_codec(self) -> Codec:
+        if self._pipeline.codec is None:
+            raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
+        return self._pipeline.codec

@@ -1,0 +1,116 @@
+"""The options of a generation as types: the fields of GenerationOptions, for type checkers and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Literal, Required, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.requests.options import GenerationOptions
+from tickrt.audio import Audio
+
+Curve = float | Sequence[float] | NDArray[np.floating[Any]]
+Source = str | Path | Audio | NDArray[np.floating[Any]]
+Documented = TypeVar("Documented")
+
+
+class WeightedPrompt(TypedDict, total=False):
+    """One of several prompts."""
+
+    text: Required[str]
+    weight: Curve
+    start: float
+    end: float
+
+
+class Span(TypedDict):
+    """A part of the generation, in seconds."""
+
+    start_s: float
+    end_s: float
+
+
+class DcwOptions(TypedDict, total=False):
+    """Wavelet-domain correction."""
+
+    mode: Literal["low", "high", "double", "pix"]
+    low: Curve
+    high: Curve
+
+
+Prompt = str | Sequence[WeightedPrompt]
+
+
+class Options(TypedDict, total=False):
+    """Options besides the prompt. A curve is a number, or a list or array that is stretched over the generation."""
+
+    negative_prompt: str
+    seconds: float | None
+    seed: int | None
+    steps: int | None
+    shift: float | None
+    denoise: float | None
+    guidance: Curve | None
+    guidance_mode: Literal["full", "self", "initialize"]
+    momentum: Curve | None
+    rescale: Curve | None
+    velocity_scale: Curve | None
+    solver: Literal["ode", "sde"]
+    sde_curve: Curve | None
+    ode_noise: Curve | None
+    initial_noise_curve: Curve | None
+    mask: Curve | None
+    repaint: Sequence[Span] | None
+    target_curve: Curve | None
+    target_gate: float
+    x0_strength: Curve | None
+    channel_gain: Curve | Sequence[Sequence[float]] | None
+    dcw: DcwOptions | None
+
+
+class Arguments(Options, total=False):
+    """Options and inputs: what Model.generate() takes besides the prompt."""
+
+    source: Source | None
+    target_source: Source | None
+    condition: NDArray[np.float32] | None
+    sample_rate_hz: int | None
+
+
+class Generation(Arguments, total=False):
+    """One item of Model.generate_many()."""
+
+    prompt: Prompt
+
+
+INPUTS = {
+    "source": "What a cover, a repaint or a continuation starts from: the path of an audio or latents file, an Audio, "
+    "or float PCM [n, channels].",
+    "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
+    "condition": "Tokens [L, D], float32, in place of the prompt.",
+    "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
+}
+
+
+def documented(item: Documented) -> Documented:
+    """Append every argument besides the prompt, with its description, to a docstring."""
+    options = {name: field.description for name, field in GenerationOptions.model_fields.items() if name != "prompt"}
+    lines = [f"    {name}: {text}" for name, text in {**INPUTS, **options}.items()]
+    item.__doc__ = "\n".join([cleandoc(item.__doc__ or ""), "", "Arguments:", *lines])
+    return item
+
+
+documented(Arguments)
+
+
+def plain_values(value: Any) -> Any:
+    """Arrays as lists, tuples as lists, mappings as dicts: what parsed JSON consists of."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain_values(item) for name, item in value.items()}
+    return [plain_values(item) for item in value] if isinstance(value, (list, tuple)) else value
