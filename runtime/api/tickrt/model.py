@@ -101,7 +101,9 @@ class Model:
         items: any number of prompts, or of dicts with arguments of generate(), which come before `arguments`. All are
         validated before the first one starts; where one fails, the others are cancelled and its error is raised.
         """
-        calls = [{**arguments, **({"prompt": item} if isinstance(item, str) else item)} for item in items]
+        calls: list[dict[str, Any]] = [
+            {**arguments, **({"prompt": item} if isinstance(item, str) else item)} for item in items
+        ]
         generations = [self._prepare(call.pop("prompt", None), call) for call in calls]
         has_failed = threading.Event()
 
