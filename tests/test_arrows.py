@@ -23,7 +23,7 @@ HEAVY = {
         "engine_build/export/torch_export.py",
         "engine_build/demo_model/",
     },
-    "tensorrt": {"runtime/engines/tensorrt/engine.py", "engine_build/build/tensorrt_compiler.py"},
+    "tensorrt": {"runtime/engines/tensorrt/library.py", "engine_build/build/tensorrt_compiler.py"},
     "cuda": {"runtime/devices/cuda_calls.py"},
     "nvtx": {"runtime/tick/clock.py"},
     "torch": {

@@ -92,7 +92,7 @@ def _tensorrt_version() -> dict[str, str]:
     """The version that the library reports: the packages that contain it have many names."""
     if importlib.util.find_spec("tensorrt") is None:
         return {}
-    from runtime.engines.tensorrt.engine import library_version
+    from runtime.engines.tensorrt.library import library_version
 
     return {"tensorrt": library_version()}
 

@@ -1,4 +1,4 @@
-"""What holds for engines on TensorRT, real or simulated. Test modules import these tests beside fixtures of theirs:
+"""Tests that every TensorRT engine passes, real or simulated. Test modules import them and define the fixtures
 `bench`, a device with TensorRT, and `folder`, where engines are built.
 """
 
@@ -25,7 +25,7 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
 
 class Bench:
-    """A device, a stream, and tensors of one shape on it."""
+    """A device, a stream, and tensors of the small graph."""
 
     def __init__(self) -> None:
         self.device: Device = open_device("tensorrt")
@@ -71,10 +71,7 @@ def opened(folder: Path, device: Device, name: str = "decoder", **how: Any) -> A
     return open_engine(folder, name, device, fix=BUILD, **how)
 
 
-# Executes.
-
-
-def test_a_bound_execution_gives_what_the_graph_gives_and_can_be_repeated(bench: Bench, folder: Path) -> None:
+def test_a_bound_execution_can_be_repeated_with_new_inputs(bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     tensors = bench.tensors()
@@ -88,7 +85,7 @@ def test_a_bound_execution_gives_what_the_graph_gives_and_can_be_repeated(bench:
     engine.close()
 
 
-def test_two_shape_ranges_take_turns(bench: Bench, folder: Path) -> None:
+def test_executions_of_two_shape_ranges_alternate(bench: Bench, folder: Path) -> None:
     written(folder, ROWS, MANY_ROWS)
     engine = opened(folder, bench.device, in_tick=True)
     few, many = bench.tensors(2), bench.tensors(7)
@@ -101,12 +98,12 @@ def test_two_shape_ranges_take_turns(bench: Bench, folder: Path) -> None:
     engine.close()
 
 
-def test_engines_of_one_stream_share_one_activation_memory(bench: Bench, folder: Path) -> None:
+def test_engines_of_one_device_share_activation_memory(bench: Bench, folder: Path) -> None:
     written(folder)
     written(folder, MANY_ROWS, name="step", scale=3.0)
     before = bench.device.allocations
     engines = [opened(folder, bench.device, name, in_tick=True) for name in ("step", "decoder")]
-    assert bench.device.allocations == before + 1, "the larger one's memory serves both"
+    assert bench.device.allocations == before + 1, "the first, larger engine's memory is used by both"
     step, decoder = bench.tensors(5), bench.tensors(4)
     executions = [engines[0].bind(step), engines[1].bind(decoder)]
     for execution in executions * 2:
@@ -115,9 +112,6 @@ def test_engines_of_one_stream_share_one_activation_memory(bench: Bench, folder:
     np.testing.assert_allclose(bench.read(decoder["y"]), expected(feeds_of(4, 4)), **CLOSE)
     for engine in engines:
         engine.close()
-
-
-# Captured graphs.
 
 
 def test_a_captured_execution_equals_a_plain_one(bench: Bench, folder: Path) -> None:
@@ -142,7 +136,7 @@ def test_a_captured_execution_equals_a_plain_one(bench: Bench, folder: Path) -> 
     engine.close()
 
 
-def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Bench, folder: Path) -> None:
+def test_launches_of_other_shapes_do_not_change_a_captured_graph(bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     captured, other = bench.tensors(2), bench.tensors(3, 9, seed=5)
@@ -161,25 +155,25 @@ def test_plain_launches_of_other_shapes_leave_a_captured_graph_alone(bench: Benc
 
 
 @pytest.mark.parametrize("way", ["launch", "warm_up"])
-def test_the_memory_of_a_dropped_execution_is_free_again(way: str, bench: Bench, folder: Path) -> None:
+def test_the_memory_of_a_dropped_execution_is_reused(way: str, bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     tensors = bench.tensors()
     execution = engine.bind(tensors)
-    holds_the_tensors = weakref.ref(execution._binding)
+    settings = weakref.ref(execution._settings)
     getattr(execution, way)(bench.stream)
     bench.stream.record().wait()
     execution.release()
     del execution, tensors
-    assert holds_the_tensors() is None
+    assert settings() is None
     again = bench.tensors(seed=1)
     engine.bind(again).launch(bench.stream)
     np.testing.assert_allclose(bench.read(again["y"]), expected(feeds_of(2, 4, 1)), **CLOSE)
     engine.close()
 
 
-def test_a_context_that_is_held_outlives_its_engine(bench: Bench, folder: Path) -> None:
-    """An engine that was swapped out may be closed while the last graph of it is still on its list."""
+def test_a_warmed_up_execution_is_released_after_its_engine_is_closed(bench: Bench, folder: Path) -> None:
+    """A replaced engine may be closed before its last captured graph."""
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     execution = engine.bind(bench.tensors())
@@ -190,7 +184,7 @@ def test_a_context_that_is_held_outlives_its_engine(bench: Bench, folder: Path) 
     del engine, execution
 
 
-def test_a_larger_engine_that_opens_later_leaves_older_contexts_their_memory(bench: Bench, folder: Path) -> None:
+def test_opening_a_larger_engine_does_not_move_the_memory_of_older_contexts(bench: Bench, folder: Path) -> None:
     written(folder)
     written(folder, MANY_ROWS, name="step")
     small = opened(folder, bench.device, in_tick=True)
@@ -231,10 +225,7 @@ def test_two_contexts_of_one_engine_in_one_graph(bench: Bench, folder: Path) -> 
     engine.close()
 
 
-# On host arrays.
-
-
-def test_run_takes_and_gives_host_arrays_of_any_shape(bench: Bench, folder: Path) -> None:
+def test_run_on_host_arrays_of_several_shapes(bench: Bench, folder: Path) -> None:
     written(folder, ROWS, MANY_ROWS)
     engine = opened(folder, bench.device)
     for rows, frames in ((2, 4), (7, 16), (1, 1), (4, 16)):
@@ -245,7 +236,7 @@ def test_run_takes_and_gives_host_arrays_of_any_shape(bench: Bench, folder: Path
     engine.close()
 
 
-def test_run_beside_ticks_disturbs_nothing(bench: Bench, folder: Path) -> None:
+def test_run_between_launches_does_not_change_them(bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device, in_tick=True)
     tensors = bench.tensors()
@@ -259,7 +250,7 @@ def test_run_beside_ticks_disturbs_nothing(bench: Bench, folder: Path) -> None:
     engine.close()
 
 
-def test_what_run_gives_is_the_caller_s_own(bench: Bench, folder: Path) -> None:
+def test_outputs_of_run_are_not_overwritten_by_the_next_run(bench: Bench, folder: Path) -> None:
     written(folder)
     engine = opened(folder, bench.device)
     first = engine.run(feeds_of(2, 4))
@@ -269,16 +260,13 @@ def test_what_run_gives_is_the_caller_s_own(bench: Bench, folder: Path) -> None:
     engine.close()
 
 
-# What does not fit.
-
-
-def test_a_shape_outside_every_range_is_refused_with_what_is_allowed(bench: Bench, folder: Path) -> None:
+def test_a_shape_outside_every_range_is_refused_with_the_allowed_sizes(bench: Bench, folder: Path) -> None:
     written(folder, ROWS, MANY_ROWS)
     engine = opened(folder, bench.device)
     with pytest.raises(ShapeError) as caught:
         engine.bind(bench.tensors(9, 4))
     assert caught.value.what == (
-        "decoder: no shape range holds x (9, 4, 64); range 0 allows 1..4 in dimension 0 (rows) of x; "
+        "decoder: no shape range contains x (9, 4, 64); range 0 allows 1..4 in dimension 0 (rows) of x; "
         "range 1 allows 5..8 in dimension 0 (rows) of x"
     )
     assert caught.value.fix.endswith(BUILD)

@@ -23,7 +23,7 @@ REPLACED = (
     "runtime.devices.cuda",
     "runtime.devices.cuda_calls",
     "runtime.devices.cuda_streams",
-    "runtime.engines.tensorrt.engine",
+    "runtime.engines.tensorrt",
     "nvtx",
 )
 

@@ -1,15 +1,15 @@
-"""What TensorRT answers, and what it means: False and None with what was logged, data types by name."""
+"""Checks of TensorRT's return values (False and None are failures), and names of its data types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 T = TypeVar("T")
 
-# Names of trt.DataType -> numpy's (or ml_dtypes') names. Numbers differ between versions, names do not.
+# Names of trt.DataType -> names in numpy or ml_dtypes. Names are the same in all versions, numbers are not.
 DTYPES: Mapping[str, str] = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -38,33 +38,26 @@ DEAD = (
 )
 
 
-class Messages(Protocol):
-    """Where TensorRT logs to."""
-
-    def take(self) -> str:
-        """What was logged by this thread's calls since this was asked last."""
-
-
 def check_trt(
-    value: T | None, what: str, logger: Messages, *, kind: type[EngineError] = EngineError, fix: str = ""
+    value: T | None, what: str, logged: Callable[[], str], *, kind: type[EngineError] = EngineError, fix: str = ""
 ) -> T:
-    """A call's answer, which is neither False nor None.
+    """The value that a call returned, unless it is False or None. `logged` gives the messages that TensorRT logged.
 
-    Raises `kind` with what TensorRT logged; OutOfMemoryError or EngineDeadError where that is what it says.
+    Raises `kind` with these messages, or OutOfMemoryError or EngineDeadError where they say so.
     """
     if value is not None and not (isinstance(value, int) and not value):
         return value
-    said = logger.take()
-    text = f"{what}: {said or 'TensorRT refused, and logged nothing'}"
-    if any(word in said.lower() for word in DEAD):
+    messages = logged()
+    text = f"{what}: {messages or 'TensorRT reports a failure without a message'}"
+    if any(phrase in messages.lower() for phrase in DEAD):
         raise EngineDeadError(text)
-    if any(word in said.lower() for word in OUT_OF_MEMORY):
+    if any(phrase in messages.lower() for phrase in OUT_OF_MEMORY):
         raise OutOfMemoryError(text, fix="lower rows, frames or depth in the configuration, or free the GPU")
     raise kind(text, fix=fix)
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a trt.DataType as manifests have it. Raises EngineError for one that this version does not know."""
+    """The name of a trt.DataType in manifests. Raises EngineError for an unknown one."""
     if dtype.name not in DTYPES:
-        raise EngineError(f"TensorRT's data type {dtype.name} is not known here; known are {', '.join(DTYPES)}")
+        raise EngineError(f"unknown TensorRT data type {dtype.name}, expected one of {', '.join(DTYPES)}")
     return DTYPES[dtype.name]

@@ -1,4 +1,4 @@
-"""Which shape range of an engine holds the shapes of its inputs, and what is said where none does. Pure logic."""
+"""Choice of the shape range that contains all input shapes, and the error where none does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ShapeRange:
-    """One shape range of a compiled engine: the least and the largest shape of every input."""
+    """One shape range of a plan: the smallest and the largest shape of every input."""
 
     least: Mapping[str, Shape]
     largest: Mapping[str, Shape]
 
     def misfit(self, shapes: Mapping[str, Shape]) -> tuple[str, int] | None:
-        """The first input and dimension that lies outside; None where everything is inside."""
+        """The first input and dimension outside the range; None where all are inside."""
         for name, low in self.least.items():
             for axis, (least, size, largest) in enumerate(zip(low, shapes[name], self.largest[name], strict=True)):
                 if not least <= size <= largest:
@@ -30,10 +30,9 @@ class ShapeRange:
 def choose_range(
     engine: str, ranges: Sequence[ShapeRange], infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], fix: str
 ) -> int:
-    """The index of the first range that holds all shapes.
+    """The index of the first range that contains all shapes.
 
-    Raises ShapeError: which tensor and dimension each range refuses, what it allows, and `fix`, the command that builds
-    an engine once the deployment file has a range that fits.
+    Raises ShapeError with the dimension that each range refuses, the sizes it allows, and the build command `fix`.
     """
     misfits = [shape_range.misfit(shapes) for shape_range in ranges]
     if None in misfits:
@@ -46,8 +45,8 @@ def choose_range(
     names = dict.fromkeys(misfit[0] for misfit in misfits if misfit is not None)
     asked = ", ".join(f"{name} {shapes[name]}" for name in names)
     raise ShapeError(
-        f"{engine}: no shape range holds {asked}; {'; '.join(dict.fromkeys(refusals))}",
-        fix=f"add a [[shapes]] table that holds it to the deployment file, then {fix or 'tickrt-build CONFIG'}",
+        f"{engine}: no shape range contains {asked}; {'; '.join(dict.fromkeys(refusals))}",
+        fix=f"add a [[shapes]] table for it to the deployment file, then {fix or 'tickrt-build CONFIG'}",
     )
 
 

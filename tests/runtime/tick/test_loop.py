@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops, captured
-from faulty_engine import Faults, FaultyEngine
 from helpers import oracle
 from helpers.backends import CPU, REAL, SIMULATED, Backend
+from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
 
 from profiling.bench.allocation_probe import AllocationProbe

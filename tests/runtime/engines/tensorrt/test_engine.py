@@ -1,4 +1,4 @@
-"""Plans on the simulated GPU: every rule of TensorRT's is one that breaks the test when the engine breaks it."""
+"""Engines on the simulated TensorRT, which raises where a rule of the real one is broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
+from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
 from helpers.engine_behaviour import BUILD, Bench, expected, feeds_of, opened, written
 from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
@@ -44,7 +44,7 @@ def bench(gpu: Machine) -> Iterator[Bench]:
 
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """One machine, for what does not depend on version or lateness."""
+    """One machine, for tests that do not depend on version or timing."""
     with simulated() as machine:
         yield machine
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
-def test_the_host_does_not_wait_for_a_launch(folder: Path) -> None:
+def test_a_launch_does_not_block_the_host(folder: Path) -> None:
     with simulated(late=True) as machine:
         written(folder)
         bench = Bench()
@@ -90,7 +90,7 @@ def test_shapes_and_addresses_are_set_only_when_they_change(
     bench.close()
 
 
-def test_nothing_is_allocated_by_launches(gpu: Machine, folder: Path) -> None:
+def test_launches_allocate_nothing(gpu: Machine, folder: Path) -> None:
     written(folder)
     bench = Bench()
     engine = opened(folder, bench.device, in_tick=True)
@@ -104,7 +104,9 @@ def test_nothing_is_allocated_by_launches(gpu: Machine, folder: Path) -> None:
     bench.close()
 
 
-def test_a_released_context_serves_the_next_hold(one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_released_context_is_reused_by_the_next_warm_up(
+    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(folder)
     bench = Bench()
     engine = opened(folder, bench.device, in_tick=True)
@@ -125,7 +127,7 @@ def test_a_released_context_serves_the_next_hold(one: Machine, folder: Path, mon
     bench.close()
 
 
-def test_an_engine_that_cannot_be_captured_still_runs_plainly(folder: Path) -> None:
+def test_an_engine_that_cannot_be_captured_still_launches(folder: Path) -> None:
     with simulated(faults={"uncapturable": True}):
         written(folder)
         bench = Bench()
@@ -142,14 +144,14 @@ def test_an_engine_that_cannot_be_captured_still_runs_plainly(folder: Path) -> N
         bench.close()
 
 
-def test_an_engine_of_ticks_keeps_nothing_of_a_run(one: Machine, folder: Path) -> None:
+def test_an_engine_of_ticks_keeps_no_context_of_a_run(one: Machine, folder: Path) -> None:
     written(folder)
     bench = Bench()
     engine = opened(folder, bench.device, in_tick=True)
-    contexts = len(engine._engine._contexts)
+    contexts = len(engine._plan._engine._contexts)
     engine.run(feeds_of(2, 4))
     engine.run(feeds_of(3, 4))
-    assert len(engine._engine._contexts) == contexts
+    assert len(engine._plan._engine._contexts) == contexts
     engine.close()
     bench.close()
 
@@ -166,7 +168,7 @@ def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, fol
             assert len(nodes) == len(small_graph().graph.node)
             assert {node.op_type for node in nodes} == {"kgen"}
             assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
-            # The inspector knows free dimensions from the context that was profiled.
+            # The inspector takes free dimensions from the profiled context.
             sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
             assert sizes["x"] == [2, 4, 64]
         else:
@@ -176,10 +178,7 @@ def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, fol
         bench.close()
 
 
-# Faults.
-
-
-def test_a_damaged_plan_is_refused_before_it_is_loaded(one: Machine, folder: Path) -> None:
+def test_a_damaged_plan_is_refused(one: Machine, folder: Path) -> None:
     written(folder)
     bench = Bench()
     path = folder / "decoder.plan"
@@ -191,16 +190,16 @@ def test_a_damaged_plan_is_refused_before_it_is_loaded(one: Machine, folder: Pat
     bench.close()
 
 
-def test_a_file_that_is_no_plan_is_refused_before_it_is_loaded(one: Machine, folder: Path) -> None:
+def test_a_file_that_is_not_a_plan_is_refused(one: Machine, folder: Path) -> None:
     written(folder)
     bench = Bench()
     replace_plan(folder, b"PK\3\4" + bytes(100))
-    with pytest.raises(EngineMismatchError, match=rf"is no TensorRT plan[\s\S]*fix: {BUILD}"):
+    with pytest.raises(EngineMismatchError, match=rf"is not a TensorRT plan[\s\S]*fix: {BUILD}"):
         opened(folder, bench.device)
     bench.close()
 
 
-def test_a_plan_that_does_not_load_says_why(one: Machine, folder: Path) -> None:
+def test_a_truncated_plan_is_refused_with_the_logged_message(one: Machine, folder: Path) -> None:
     written(folder)
     bench = Bench()
     replace_plan(folder, (folder / "decoder.plan").read_bytes()[:-8])
@@ -219,7 +218,7 @@ def test_a_plan_of_another_version_is_refused(folder: Path, monkeypatch: pytest.
         with pytest.raises(EngineMismatchError, match=rf"was built for .*10\.16\.1\.11.*has.*11\.4[\s\S]*fix: {BUILD}"):
             opened(folder, bench.device)
         change_manifest(folder, tool_versions={"tensorrt": "11.4.0.106"})
-        with pytest.raises(EngineMismatchError, match=r"was made by TensorRT 10\.16\.1\.11 and needs that exactly"):
+        with pytest.raises(EngineMismatchError, match=r"was built by TensorRT 10\.16\.1\.11 and needs that exactly"):
             opened(folder, bench.device)
         bench.close()
 
@@ -266,11 +265,11 @@ def test_an_engine_for_a_gpu_does_not_open_on_the_host_device(one: Machine, fold
         opened(folder, open_device("cpu"))
 
 
-def test_without_a_driver_nothing_of_tensorrt_is_constructed(folder: Path) -> None:
+def test_without_a_driver_no_tensorrt_object_is_constructed(folder: Path) -> None:
     with simulated():
         written(folder)
     with simulated(no_driver=True):
-        from runtime.engines.tensorrt.engine import library
+        from runtime.engines.tensorrt.library import library
 
         with pytest.raises(EngineError, match="no NVIDIA driver"):
             library()
@@ -288,7 +287,7 @@ def test_a_plan_with_other_tensors_than_its_manifest_is_refused(one: Machine, fo
     bench.close()
 
 
-def test_deserialize_that_gives_nothing_is_a_mismatch(folder: Path) -> None:
+def test_a_failed_deserialization_is_a_mismatch(folder: Path) -> None:
     with simulated(faults={"deserialize_none": True}):
         written(folder)
         bench = Bench()
@@ -297,7 +296,7 @@ def test_deserialize_that_gives_nothing_is_a_mismatch(folder: Path) -> None:
         bench.close()
 
 
-def test_out_of_memory_at_load_is_said_and_what_runs_goes_on(folder: Path) -> None:
+def test_out_of_memory_at_load_leaves_other_engines_usable(folder: Path) -> None:
     with simulated() as machine:
         written(folder)
         bench = Bench()
@@ -312,7 +311,7 @@ def test_out_of_memory_at_load_is_said_and_what_runs_goes_on(folder: Path) -> No
         bench.close()
 
 
-def test_no_context_for_want_of_memory(folder: Path) -> None:
+def test_out_of_memory_for_a_context(folder: Path) -> None:
     with simulated(faults={"context_none_at": [2]}):
         written(folder, ROWS, MANY_ROWS)
         bench = Bench()
@@ -337,7 +336,7 @@ def test_out_of_memory_at_the_first_execute_is_recoverable(folder: Path) -> None
         bench.close()
 
 
-def test_an_execute_that_is_refused_is_recoverable_and_says_what_was_logged(folder: Path) -> None:
+def test_a_refused_execute_is_recoverable_and_has_the_logged_message(folder: Path) -> None:
     with simulated(faults={"enqueue_false_at": [2]}):
         written(folder)
         bench = Bench()
@@ -354,7 +353,7 @@ def test_an_execute_that_is_refused_is_recoverable_and_says_what_was_logged(fold
         bench.close()
 
 
-def test_a_hold_that_fails_can_be_released(folder: Path) -> None:
+def test_a_failed_warm_up_can_be_released(folder: Path) -> None:
     with simulated(faults={"enqueue_false_at": [1]}):
         written(folder)
         bench = Bench()
@@ -367,7 +366,7 @@ def test_a_hold_that_fails_can_be_released(folder: Path) -> None:
         bench.close()
 
 
-def test_an_asynchronous_error_comes_out_of_events_and_later_launches(folder: Path) -> None:
+def test_an_asynchronous_error_is_raised_by_events_and_later_launches(folder: Path) -> None:
     with simulated() as machine:
         written(folder)
         bench = Bench()
@@ -385,7 +384,7 @@ def test_an_asynchronous_error_comes_out_of_events_and_later_launches(folder: Pa
         bench.close()
 
 
-def test_engines_that_opened_are_closed_when_one_of_them_does_not(tmp_path: Path) -> None:
+def test_opened_engines_are_closed_when_another_fails_to_open(tmp_path: Path) -> None:
     with simulated(faults={"context_none_at": [3]}) as machine:
         deployment = load_deployment(tiny_deployment(tmp_path)).model_copy(update={"target": "tensorrt"})
         for name in ("decoder", "rows.plain", "step.plain"):
@@ -402,7 +401,7 @@ def test_engines_that_opened_are_closed_when_one_of_them_does_not(tmp_path: Path
         device.close()
 
 
-def test_a_context_that_comes_back_to_a_closed_engine_is_destroyed(folder: Path) -> None:
+def test_a_context_released_after_its_engine_is_closed_is_destroyed(folder: Path) -> None:
     with simulated(late=False):
         written(folder)
         bench = Bench()
@@ -416,7 +415,7 @@ def test_a_context_that_comes_back_to_a_closed_engine_is_destroyed(folder: Path)
         bench.close()
 
 
-def test_a_profile_does_not_make_every_enqueue_wait(folder: Path) -> None:
+def test_a_profile_does_not_synchronize_in_every_enqueue(folder: Path) -> None:
     with simulated() as machine:
         written(folder)
         bench = Bench()
@@ -428,7 +427,7 @@ def test_a_profile_does_not_make_every_enqueue_wait(folder: Path) -> None:
         bench.close()
 
 
-def test_a_failed_open_leaves_nothing_behind(folder: Path) -> None:
+def test_a_failed_open_releases_everything(folder: Path) -> None:
     with simulated(faults={"context_none_at": [1]}) as machine:
         written(folder)
         bench = Bench()
@@ -438,43 +437,9 @@ def test_a_failed_open_leaves_nothing_behind(folder: Path) -> None:
         assert machine.alive() == {}
 
 
-# Tables.
-
-
-def test_every_data_type_has_a_name(version: str) -> None:
-    with simulated():
-        import tensorrt as trt
-
-        from runtime.engines.tensorrt.errors import DTYPES, dtype_name
-
-        assert set(trt.DataType.__members__) == set(DTYPES)
-        assert dtype_name(trt.DataType.BF16) == "bfloat16"
-
-
-def test_a_data_type_that_is_not_known_raises() -> None:
-    from runtime.engines.tensorrt.errors import dtype_name
-
-    class Fp2:
-        name = "FP2"
-
-    with pytest.raises(EngineError, match="data type FP2 is not known here"):
-        dtype_name(Fp2())
-
-
-def test_the_logger_keeps_each_thread_s_last_errors(one: Machine) -> None:
-    from runtime.engines.tensorrt.engine import RingLogger
-
-    logger = RingLogger()
-    for index in range(20):
-        logger.log(logger.ERROR, f"error {index}")
-    logger.log(logger.INFO, "all is well")
-    assert logger.take() == "; ".join(f"error {index}" for index in range(4, 20))
-    assert logger.take() == ""
-
-
 def machine_engines() -> Any:
-    """The plans that are loaded."""
-    from runtime.engines.tensorrt.engine import library
+    """The deserialized plans."""
+    from runtime.engines.tensorrt.library import library
 
     return library().runtime._engines
 

@@ -1,4 +1,4 @@
-"""Plan files are judged by their first bytes, before any library sees them."""
+"""Headers of plan files, and the version that a plan needs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
 
 def test_the_version_is_read_from_the_header(tmp_path: Path) -> None:
     path = tmp_path / "decoder.plan"
-    path.write_bytes(HEAD + b"what follows is not looked at")
+    path.write_bytes(HEAD + b"the rest is not read")
     assert read_plan_header(path).version_text == "11.4.0.106"
 
 
 @pytest.mark.parametrize(
-    ("head", "says"),
+    ("head", "message"),
     [
         (b"", "has 0 bytes"),
         (HEAD[:27], "has 27 bytes, a plan has at least 28"),
-        (b"PK\3\4" + HEAD[4:], "is no TensorRT plan: it begins with"),
+        (b"PK\3\4" + HEAD[4:], "is not a TensorRT plan: it begins with"),
         (HEAD[:4] + b"\1" + HEAD[5:], "is a damaged plan: bytes 4 to 7 are 01000000"),
     ],
 )
-def test_what_is_no_plan_is_said_with_the_fix(head: bytes, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_plan_is_refused_with_the_fix(head: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "decoder.plan"
     path.write_bytes(head)
-    with pytest.raises(EngineMismatchError, match=rf"decoder\.plan {says}[\s\S]*fix: build it"):
+    with pytest.raises(EngineMismatchError, match=rf"decoder\.plan {message}[\s\S]*fix: build it"):
         read_plan_header(path, fix="build it")
 
 
-def test_no_file_is_not_built(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_built(tmp_path: Path) -> None:
     with pytest.raises(EngineNotBuiltError, match="no plan at"):
         read_plan_header(tmp_path / "decoder.plan")
 
 
-def test_a_folder_is_no_plan(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineMismatchError, match="cannot be read"):
         read_plan_header(tmp_path)
 
@@ -71,5 +71,7 @@ def test_a_plan_needs_its_version(made_by: tuple[int, ...], installed: str, comp
     if fits:
         check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)
         return
-    with pytest.raises(EngineMismatchError, match=rf"made by TensorRT {header.version_text}.*installed is {installed}"):
+    with pytest.raises(
+        EngineMismatchError, match=rf"built by TensorRT {header.version_text}.*installed is {installed}"
+    ):
         check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)

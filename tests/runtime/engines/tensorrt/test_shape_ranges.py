@@ -1,4 +1,4 @@
-"""The first range that holds every input, or a refusal that says what would have been allowed."""
+"""The first range that contains every input, or an error with the allowed sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def choose(rows: int, frames: int) -> int:
 
 
 @pytest.mark.parametrize(("rows", "frames", "index"), [(1, 2, 0), (4, 64, 0), (2, 65, 1), (8, 64, 2), (16, 2, 2)])
-def test_the_first_range_that_holds_all_is_taken(rows: int, frames: int, index: int) -> None:
+def test_the_first_range_that_contains_all_shapes_is_chosen(rows: int, frames: int, index: int) -> None:
     assert choose(rows, frames) == index
 
 
@@ -33,14 +33,14 @@ def test_a_refusal_names_tensor_dimension_ranges_and_command() -> None:
     with pytest.raises(ShapeError) as caught:
         choose(6, 100)
     assert caught.value.what == (
-        "decoder: no shape range holds x (6, 100, 8); range 0 allows 1..4 in dimension 0 (rows) of x; "
+        "decoder: no shape range contains x (6, 100, 8); range 0 allows 1..4 in dimension 0 (rows) of x; "
         "range 1 allows 1..2 in dimension 0 (rows) of x; range 2 allows 8..16 in dimension 0 (rows) of x"
     )
-    assert caught.value.fix == ("add a [[shapes]] table that holds it to the deployment file, then tickrt-build x.toml")
+    assert caught.value.fix == ("add a [[shapes]] table for it to the deployment file, then tickrt-build x.toml")
 
 
 def test_two_tensors_are_both_named() -> None:
-    with pytest.raises(ShapeError, match=r"holds x \(4, 65, 8\), t \(3,\)") as caught:
+    with pytest.raises(ShapeError, match=r"contains x \(4, 65, 8\), t \(3,\)") as caught:
         choose_range("decoder", (SMALL, ShapeRange({"x": (1, 1, 8), "t": (1,)}, {"x": (9, 99, 8), "t": (2,)})), INFOS,
                      {"x": (4, 65, 8), "t": (3,)}, "")  # fmt: skip
     assert "range 0 allows 2..64 in dimension 1 (frames) of x; range 1 allows 1..2 in dimension 0 (rows) of t" in str(
@@ -49,7 +49,7 @@ def test_two_tensors_are_both_named() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 150))
-def test_what_is_taken_holds_and_what_is_refused_is_held_by_none(rows: int, frames: int) -> None:
+def test_a_range_is_chosen_exactly_if_one_contains_the_shapes(rows: int, frames: int) -> None:
     shapes = {"x": (rows, frames, 8), "t": (rows,)}
     inside = [
         all(

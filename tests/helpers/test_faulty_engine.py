@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_engine import Faults, FaultyEngine
 from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, written
+from helpers.faulty_engine import Faults, FaultyEngine
 from simulator.fixture import simulated
 
 from runtime.errors import EngineDeadError, EngineError

@@ -1,0 +1,295 @@
+"""TensorRT 10.16 to 11: the library, deserialized plans, execution contexts. The only module that imports tensorrt.
+
+Calls that return False or None on failure are checked by `check_trt`, which adds the messages that TensorRT logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import tensorrt as trt
+
+from runtime.devices.cuda_calls import probe
+from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
+from runtime.engines.engine import check_tensors
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.tensorrt.errors import check_trt, dtype_name
+from runtime.engines.tensorrt.layers import LayerTimes
+from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
+from runtime.engines.tensorrt.shape_ranges import Shape, ShapeRange, choose_range
+from runtime.errors import EngineError, EngineMismatchError
+
+KEPT_MESSAGES = 16
+WARM_UP_RUNS = 3
+
+log = logging.getLogger(__name__)
+
+
+class RecentMessagesLogger(trt.ILogger):  # type: ignore[misc]
+    """Keeps the latest errors and warnings of each thread, and passes all messages to Python's logging."""
+
+    def __init__(self) -> None:
+        trt.ILogger.__init__(self)
+        self._messages: deque[tuple[int, str]] = deque(maxlen=KEPT_MESSAGES)
+        self._levels = {
+            trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+            trt.ILogger.ERROR: logging.ERROR,
+            trt.ILogger.WARNING: logging.WARNING,
+            trt.ILogger.INFO: logging.DEBUG,
+            trt.ILogger.VERBOSE: logging.DEBUG,
+        }
+
+    def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+        """Take one message; called by TensorRT, from any thread."""
+        level = self._levels[severity]
+        if level >= logging.WARNING:
+            self._messages.append((threading.get_ident(), msg))
+        # At most INFO: errors are raised as exceptions with this text.
+        log.log(min(level, logging.INFO), "TensorRT: %s", msg)
+
+    def take(self) -> str:
+        """The errors and warnings of this thread's calls since the last `take`."""
+        own = [pair for pair in list(self._messages) if pair[0] == threading.get_ident()]
+        for pair in own:
+            with suppress(ValueError):
+                self._messages.remove(pair)
+        return "; ".join(dict.fromkeys(text for _, text in own))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """TensorRT's runtime object and its logger, one per process."""
+
+    logger: RecentMessagesLogger
+    runtime: trt.Runtime
+
+
+_library: Library | None = None
+_library_lock = threading.Lock()
+_load_lock = threading.Lock()
+
+
+def library_version() -> str:
+    """TensorRT's version: "11.4.0.106"."""
+    return str(trt.__version__)
+
+
+def library() -> Library:
+    """The process's TensorRT. Raises EngineError where there is no GPU: without a driver TensorRT crashes."""
+    global _library
+    with _library_lock:
+        if _library is None:
+            probe()
+            logger = RecentMessagesLogger()
+            try:
+                _library = Library(logger, trt.Runtime(logger))
+            except TypeError as error:
+                raise EngineError(f"TensorRT does not start: {logger.take() or error}") from error
+        return _library
+
+
+class LayerProfiler(trt.IProfiler):  # type: ignore[misc]
+    """Collects the layer times that TensorRT reports, one list per run."""
+
+    def __init__(self) -> None:
+        trt.IProfiler.__init__(self)
+        self.runs: list[LayerTimes] = []
+
+    def begin_run(self) -> None:
+        """Times reported from now on belong to a new run."""
+        self.runs.append([])
+
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        """Take one layer's time; called by TensorRT."""
+        self.runs[-1].append((layer_name, ms))
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class ContextSettings:
+    """What one execute sets in a context: shape range, shapes of inputs with free dimensions, all addresses.
+
+    `tensors` keeps their memory alive.
+    """
+
+    range_index: int
+    shapes: Mapping[str, Shape]
+    addresses: Mapping[str, int] = field(default_factory=dict)
+    tensors: tuple[Tensor, ...] = ()
+
+
+class LoadedPlan:
+    """A deserialized plan. Raises EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
+
+    `ranges`: the shape ranges it was built for. `fix`: the build command, for errors.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path, fix: str) -> None:
+        self.name, self._fix = manifest.name, fix
+        self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
+        self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
+        self._engine = _deserialize(manifest, folder / manifest.engine_file, fix)
+        self._check_tensor_names(str(folder / manifest.engine_file))
+        self._free_inputs = [name for name in self.inputs if -1 in tuple(self._engine.get_tensor_shape(name))]
+        self.ranges = tuple(self._shape_range(index) for index in range(self._engine.num_optimization_profiles))
+
+    @property
+    def activation_bytes(self) -> int:
+        """Activation memory of one execute at the largest shape."""
+        return int(self._engine.device_memory_size_v2)
+
+    def settings(self, tensors: Mapping[str, Tensor]) -> ContextSettings:
+        """What an execute on these tensors sets in a context. Raises ShapeError, EngineError."""
+        check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
+        addresses = {name: tensors[name].address for name in (*self.inputs, *self.outputs)}
+        for name, address in addresses.items():
+            if address % ALIGNMENT_BYTES:
+                raise EngineError(f"{self.name}: {name} lies at {address:#x}, expected a multiple of {ALIGNMENT_BYTES}")
+        shapes = self.shape_settings({name: tensors[name].shape for name in self.inputs})
+        return replace(shapes, addresses=addresses, tensors=tuple(tensors[name] for name in addresses))
+
+    def shape_settings(self, shapes: Mapping[str, Shape]) -> ContextSettings:
+        """Settings without addresses, in the first range that holds these input shapes. Raises ShapeError."""
+        index = choose_range(self.name, self.ranges, self.inputs, shapes, self._fix)
+        # TensorRT takes no shape for an input without free dimensions.
+        return ContextSettings(index, {name: shapes[name] for name in self._free_inputs})
+
+    def new_context(self, index: int, memory: Tensor) -> Context:
+        """A context for a shape range, on the caller's activation memory. Raises EngineError."""
+        context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        check_trt(context, f"{self.name}: no execution context for shape range {index}", library().logger.take)
+        return Context(context, self._engine, self.name, index, memory)
+
+    def close(self) -> None:
+        """Release the plan; it is destroyed with its last context."""
+        with suppress(AttributeError):
+            del self._engine
+
+    def _check_tensor_names(self, label: str) -> None:
+        engine = self._engine
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        found = {name: (engine.get_tensor_mode(name).name, dtype_name(engine.get_tensor_dtype(name))) for name in names}
+        expected = {info.name: ("INPUT", info.dtype) for info in self.inputs.values()}
+        expected |= {info.name: ("OUTPUT", info.dtype) for info in self.outputs.values()}
+        if found != expected:
+            raise EngineMismatchError(f"{label} has the tensors {found}, its manifest says {expected}", fix=self._fix)
+
+    def _shape_range(self, index: int) -> ShapeRange:
+        limits = {name: self._shape_limits(name, index) for name in self.inputs}
+        return ShapeRange({n: least for n, (least, _) in limits.items()}, {n: most for n, (_, most) in limits.items()})
+
+    def _shape_limits(self, name: str, index: int) -> tuple[Shape, Shape]:
+        shape = tuple(self._engine.get_tensor_shape(name))
+        if -1 not in shape:
+            return shape, shape
+        least, _, largest = self._engine.get_tensor_profile_shape(name, index)
+        return tuple(least), tuple(largest)
+
+
+def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
+    compatible = bool(manifest.build.get("version_compatible", False))
+    header = read_plan_header(path, fix=fix)
+    check_plan_version(header, library_version(), str(path), version_compatible=compatible, fix=fix)
+    trt_library = library()
+    with _load_lock, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        # A version-compatible plan contains its runtime as code; its hash is checked against the manifest before.
+        trt_library.runtime.engine_host_code_allowed = compatible
+        engine = trt_library.runtime.deserialize_cuda_engine(plan)
+    check_trt(engine, f"{path} does not load", trt_library.logger.take, kind=EngineMismatchError, fix=fix)
+    return engine
+
+
+class Context:
+    """An execution context that remembers what is set in it, and sets only what changes. One stream at a time."""
+
+    def __init__(
+        self, context: trt.IExecutionContext, engine: trt.ICudaEngine, name: str, range_index: int, memory: Tensor
+    ) -> None:
+        self.range_index = range_index
+        self._name, self._memory = name, memory
+        self._context = context
+        # Set after the context: when both are dropped without `close`, the engine is dropped last.
+        self._engine = engine
+        context.set_device_memory(memory.address, memory.size_bytes)
+        # A new context is on the first range.
+        self._is_on_range = range_index == 0
+        self._shapes: dict[str, Shape] = {}
+        self._addresses: dict[str, int] = {}
+        # A weak reference: the memory of a dropped execution must become free.
+        self._last: ref[ContextSettings] | None = None
+
+    def launch(self, settings: ContextSettings, stream: Stream) -> None:
+        """Put one execute on the stream. Raises EngineError."""
+        if self._last is None or self._last() is not settings:
+            self.prepare(settings, stream)
+            self._set_addresses(settings)
+            self._last = ref(settings)
+        self._check(self._context.execute_async_v3(stream.handle), "failed to execute")
+
+    def prepare(self, settings: ContextSettings, stream: Stream) -> None:
+        """Set range and shapes, in this order. Raises EngineError."""
+        self._last = None
+        if not self._is_on_range:
+            switched = self._context.set_optimization_profile_async(self.range_index, stream.handle)
+            self._check(switched, f"cannot switch to shape range {self.range_index}")
+            self._is_on_range = True
+        for name, shape in settings.shapes.items():
+            if self._shapes.get(name) != shape:
+                self._shapes.pop(name, None)
+                self._check(self._context.set_input_shape(name, shape), f"{name} does not take shape {shape}")
+                self._shapes[name] = shape
+
+    def output_shape(self, name: str) -> Shape:
+        """An output's shape for the shapes that are set. Raises EngineError."""
+        missing = self._context.infer_shapes()
+        if missing:
+            raise EngineError(f"{self._name}: shapes of {', '.join(missing)} are not set")
+        return tuple(self._context.get_tensor_shape(name))
+
+    def profile(self, settings: ContextSettings, stream: Stream, runs: int, profiler: LayerProfiler) -> None:
+        """Measure every layer of `runs` executes after a warm-up. `profiler` outlives this context.
+
+        Raises EngineError.
+        """
+        for _ in range(WARM_UP_RUNS):
+            self.launch(settings, stream)
+        stream.record().wait()
+        # Reporting inside an enqueue would make it wait for the device.
+        self._context.enqueue_emits_profile = False
+        self._context.profiler = profiler
+        for _ in range(runs):
+            profiler.begin_run()
+            self.launch(settings, stream)
+            stream.record().wait()
+            self._check(self._context.report_to_profiler(), "reports no layer times")
+
+    def layers_json(self) -> str:
+        """The engine inspector's JSON, with free dimensions as set in this context."""
+        inspector = self._engine.create_engine_inspector()
+        inspector.execution_context = self._context
+        return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+    def close(self) -> None:
+        """Destroy the context. No execute of it may be pending, no captured graph of it may exist."""
+        self._last = None
+        del self._context
+        del self._engine
+
+    def _set_addresses(self, settings: ContextSettings) -> None:
+        for name, address in settings.addresses.items():
+            if self._addresses.get(name) != address:
+                self._check(self._context.set_tensor_address(name, address), f"{name} does not take its address")
+                self._addresses[name] = address
+
+    def _check(self, result: Any, what: str) -> None:
+        if not result:
+            self._last = None
+            check_trt(None, f"{self._name}: {what}", library().logger.take)

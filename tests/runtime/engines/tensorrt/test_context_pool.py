@@ -1,0 +1,116 @@
+"""Activation memory that engines of a device share, and reuse of execution contexts."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.engine_behaviour import Bench, written
+from simulator.fixture import Machine, simulated
+from simulator.plans import MANY_ROWS, ROWS
+
+from runtime.devices.device import HostDevice, Tensor
+from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.errors import OutOfMemoryError
+
+
+@pytest.fixture(autouse=True)
+def machine() -> Iterator[Machine]:
+    with simulated() as machine:
+        yield machine
+
+
+def reserve_activation(device: Any, size_bytes: int) -> Tensor:
+    # Imported here: the simulator replaces the module.
+    from runtime.engines.tensorrt import context_pool
+
+    return context_pool.reserve_activation(device, size_bytes)
+
+
+class Device(HostDevice):
+    """Hashable, as CudaDevice is: HostDevice is a dataclass."""
+
+    __hash__ = object.__hash__
+
+
+def test_memory_is_reused_unless_more_is_needed() -> None:
+    device = Device()
+    first = reserve_activation(device, 1000)
+    assert reserve_activation(device, 10) is first
+    larger = reserve_activation(device, 1001)
+    assert larger.size_bytes >= 1001
+    assert larger.address % 256 == 0
+    assert larger.address != first.address
+    assert device.allocations == 2
+
+
+def test_zero_bytes_have_an_address() -> None:
+    assert reserve_activation(Device(), 0).size_bytes >= 1
+
+
+def test_each_device_has_its_own_memory_and_can_be_collected() -> None:
+    one, two = Device(), Device()
+    assert reserve_activation(one, 8).address != reserve_activation(two, 8).address
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_failed_allocation_keeps_the_old_memory() -> None:
+    class Small(Device):
+        def zeros(self, shape: tuple[int, ...], dtype: object) -> Tensor:
+            if shape[0] > 100:
+                raise OutOfMemoryError("no more")
+            return super().zeros(shape, np.uint8)
+
+    device = Small()
+    first = reserve_activation(device, 100)
+    with pytest.raises(OutOfMemoryError):
+        reserve_activation(device, 101)
+    assert reserve_activation(device, 100) is first
+
+
+def test_concurrent_reservations_share_one_allocation() -> None:
+    device, found, gate = Device(), list[Tensor](), threading.Barrier(8)
+
+    def reserve() -> None:
+        gate.wait()
+        found.append(reserve_activation(device, 64))
+
+    threads = [threading.Thread(target=reserve) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert device.allocations == 1
+    assert len({tensor.address for tensor in found}) == 1
+
+
+def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.context_pool import ContextPool
+    from runtime.engines.tensorrt.library import LoadedPlan
+
+    written(tmp_path, ROWS, MANY_ROWS)
+    bench = Bench()
+    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    pool = ContextPool(plan, bench.device)
+    assert pool.shared(1) is pool.shared(1)
+    first, second, other_range = pool.take(1), pool.take(1), pool.take(0)
+    assert len({id(context) for context in (pool.shared(1), first, second)}) == 3
+    pool.give_back(first)
+    assert pool.take(1) is first
+    pool.give_back(second)
+    pool.close()
+    assert not hasattr(second, "_context"), "an idle context is destroyed with the pool"
+    pool.give_back(first)
+    assert not hasattr(first, "_context"), "a taken context is destroyed when it is given back"
+    pool.give_back(other_range)
+    plan.close()
+    bench.close()

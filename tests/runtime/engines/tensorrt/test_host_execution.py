@@ -1,0 +1,76 @@
+"""Executes on host arrays: memory that grows and is reused, one context per shape range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, written
+from simulator.fixture import Machine, simulated
+from simulator.plans import MANY_ROWS, ROWS
+
+from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.errors import ShapeError
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with simulated() as machine:
+        yield machine
+
+
+def test_buffers_grow_and_are_reused(machine: Machine) -> None:
+    from runtime.engines.tensorrt.host_execution import HostBuffers
+
+    bench = Bench()
+    buffers = HostBuffers(bench.device)
+    small = buffers.tensor("x", (2, 3), "float32")
+    assert buffers.tensor("x", (3, 2), "float32").address == small.address
+    assert buffers.tensor("x", (3,), "int64").address == small.address
+    large = buffers.tensor("x", (300, 2), "float32")
+    assert large.address != small.address
+    before = bench.device.allocations
+    assert buffers.tensor("x", (2, 3), "float32").address == large.address
+    assert bench.device.allocations == before
+    del small, large
+    bench.close()
+
+
+def test_arrays_of_any_layout_are_uploaded_and_downloaded(machine: Machine) -> None:
+    from runtime.engines.tensorrt.host_execution import HostBuffers
+
+    bench = Bench()
+    buffers = HostBuffers(bench.device)
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    for _ in range(2):
+        tensors = buffers.upload({"x": array}, bench.stream)
+        downloaded = buffers.download(tensors, bench.stream)["x"]
+        np.testing.assert_array_equal(downloaded, array)
+    del tensors, buffers
+    bench.close()
+
+
+def test_repeated_executes_of_both_ranges_allocate_nothing(machine: Machine, tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.host_execution import HostExecution
+    from runtime.engines.tensorrt.library import LoadedPlan
+
+    written(tmp_path, ROWS, MANY_ROWS)
+    bench = Bench()
+    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    host = HostExecution(plan, bench.device)
+    rows = (8, 2, 7, 4)
+    for _ in range(2):
+        for count in rows:
+            before = bench.device.allocations
+            feeds = feeds_of(count, 4)
+            np.testing.assert_allclose(host.run(feeds)["y"], expected(feeds), **CLOSE)
+    assert bench.device.allocations == before
+    with pytest.raises(ShapeError):
+        host.run(feeds_of(9, 4))
+    host.close()
+    host.close()
+    plan.close()
+    del host
+    bench.close()
