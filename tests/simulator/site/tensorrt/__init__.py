@@ -20,20 +20,13 @@ from ._enums import (
     VERSION,
     BuilderFlag,
     DataType,
-    EngineStat,
     ExecutionContextAllocationStrategy,
     HardwareCompatibilityLevel,
     LayerInformationFormat,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
-    OnnxParserFlag,
-    PreviewFeature,
     ProfilingVerbosity,
-    TacticSource,
-    TensorFormat,
     TensorIOMode,
-    TensorLocation,
-    TilingOptimizationLevel,
 )
 from ._network import INetworkDefinition, ITensor, OnnxParser, ParserError
 
@@ -45,7 +38,6 @@ __all__ = [
     "DataType",
     "Dims",
     "EngineInspector",
-    "EngineStat",
     "ExecutionContextAllocationStrategy",
     "HardwareCompatibilityLevel",
     "IBuilderConfig",
@@ -65,26 +57,12 @@ __all__ = [
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",
     "OnnxParser",
-    "OnnxParserFlag",
     "ParserError",
-    "PreviewFeature",
     "ProfilingVerbosity",
     "Runtime",
-    "TacticSource",
-    "TensorFormat",
     "TensorIOMode",
-    "TensorLocation",
-    "TilingOptimizationLevel",
-    "bfloat16",
-    "float16",
-    "float32",
     "get_nv_onnx_parser_version",
-    "int32",
-    "int64",
 ]
-
-float32, float16, bfloat16 = DataType.FLOAT, DataType.HALF, DataType.BF16
-int32, int64 = DataType.INT32, DataType.INT64
 
 
 def get_nv_onnx_parser_version() -> int:

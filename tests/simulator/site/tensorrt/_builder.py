@@ -33,10 +33,6 @@ class Builder:
         self._logger = logger
         self.max_threads = 1
 
-    @property
-    def logger(self) -> ILogger:
-        return self._logger
-
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         return INetworkDefinition(int(flags))
 
@@ -45,12 +41,6 @@ class Builder:
 
     def create_optimization_profile(self) -> IOptimizationProfile:
         return IOptimizationProfile()
-
-    def is_network_supported(self, network: INetworkDefinition, config: IBuilderConfig) -> bool:
-        return network._model is not None
-
-    def reset(self) -> None:
-        """Forget everything."""
 
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
         """The plan; None where the build failed or was cancelled (the logger says why)."""

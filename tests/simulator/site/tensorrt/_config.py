@@ -7,16 +7,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ._basics import Dims, IHostMemory, ILogger, IProgressMonitor
+from ._basics import IHostMemory, ILogger, IProgressMonitor
 from ._enums import (
     VERSION,
     BuilderFlag,
     HardwareCompatibilityLevel,
     MemoryPoolType,
-    PreviewFeature,
     ProfilingVerbosity,
     Severity,
-    TilingOptimizationLevel,
 )
 from ._rules import Answer, machine
 
@@ -26,11 +24,10 @@ Ranges = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class IOptimizationProfile:
     """Shape ranges: min, opt and max per input."""
 
-    __slots__ = ("__weakref__", "_ranges", "extra_memory_target")
+    __slots__ = ("__weakref__", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: dict[str, Ranges] = {}
-        self.extra_memory_target = 1.0
 
     def set_shape(self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]) -> None:
         """Raises ValueError where they are not in order."""
@@ -39,9 +36,6 @@ class IOptimizationProfile:
         if not ordered or not all(0 <= a <= b <= c for a, b, c in zip(*shapes, strict=True)):
             raise ValueError(f"Shape provided for min/opt/max of {input!r} is inconsistent: {shapes}")
         self._ranges[input] = shapes
-
-    def get_shape(self, input: str) -> list[Dims]:
-        return [Dims(shape) for shape in self._ranges.get(input, ())]
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
@@ -62,10 +56,6 @@ class ITimingCache:
             return Answer(False, "ITimingCache.combine")
         self._entries = {**input_cache._entries, **self._entries}
         return Answer(True, "ITimingCache.combine")
-
-    def reset(self) -> bool:
-        self._entries = {}
-        return Answer(True, "ITimingCache.reset")
 
     def queryKeys(self) -> list[str]:  # noqa: N802
         return list(self._entries)
@@ -88,41 +78,25 @@ class IBuilderConfig:
         "_logger",
         "_monitor",
         "_pools",
-        "_previews",
         "_profiles",
         "_tactics",
-        "avg_timing_iterations",
         "hardware_compatibility_level",
-        "l2_limit_for_tiling",
         "max_aux_streams",
-        "max_num_tactics",
-        "plugins_to_serialize",
-        "profile_stream",
         "profiling_verbosity",
-        "runtime_platform",
-        "tiling_optimization_level",
     )  # fmt: skip
 
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
         self._flags: set[Any] = {BuilderFlag.TF32}
         self._pools: dict[Any, int] = {}
-        self._previews: dict[Any, bool] = {}
         self._profiles: list[IOptimizationProfile] = []
         self._cache: weakref.ref[ITimingCache] | None = None
         self._monitor: IProgressMonitor | None = None
         self._tactics = 0
         self._level = 3
-        self.avg_timing_iterations = 1
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
-        self.l2_limit_for_tiling = -1
         self.max_aux_streams = -1
-        self.max_num_tactics = -1
-        self.plugins_to_serialize: list[str] = []
-        self.profile_stream = 0
         self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
-        self.runtime_platform = 0
-        self.tiling_optimization_level = TilingOptimizationLevel.NONE
 
     @property
     def builder_optimization_level(self) -> int:
@@ -160,22 +134,9 @@ class IBuilderConfig:
             raise TypeError("set_memory_pool_limit(): incompatible function arguments")
         self._pools[pool] = pool_size
 
-    def get_memory_pool_limit(self, pool: Any) -> int:
-        return self._pools.get(pool, machine().memory_bytes if pool is MemoryPoolType.WORKSPACE else 0)
-
-    def set_preview_feature(self, feature: Any, enable: bool) -> None:
-        assert feature in PreviewFeature
-        self._previews[feature] = enable
-
-    def get_preview_feature(self, feature: Any) -> bool:
-        return self._previews.get(feature, False)
-
     def set_tactic_sources(self, tactic_sources: int) -> bool:
         self._tactics = int(tactic_sources)
         return Answer(True, "set_tactic_sources")
-
-    def get_tactic_sources(self) -> int:
-        return self._tactics
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         """Its index; -1 where the profile is not valid."""
@@ -184,10 +145,6 @@ class IBuilderConfig:
             return -1
         self._profiles.append(profile)
         return len(self._profiles) - 1
-
-    @property
-    def num_optimization_profiles(self) -> int:
-        return len(self._profiles)
 
     def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
         """From serialized bytes; none make a new one. None where they are no timing cache."""
@@ -208,6 +165,3 @@ class IBuilderConfig:
             return Answer(False, "set_timing_cache")
         self._cache = weakref.ref(cache)
         return Answer(True, "set_timing_cache")
-
-    def get_timing_cache(self) -> ITimingCache | None:
-        return self._cache() if self._cache is not None else None

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ._basics import Dims, IProfiler
-from ._enums import DataType, ProfilingVerbosity, Severity
+from ._enums import DataType, Severity
 from ._launch import Launch, Operand
 from ._rules import Answer, machine, remember
 
@@ -40,8 +40,6 @@ class IExecutionContext:
         self._unreported: Launch | None = None
         self.profiler: IProfiler | None = None
         self.enqueue_emits_profile = True
-        self.nvtx_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
-        self.name = ""
 
     @property
     def engine(self) -> ICudaEngine:
@@ -50,14 +48,6 @@ class IExecutionContext:
             self._machine.break_rule("a context is used after its engine was destroyed")
         assert engine is not None
         return engine
-
-    @property
-    def active_optimization_profile(self) -> int:
-        return self._profile
-
-    @property
-    def all_binding_shapes_specified(self) -> bool:
-        return None not in self._shapes.values()
 
     # Setting up.
 
@@ -124,16 +114,6 @@ class IExecutionContext:
             self._activation = (int(memory), int(size))
             self._version += 1
 
-    def update_device_memory_size_for_shapes(self) -> int:
-        return self.engine.get_device_memory_size_for_profile_v2(self._profile)
-
-    def set_aux_streams(self, aux_streams: list[int]) -> None:
-        """Must exist, differ, and not be the default stream."""
-        if len(set(aux_streams)) != len(aux_streams) or 0 in aux_streams:
-            self._machine.break_rule("aux streams must differ from each other and from the default stream")
-        for stream in aux_streams:
-            self._machine.stream(int(stream))
-
     # Asking.
 
     def infer_shapes(self) -> list[str]:
@@ -145,9 +125,6 @@ class IExecutionContext:
         if self.infer_shapes():
             return self.engine.get_tensor_shape(name)
         return Dims(self.engine._output_shapes(self._known_shapes())[name])
-
-    def get_tensor_address(self, name: str) -> int:
-        return self._addresses.get(name, 0)
 
     # Executing.
 

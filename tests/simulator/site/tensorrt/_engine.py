@@ -16,15 +16,10 @@ from ._context import IExecutionContext
 from ._enums import (
     STRONGLY_TYPED_ONLY,
     DataType,
-    EngineStat,
     ExecutionContextAllocationStrategy,
-    HardwareCompatibilityLevel,
     LayerInformationFormat,
-    ProfilingVerbosity,
     Severity,
-    TensorFormat,
     TensorIOMode,
-    TensorLocation,
 )
 from ._graph import NUMPY, open_session
 from ._plan import Plan, PlanDamagedError, TensorPlan, unpack, why_not_here
@@ -98,17 +93,12 @@ class ICudaEngine:
         self._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self._outputs_of: dict[tuple[Shape, ...], dict[str, Shape]] = {}
 
-    name = "Unnamed Network 0"
-
     @property
     def num_io_tensors(self) -> int:
         return len(self._plan.tensors)
 
     def get_tensor_name(self, index: int) -> str:
         return self._plan.tensors[index].name
-
-    def __getitem__(self, index: int) -> str:
-        return self.get_tensor_name(index)
 
     def get_tensor_mode(self, name: str) -> Any:
         if name not in self._tensors:
@@ -120,21 +110,6 @@ class ICudaEngine:
 
     def get_tensor_shape(self, name: str) -> Dims:
         return Dims(self._tensors[name].shape)
-
-    def get_tensor_location(self, name: str) -> Any:
-        return TensorLocation.DEVICE
-
-    def get_tensor_format(self, name: str, profile_index: int = 0) -> Any:
-        return TensorFormat.LINEAR
-
-    def get_tensor_format_desc(self, name: str, profile_index: int = 0) -> str:
-        return "Row-major linear FP32 format (kLINEAR)"
-
-    def is_shape_inference_io(self, name: str) -> bool:
-        return False
-
-    def get_aliased_input_tensor(self, name: str) -> str | None:
-        return None
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
         if not self._tensors[name].is_input:
@@ -158,29 +133,6 @@ class ICudaEngine:
     @property
     def num_layers(self) -> int:
         return len(layers(self._plan))
-
-    @property
-    def num_aux_streams(self) -> int:
-        return self._plan.aux_streams
-
-    @property
-    def refittable(self) -> bool:
-        return "REFIT" in self._plan.flags
-
-    @property
-    def profiling_verbosity(self) -> Any:
-        return ProfilingVerbosity[self._plan.verbosity]
-
-    @property
-    def hardware_compatibility_level(self) -> Any:
-        return HardwareCompatibilityLevel[self._plan.hardware_compatibility]
-
-    @property
-    def streamable_weights_size(self) -> int:
-        return 0
-
-    def get_engine_stat(self, stat: Any = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
-        return len(self._plan.graph) if stat is EngineStat.TOTAL_WEIGHTS_SIZE else -1
 
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
@@ -292,9 +244,6 @@ class EngineInspector:
         else:
             about["Bindings"] = [item.name for item in self._engine._plan.tensors]
         return json.dumps(about) if format is LayerInformationFormat.JSON else str(about)
-
-    def get_layer_information(self, layer_index: int, format: Any) -> str:
-        return json.dumps(layers(self._engine._plan)[layer_index])
 
 
 def _described(name: str, sizes: dict[str, list[int]]) -> dict[str, Any]:

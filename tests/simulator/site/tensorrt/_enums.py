@@ -78,30 +78,7 @@ NetworkDefinitionCreationFlag = _enum(
         }
     ),
 )
-PreviewFeature = _enum(
-    "PreviewFeature",
-    **(
-        {"ALIASED_PLUGIN_IO_10_03": 0, "RUNTIME_ACTIVATION_RESIZE_10_10": 1}
-        if STRONGLY_TYPED_ONLY
-        else {
-            "PROFILE_SHARING_0806": 0,
-            "ALIASED_PLUGIN_IO_10_03": 1,
-            "RUNTIME_ACTIVATION_RESIZE_10_10": 2,
-            "MULTIDEVICE_RUNTIME_10_16": 3,
-        }
-    ),
-)
-TacticSource = _enum(
-    "TacticSource",
-    **(
-        {"EDGE_MASK_CONVOLUTIONS": 0, "JIT_CONVOLUTIONS": 1}
-        if STRONGLY_TYPED_ONLY
-        else {"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "EDGE_MASK_CONVOLUTIONS": 3, "JIT_CONVOLUTIONS": 4}
-    ),
-)
 TensorIOMode = _enum("TensorIOMode", NONE=0, INPUT=1, OUTPUT=2)
-TensorLocation = _enum("TensorLocation", DEVICE=0, HOST=1)
-TensorFormat = _enum("TensorFormat", LINEAR=0)
 ProfilingVerbosity = _enum("ProfilingVerbosity", LAYER_NAMES_ONLY=0, NONE=1, DETAILED=2)
 HardwareCompatibilityLevel = _enum("HardwareCompatibilityLevel", NONE=0, AMPERE_PLUS=1, SAME_COMPUTE_CAPABILITY=2)
 MemoryPoolType = _enum(
@@ -112,10 +89,4 @@ ExecutionContextAllocationStrategy = _enum(
     "ExecutionContextAllocationStrategy", STATIC=0, ON_PROFILE_CHANGE=1, USER_MANAGED=2
 )
 LayerInformationFormat = _enum("LayerInformationFormat", ONELINE=0, JSON=1)
-EngineStat = _enum("EngineStat", TOTAL_WEIGHTS_SIZE=0, STRIPPED_WEIGHTS_SIZE=1)
-TilingOptimizationLevel = _enum("TilingOptimizationLevel", NONE=0, FAST=1, MODERATE=2, FULL=3)
-OnnxParserFlag = _enum(
-    "OnnxParserFlag", NATIVE_INSTANCENORM=0, ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA=1,
-    REPORT_CAPABILITY_DLA=2, ENABLE_PLUGIN_OVERRIDE=3, ADJUST_FOR_DLA=4,
-)  # fmt: skip
 Severity = _enum("Severity", INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)

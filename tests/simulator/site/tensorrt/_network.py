@@ -13,9 +13,7 @@ from ._enums import (
     STRONGLY_TYPED_ONLY,
     DataType,
     NetworkDefinitionCreationFlag,
-    OnnxParserFlag,
     Severity,
-    TensorLocation,
 )
 from ._graph import DTYPES, signature
 from ._rules import Answer, machine
@@ -47,16 +45,8 @@ class ITensor:
         return self._is_input
 
     @property
-    def is_network_output(self) -> bool:
-        return not self._is_input
-
-    @property
     def is_shape_tensor(self) -> bool:
         return False
-
-    @property
-    def location(self) -> Any:
-        return TensorLocation.DEVICE
 
 
 class INetworkDefinition:
@@ -72,35 +62,12 @@ class INetworkDefinition:
         flag = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         return STRONGLY_TYPED_ONLY or bool(self._flags & flag)
 
-    name = "Unnamed Network 0"
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags & (1 << int(flag)))
-
     @property
     def num_inputs(self) -> int:
         return len(self._side(True))
 
-    @property
-    def num_outputs(self) -> int:
-        return len(self._side(False))
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._model.graph.node) if self._model is not None else 0
-
     def get_input(self, index: int) -> ITensor:
         return self._side(True)[index]
-
-    def get_output(self, index: int) -> ITensor:
-        return self._side(False)[index]
-
-    def __len__(self) -> int:
-        return self.num_layers
 
     def _side(self, is_input: bool) -> list[ITensor]:
         return [tensor for tensor in self._tensors if tensor.is_network_input == is_input]
@@ -112,29 +79,14 @@ class ParserError:
     def __init__(self, desc: str, *, node: int = -1, name: str = "", operator: str = "") -> None:
         self._desc, self._node, self._name, self._operator = desc, node, name, operator
 
-    def code(self) -> int:
-        return 8 if self._operator else 3
-
     def desc(self) -> str:
         return self._desc
-
-    def node(self) -> int:
-        return self._node
 
     def node_name(self) -> str:
         return self._name
 
     def node_operator(self) -> str:
         return self._operator
-
-    def file(self) -> str:
-        return "simulated_parser.cpp"
-
-    def line(self) -> int:
-        return 1
-
-    def func(self) -> str:
-        return "parse"
 
     def __str__(self) -> str:
         return f"In node {self._node} with name: {self._name} and operator: {self._operator}: {self._desc}"
@@ -148,7 +100,6 @@ class OnnxParser:
             raise TypeError("__init__(): incompatible constructor arguments: OnnxParser(network, logger)")
         self._network, self._logger = network, logger
         self._errors: list[ParserError] = []
-        self._flags = 0
 
     @property
     def num_errors(self) -> int:
@@ -156,23 +107,6 @@ class OnnxParser:
 
     def get_error(self, index: int) -> ParserError:
         return self._errors[index]
-
-    def clear_errors(self) -> None:
-        self._errors.clear()
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    def set_flag(self, flag: Any) -> None:
-        assert flag in OnnxParserFlag
-        self._flags |= 1 << int(flag)
-
-    def clear_flag(self, flag: Any) -> None:
-        self._flags &= ~(1 << int(flag))
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags & (1 << int(flag)))
 
     def parse_from_file(self, model: str) -> bool:
         """External data is looked for beside the file."""

@@ -149,10 +149,6 @@ def cudaGetLastError() -> tuple[cudaError_t]:
     return (cudaError_t(machine.sticky or code),)
 
 
-def cudaGetErrorName(error: cudaError_t) -> tuple[cudaError_t, bytes]:
-    return cudaError_t.cudaSuccess, cudaError_t(error).name.encode()
-
-
 def cudaGetErrorString(error: cudaError_t) -> tuple[cudaError_t, bytes]:
     return cudaError_t.cudaSuccess, f"simulated: {cudaError_t(error).name.removeprefix('cudaError')}".encode()
 
