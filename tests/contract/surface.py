@@ -1,4 +1,4 @@
-"""What a package offers: every class, member and signature, as JSON. A program, run where the package can be imported.
+"""A program that prints the classes, members and signatures of packages as JSON.
 
 `python surface.py ALIAS=PACKAGE ...` imports each PACKAGE and prints {"version": ..., "names": {"ALIAS.Name": entry}}.
 Entry: kind (class, alias, function, property, value, module), signatures (the parameters of every overload, None where
@@ -26,7 +26,7 @@ PYBIND_LINE = re.compile(r"^(?:\d+\. )?(\w+)\((.*)\)(?: -> (.+))?$")
 
 
 class Surface:
-    """The names of some packages, by the dotted name under which they are used."""
+    """The surfaces of packages, by dotted name."""
 
     def __init__(self, packages: dict[str, str]) -> None:
         self.modules = {alias: importlib.import_module(name) for alias, name in packages.items()}
@@ -49,7 +49,7 @@ class Surface:
 
     @staticmethod
     def _belongs(value: Any, module: ModuleType) -> bool:
-        """Not something that the module only imports from elsewhere."""
+        """Whether the module defines the value, or a package of it."""
         if isinstance(value, ModuleType):
             return value.__name__.startswith(module.__name__)
         home = getattr(value, "__module__", None)
@@ -181,7 +181,7 @@ def _text(annotation: Any) -> str:
 
 
 def _callbacks(text: str) -> dict[str, list[str]]:
-    """What a subclass shall define, as the class's own text shows it: the method's signature is the caller's side."""
+    """Parameters of callbacks, from the class's docstring; the methods' signatures are those of the caller."""
     found = re.findall(r"def (\w+)\(self,? ?(.*?)\)(?: ->|:)", text)
     return {
         name: [part["name"] for part in _pybind_parameters(arguments)] for name, arguments in found if name[0] != "_"

@@ -1,4 +1,4 @@
-"""Our table of data types has exactly the members of the real enum."""
+"""The table of data types has exactly the members of the real enum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator offers is in the real packages, with the same parameters: tests on it prove something."""
+"""The simulator has only names and parameters that the real packages have."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from helpers.paths import TESTS
 
 SITE = TESTS / "simulator" / "site"
 RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106"}
-# What only a simulator has: names of Python itself that a compiled class does not show.
+# Methods of Python's own base classes.
 PYTHON_ONLY = frozenset({"count", "index"})
 ENUM_BASES = frozenset({"name", "value"})
-# The simulator's own settings.
+# Options of the simulator.
 SETTINGS = frozenset({"tensorrt.VERSION", "cuda.bindings.runtime.RUNTIME_VERSION"})
 
 
 def differences(simulated: Surface, real: Surface) -> Iterator[str]:
-    """What the simulator has and the real package has not, or has otherwise."""
+    """Names of the simulator that the real package lacks, or has with other parameters."""
     for path, entry in simulated["names"].items():
         if entry["kind"] == "module" or path in SETTINGS:
             continue
@@ -76,7 +76,7 @@ def _equal(ours: list[str], theirs: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tensorrt_is_simulated_as_it_is(version: str, tensorrt_surface: Callable[[str], Surface]) -> None:
+def test_simulated_tensorrt_matches_the_real_one(version: str, tensorrt_surface: Callable[[str], Surface]) -> None:
     real = tensorrt_surface(version)
     simulated = read_surface("tensorrt=tensorrt", path=SITE, SIMULATED_TENSORRT=RELEASES[version])
     assert simulated["versions"] == real["versions"]
@@ -84,7 +84,7 @@ def test_tensorrt_is_simulated_as_it_is(version: str, tensorrt_surface: Callable
     assert list(differences(simulated, real)) == []
 
 
-def test_cuda_is_simulated_as_it_is(cuda_surface: Surface) -> None:
+def test_simulated_cuda_matches_the_real_one(cuda_surface: Surface) -> None:
     offered = [name for name in CUDA_PACKAGES if (SITE / name.replace(".", "/")).with_suffix(".py").exists()]
     offered += [name for name in CUDA_PACKAGES if (SITE / name.replace(".", "/") / "__init__.py").exists()]
     simulated = read_surface(*(f"{name}={name}" for name in offered), path=SITE)
@@ -92,7 +92,7 @@ def test_cuda_is_simulated_as_it_is(cuda_surface: Surface) -> None:
     assert list(differences(simulated, cuda_surface)) == []
 
 
-def test_a_made_up_offer_is_found(tensorrt_surface: Callable[[str], Surface]) -> None:
+def test_a_difference_is_found(tensorrt_surface: Callable[[str], Surface]) -> None:
     real = tensorrt_surface("11.4")
     builder = real["names"]["tensorrt.Builder"]
     members = {

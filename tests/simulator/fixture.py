@@ -1,4 +1,4 @@
-"""The simulated GPU for tests: `with simulated() as machine:` makes `cuda`, `tensorrt` and `nvtx` the simulator's."""
+"""The simulated GPU for tests: in `with simulated() as machine:` `cuda`, `tensorrt` and `nvtx` are the simulator's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from runtime.devices.memory import Block
 
 SITE = Path(__file__).resolve().parent / "site"
-# The simulated packages that hold no state of their own are loaded once.
+# The simulated modules of cuda hold no state and are loaded once.
 _loaded: dict[str, Any] = {}
 REPLACED = (
     "cuda",
@@ -28,7 +28,7 @@ REPLACED = (
 )
 
 sys.path.insert(0, str(SITE))
-# Loaded once and kept: RuleBroken must stay one class, whichever test raises and whichever expects it.
+# Loaded once: RuleBroken must stay one class for the tests that raise it and those that expect it.
 import simulated_machine  # noqa: E402
 from simulated_machine import Machine, RefusedError, RuleBroken  # noqa: E402
 
@@ -39,7 +39,7 @@ __all__ = ["SITE", "Machine", "RefusedError", "RuleBroken", "child_environment",
 
 @contextmanager
 def simulated(**options: Any) -> Iterator[Machine]:
-    """A fresh machine (options: see simulated_machine), checked by `Machine.finish` when all went well."""
+    """A new machine (options: see simulated_machine); `Machine.finish` checks it if the block raised nothing."""
     before = _take_modules()
     sys.path.insert(0, str(SITE))
     importlib.invalidate_caches()
@@ -57,9 +57,9 @@ def simulated(**options: Any) -> Iterator[Machine]:
 
 @contextmanager
 def _watched_blocks(machine: Machine) -> Iterator[None]:
-    """Tell the machine which pieces of its memory our arenas have given out: the others are as good as freed."""
+    """Report the blocks that arenas allocate and free to the machine; memory outside of them counts as freed."""
     create, forget = Block.__init__, Block.__del__
-    known: set[int] = set()  # not the blocks of an earlier machine, whose addresses may be the same
+    known: set[int] = set()  # blocks of an earlier machine may have the same addresses
 
     def lend(block: Block, address: int, size_bytes: int, home: Any) -> None:
         create(block, address, size_bytes, home)
@@ -82,7 +82,7 @@ def _watched_blocks(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def provoked(machine: Machine, *words: str) -> Iterator[None]:
-    """The block must break a rule whose message has all the words; the machine forgets it then."""
+    """Expects that the block breaks a rule whose message has all the words, and removes it from the machine's list."""
     count = len(machine.broken)
     with pytest.raises(RuleBroken) as caught:
         yield

@@ -1,7 +1,7 @@
-"""ONNX Runtime's CUDA provider on the simulated GPU: the few calls of ONNX Runtime's that a GPU is needed for.
+"""ONNX Runtime's CUDA provider on the simulated GPU.
 
-Sessions are real ones of the CPU provider; device memory is host memory there. What the provider promises is kept:
-work goes on the stream that the session was opened for, in order, and Run() waits for it unless told not to.
+Sessions are real sessions of the CPU provider on the host memory behind the simulated device memory. As with the real
+provider, work is put on the session's stream, in order, and Run() waits for it unless that is disabled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ RECORD = "external_device_graph_capture"
 
 @dataclass
 class Provider:
-    """The simulated provider. `recordable`: a release that its caller can capture.
+    """The simulated provider. `recordable`: its executes can be captured by the caller.
 
-    `on_host` operators have no CUDA kernel; `starts`: its libraries are there. `sessions` are those on the GPU.
+    `on_host`: operators without a CUDA kernel. `starts`: its libraries load. `sessions`: the sessions on the GPU.
     """
 
     machine: Machine
@@ -86,7 +86,7 @@ class GpuSession:
         return _Binding()
 
     def run(self, names: Any, feeds: dict[str, Any], run_options: Any = None) -> Any:
-        """Copies there, execute, copies back, on the session's stream; the host waits."""
+        """Uploads, one execute and downloads on the session's stream; the host waits."""
         assert not self.provider.machine.is_capturing(self.stream)
         results: list[Any] = []
         self.provider.machine.enqueue(
@@ -99,7 +99,9 @@ class GpuSession:
         machine, entries = self.provider.machine, _entries(run_options)
         capturing = machine.is_capturing(self.stream)
         if capturing and not self.provider.recordable:
-            machine.break_rule("an execute in a capture that ONNX Runtime cannot be recorded into: the process ends")
+            machine.break_rule(
+                "an execute in a capture, which this release of ONNX Runtime does not support: the process ends"
+            )
         if entries[RECORD] == "1" and self.provider.recordable and not capturing:
             raise Fail(f"[ONNXRuntimeError] : 1 : FAIL : {NOTHING_TO_RECORD} on the session's stream")
         machine.enqueue(
@@ -186,7 +188,7 @@ class _Module:
         return [CUDA_PROVIDER, CPU_PROVIDER]
 
     def preload_dlls(self) -> None:
-        """Nothing to load."""
+        """Loads nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(onnxruntime, name)
@@ -194,7 +196,7 @@ class _Module:
 
 @contextmanager
 def simulated_provider(machine: Machine, **options: Any) -> Iterator[Provider]:
-    """The simulated provider in place of ONNX Runtime's, for building engines and for running them."""
+    """The simulated provider in place of ONNX Runtime's, in the builder and in the runtime."""
     provider = Provider(machine, **options)
     module = _Module(provider)
     with pytest.MonkeyPatch.context() as patch:

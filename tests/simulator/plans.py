@@ -1,4 +1,4 @@
-"""Plans made by the simulated builder, for tests of what runs them. To be called with the simulator in place."""
+"""Plans made by the simulated builder. To be called inside `simulated()`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def small_graph(scale: float = 2.0) -> onnx.ModelProto:
 
 
 class Lines:
-    """What a simulated library logged: (severity, text)."""
+    """A logger that keeps (severity, text) of every message in `lines`."""
 
     def __new__(cls) -> Any:
         import tensorrt as trt
@@ -86,7 +86,7 @@ def write_engine(
     version_compatible: bool = False,
     **how: Any,
 ) -> Manifest:
-    """A built engine in `folder`, as the builder leaves it: plan and manifest."""
+    """Write a built engine, plan and manifest, into `folder`."""
     from runtime.devices.cuda import probe
 
     folder.mkdir(parents=True, exist_ok=True)

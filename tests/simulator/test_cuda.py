@@ -1,4 +1,4 @@
-"""The simulated CUDA runtime: statuses as the real one gives them, and what it would not forgive."""
+"""The simulated CUDA runtime: its statuses and its rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cuda(machine: Machine) -> ModuleType:
 
 
 def value(status: tuple[object, ...]) -> int:
-    """What a call gave, which must be a success."""
+    """The value of a successful call."""
     code, result = status
     assert code == 0
     return int(result)  # type: ignore[call-overload,no-any-return]
@@ -35,23 +35,23 @@ def pinned(cuda: ModuleType, machine: Machine, size: int) -> tuple[int, np.ndarr
     return address, machine.memory(address, size, "look")
 
 
-def test_a_refused_call_gives_its_error_and_no_value(cuda: ModuleType, machine: Machine) -> None:
+def test_a_refused_call_returns_its_error_and_no_value(cuda: ModuleType, machine: Machine) -> None:
     assert cuda.cudaMalloc(1 << 50) == (cuda.cudaError_t.cudaErrorMemoryAllocation, None)
     assert cuda.cudaGetLastError() == (cuda.cudaError_t.cudaErrorMemoryAllocation,)
     assert cuda.cudaGetLastError() == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_a_status_that_nobody_looked_at_is_noticed(cuda: ModuleType, machine: Machine) -> None:
+def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine) -> None:
     stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     address = value(cuda.cudaMalloc(64))
     cuda.cudaMalloc(1 << 50)
-    with provoked(machine, "error 2", "never looked at"):
+    with provoked(machine, "error 2", "never checked"):
         cuda.cudaMemsetAsync(address, 0, 64, stream)
     cuda.cudaGetLastError()
     assert cuda.cudaMemsetAsync(address, 0, 64, stream) == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_a_query_that_is_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine) -> None:
+def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine) -> None:
     stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     event = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDefault))
     cuda.cudaEventRecord(event, stream)
@@ -62,7 +62,7 @@ def test_a_query_that_is_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, m
     assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_copies_there_and_back(cuda: ModuleType, machine: Machine) -> None:
+def test_copies_to_the_device_and_back(cuda: ModuleType, machine: Machine) -> None:
     kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     source, values = pinned(cuda, machine, 16)
     target, result = pinned(cuda, machine, 16)
@@ -76,7 +76,7 @@ def test_copies_there_and_back(cuda: ModuleType, machine: Machine) -> None:
     assert list(result) == list(range(16))
 
 
-def test_a_pinned_source_changes_too_early(cuda: ModuleType, machine: Machine) -> None:
+def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, machine: Machine) -> None:
     stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     source, values = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
@@ -88,11 +88,11 @@ def test_a_pinned_source_changes_too_early(cuda: ModuleType, machine: Machine) -
 
 
 @pytest.mark.parametrize("kind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToDevice", "cudaMemcpyHostToHost"])
-def test_a_copy_whose_direction_is_wrong(cuda: ModuleType, machine: Machine, kind: str) -> None:
+def test_a_copy_with_the_wrong_direction(cuda: ModuleType, machine: Machine, kind: str) -> None:
     stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     target, _ = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
-    with provoked(machine, "the direction says", kind):
+    with provoked(machine, "the direction is", kind):
         cuda.cudaMemcpyAsync(target, device, 16, cuda.cudaMemcpyKind[kind], stream)
 
 
@@ -104,7 +104,7 @@ def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine) -> None:
         cuda.cudaMemcpyAsync(target, device, 32, cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
 
 
-def test_pageable_memory_holds_up_the_host(cuda: ModuleType, machine: Machine) -> None:
+def test_a_copy_of_pageable_memory_blocks_the_host(cuda: ModuleType, machine: Machine) -> None:
     kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     device, values = value(cuda.cudaMalloc(16)), np.arange(16, dtype=np.uint8)
     cuda.cudaMemcpyAsync(device, values.ctypes.data, 16, kinds.cudaMemcpyHostToDevice, stream)
@@ -115,19 +115,19 @@ def test_pageable_memory_holds_up_the_host(cuda: ModuleType, machine: Machine) -
     assert machine.counters["synchronizes"] == 1
 
 
-def test_memory_is_freed_as_what_it_is_not(cuda: ModuleType, machine: Machine) -> None:
+def test_freeing_memory_of_the_other_kind(cuda: ModuleType, machine: Machine) -> None:
     with provoked(machine, "pinned memory is freed", "device memory"):
         cuda.cudaFreeHost(value(cuda.cudaMalloc(16)))
     with provoked(machine, "device memory is freed", "pinned memory"):
         cuda.cudaFree(value(cuda.cudaHostAlloc(16, 0)))
 
 
-def test_streams_must_not_block(cuda: ModuleType, machine: Machine) -> None:
+def test_streams_must_be_non_blocking(cuda: ModuleType, machine: Machine) -> None:
     with provoked(machine, "legacy default stream"):
         cuda.cudaStreamCreateWithFlags(0)
 
 
-def test_an_invalid_capture_ends_with_its_error_and_no_graph(cuda: ModuleType, machine: Machine) -> None:
+def test_an_invalid_capture_returns_its_error_and_no_graph(cuda: ModuleType, machine: Machine) -> None:
     stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     assert cuda.cudaStreamBeginCapture(stream, mode) == (cuda.cudaError_t.cudaSuccess,)

@@ -1,4 +1,4 @@
-"""The simulated device's rules: each is broken here once, and kept once."""
+"""The rules of the simulated device: each is broken once and kept once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_device_memory_cannot_be_read_by_the_host() -> None:
     assert done.stdout == ""
 
 
-def test_memory_outside_of_an_allocation(machine: Machine) -> None:
+def test_access_outside_of_an_allocation(machine: Machine) -> None:
     address = machine.allocate(100, "device")
     with provoked(machine, "outside its allocation"):
         machine.memory(address + 90, 11, "look")
@@ -78,7 +78,7 @@ def test_memory_outside_of_an_allocation(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "pinned"])
-def test_memory_after_it_was_freed(machine: Machine, kind: str) -> None:
+def test_use_after_free(machine: Machine, kind: str) -> None:
     address = machine.allocate(100, kind)
     machine.free(address)
     with provoked(machine, "stale address"):
@@ -87,7 +87,7 @@ def test_memory_after_it_was_freed(machine: Machine, kind: str) -> None:
         machine.free(address)
 
 
-def test_device_addresses_are_never_given_out_twice(machine: Machine) -> None:
+def test_device_addresses_are_not_reused(machine: Machine) -> None:
     addresses = set()
     for _ in range(20):
         addresses.add(machine.allocate(1000, "device"))
@@ -95,7 +95,7 @@ def test_device_addresses_are_never_given_out_twice(machine: Machine) -> None:
     assert len(addresses) == 20
 
 
-def test_memory_is_freed_while_it_is_in_use(late: Machine) -> None:
+def test_free_while_work_is_pending(late: Machine) -> None:
     address, stream = late.allocate(8, "device"), late.create_stream()
     fill(late, stream, address, 8)
     with provoked(late, "while pending work uses it"):
@@ -104,7 +104,7 @@ def test_memory_is_freed_while_it_is_in_use(late: Machine) -> None:
     late.free(address)
 
 
-def test_bytes_beyond_an_allocation_are_guarded(machine: Machine) -> None:
+def test_a_write_beyond_an_allocation_is_detected(machine: Machine) -> None:
     address = machine.allocate(8, "pinned")
     view = machine.memory(address, 8, "look")
     assert view.base is not None
@@ -121,22 +121,22 @@ def test_misaligned_addresses(machine: Machine) -> None:
         machine.require_aligned(address + 64, 256, "an input")
 
 
-def test_memory_that_is_shared_out(machine: Machine) -> None:
+def test_use_of_arena_memory_that_is_not_handed_out(machine: Machine) -> None:
     address, stream = machine.allocate(1024, "device"), machine.create_stream()
     machine.lend(address, 256)
     machine.lend(address + 512, 256)
     assert fill(machine, stream, address + 512, 256)
-    with provoked(machine, "piece of the memory was given back"):
+    with provoked(machine, "piece of the memory was returned"):
         fill(machine, stream, address + 256, 8)
-    with provoked(machine, "piece of the memory was given back"):
+    with provoked(machine, "piece of the memory was returned"):
         fill(machine, stream, address, 300)
     machine.came_back.append((address + 512, 256))
-    with provoked(machine, "piece of the memory was given back"):
+    with provoked(machine, "piece of the memory was returned"):
         fill(machine, stream, address + 512, 8)
     machine.synchronize()
 
 
-def test_more_memory_than_there_is() -> None:
+def test_out_of_memory() -> None:
     with simulated(memory_bytes=1000) as machine:
         address = machine.allocate(900, "device")
         with pytest.raises(RefusedError, match="cudaError 2"):
@@ -156,7 +156,7 @@ def test_the_nth_allocation_fails() -> None:
 # Streams and events
 
 
-def test_work_runs_in_order_and_as_late_as_it_can(late: Machine) -> None:
+def test_late_work_runs_in_order_when_it_is_waited_for(late: Machine) -> None:
     address, stream, event = late.allocate(8, "device"), late.create_stream(), late.create_event(timed=True)
     fill(late, stream, address, 8, 1)
     fill(late, stream, address, 4, 2)
@@ -171,14 +171,14 @@ def test_work_runs_in_order_and_as_late_as_it_can(late: Machine) -> None:
     assert late.memory(address, 1, "look")[0] == 3
 
 
-def test_an_impatient_host_does_not_wait_for_ever(late: Machine) -> None:
+def test_an_event_completes_after_many_queries(late: Machine) -> None:
     stream, event = late.create_stream(), late.create_event(timed=True)
     late.record(event, stream)
     assert any(late.is_done(event) for _ in range(2000))
 
 
 @pytest.mark.parametrize("pair", ["write, read", "write, write", "read, write"])
-def test_two_streams_touch_the_same_bytes(machine: Machine, pair: str) -> None:
+def test_unordered_accesses_of_two_streams(machine: Machine, pair: str) -> None:
     address, streams = machine.allocate(64, "device"), (machine.create_stream(), machine.create_stream())
     event = machine.create_event(timed=True)
     first, second = (fill if word == "write" else look for word in pair.split(", "))
@@ -192,7 +192,7 @@ def test_two_streams_touch_the_same_bytes(machine: Machine, pair: str) -> None:
     machine.synchronize()
 
 
-def test_work_that_is_refused_leaves_no_trace(machine: Machine) -> None:
+def test_refused_work_records_no_access(machine: Machine) -> None:
     address, streams = machine.allocate(64, "device"), (machine.create_stream(), machine.create_stream())
     fill(machine, streams[0], address, 8)
     ranges = [(address + 32, 8), (address, 8)]
@@ -206,7 +206,7 @@ def test_two_streams_may_read_the_same_bytes(machine: Machine) -> None:
     assert all(look(machine, machine.create_stream(), address, 64) for _ in range(3))
 
 
-def test_an_event_orders_only_what_came_before_it(machine: Machine) -> None:
+def test_an_event_orders_only_earlier_work(machine: Machine) -> None:
     address, streams = machine.allocate(64, "device"), (machine.create_stream(), machine.create_stream())
     event = machine.create_event(timed=True)
     machine.record(event, streams[0])
@@ -216,7 +216,7 @@ def test_an_event_orders_only_what_came_before_it(machine: Machine) -> None:
         look(machine, streams[1], address, 8)
 
 
-def test_order_goes_through_a_third_stream(machine: Machine) -> None:
+def test_order_is_transitive(machine: Machine) -> None:
     address, streams = machine.allocate(64, "device"), [machine.create_stream() for _ in range(3)]
     fill(machine, streams[0], address, 8)
     for before, after in ((0, 1), (1, 2)):
@@ -226,7 +226,7 @@ def test_order_goes_through_a_third_stream(machine: Machine) -> None:
     assert look(machine, streams[2], address, 8)
 
 
-def test_the_host_orders_by_waiting(machine: Machine) -> None:
+def test_a_host_wait_orders_streams(machine: Machine) -> None:
     address, streams = machine.allocate(64, "device"), (machine.create_stream(), machine.create_stream())
     event = machine.create_event(timed=True)
     fill(machine, streams[0], address, 8)
@@ -236,7 +236,7 @@ def test_the_host_orders_by_waiting(machine: Machine) -> None:
     assert machine.counters["host_waits"] == 1
 
 
-def test_a_wait_runs_what_it_waits_for(late: Machine) -> None:
+def test_a_stream_wait_runs_the_work_before_the_event(late: Machine) -> None:
     address, streams = late.allocate(8, "device"), (late.create_stream(), late.create_stream())
     event = late.create_event(timed=True)
     fill(late, streams[0], address, 8)
@@ -246,7 +246,7 @@ def test_a_wait_runs_what_it_waits_for(late: Machine) -> None:
     assert late.memory(address, 1, "look")[0] == 7
 
 
-def test_a_stream_that_was_destroyed(machine: Machine) -> None:
+def test_use_of_a_destroyed_stream(machine: Machine) -> None:
     stream = machine.create_stream()
     machine.destroy_stream(stream)
     with provoked(machine, "is not a stream", "destroyed"):
@@ -258,7 +258,7 @@ def test_a_stream_that_was_destroyed(machine: Machine) -> None:
 # Captures
 
 
-def test_a_capture_runs_nothing_and_its_graph_runs_all(machine: Machine) -> None:
+def test_captured_work_runs_at_the_launch(machine: Machine) -> None:
     address, stream = machine.allocate(8, "device"), machine.create_stream()
     graph = captured(machine, stream, address)
     machine.synchronize(stream)
@@ -273,7 +273,7 @@ def test_a_capture_runs_nothing_and_its_graph_runs_all(machine: Machine) -> None
     "call",
     ["allocate", "free", "synchronize", "synchronize all", "query", "wait", "legacy stream"],
 )
-def test_what_a_capture_forbids_makes_it_invalid(machine: Machine, call: str) -> None:
+def test_a_forbidden_call_invalidates_a_capture(machine: Machine, call: str) -> None:
     stream, event, address = machine.create_stream(), machine.create_event(timed=True), machine.allocate(8, "device")
     machine.record(event, stream)
     machine.begin_capture(stream, 1)
@@ -297,7 +297,7 @@ def test_what_a_capture_forbids_makes_it_invalid(machine: Machine, call: str) ->
     machine.synchronize()
 
 
-def test_a_thread_local_capture_forbids_nothing_to_other_threads(machine: Machine) -> None:
+def test_a_thread_local_capture_allows_calls_of_other_threads(machine: Machine) -> None:
     stream = machine.create_stream()
     machine.begin_capture(stream, 1)
     thread = threading.Thread(target=machine.allocate, args=(8, "device"))
@@ -317,7 +317,7 @@ def test_a_capture_ends_in_the_thread_that_began_it(machine: Machine) -> None:
     machine.streams[stream].capture = None
 
 
-def test_events_do_not_cross_the_border_of_a_capture(machine: Machine) -> None:
+def test_a_capture_must_not_wait_for_an_event_outside(machine: Machine) -> None:
     stream, event = machine.create_stream(), machine.create_event(timed=True)
     machine.record(event, machine.create_stream())
     machine.begin_capture(stream, 1)
@@ -327,7 +327,7 @@ def test_events_do_not_cross_the_border_of_a_capture(machine: Machine) -> None:
         machine.end_capture(stream)
 
 
-def test_the_host_never_sees_an_event_of_a_capture(machine: Machine) -> None:
+def test_the_host_must_not_wait_for_a_captured_event(machine: Machine) -> None:
     stream, event = machine.create_stream(), machine.create_event(timed=True)
     machine.begin_capture(stream, 1)
     machine.record(event, stream)
@@ -337,24 +337,24 @@ def test_the_host_never_sees_an_event_of_a_capture(machine: Machine) -> None:
         machine.end_capture(stream)
 
 
-def test_a_graph_outlives_its_memory(machine: Machine) -> None:
+def test_launch_of_a_graph_after_its_memory_was_freed(machine: Machine) -> None:
     address, stream = machine.allocate(8, "device"), machine.create_stream()
     graph = captured(machine, stream, address)
     machine.free(address)
-    with provoked(machine, "bakes in was freed"):
+    with provoked(machine, "it uses was freed"):
         machine.launch_graph(graph, stream)
 
 
-def test_a_graph_outlives_its_piece_of_memory(machine: Machine) -> None:
+def test_launch_of_a_graph_after_its_arena_memory_was_returned(machine: Machine) -> None:
     address, stream = machine.allocate(512, "device"), machine.create_stream()
     machine.lend(address, 256)
     graph = captured(machine, stream, address)
     machine.came_back.append((address, 256))
-    with provoked(machine, "piece of the memory was given back"):
+    with provoked(machine, "piece of the memory was returned"):
         machine.launch_graph(graph, stream)
 
 
-def test_a_graph_is_checked_against_other_streams(machine: Machine) -> None:
+def test_launch_of_a_graph_unordered_with_another_stream(machine: Machine) -> None:
     address, stream = machine.allocate(8, "device"), machine.create_stream()
     graph = captured(machine, stream, address)
     look(machine, machine.create_stream(), address, 8)
@@ -362,7 +362,7 @@ def test_a_graph_is_checked_against_other_streams(machine: Machine) -> None:
         machine.launch_graph(graph, stream)
 
 
-def test_a_graph_is_destroyed_while_it_runs(late: Machine) -> None:
+def test_destroying_a_running_graph(late: Machine) -> None:
     address, stream = late.allocate(8, "device"), late.create_stream()
     graph = captured(late, stream, address)
     late.launch_graph(graph, stream)
@@ -374,7 +374,7 @@ def test_a_graph_is_destroyed_while_it_runs(late: Machine) -> None:
         late.launch_graph(graph, stream)
 
 
-def test_a_graph_that_is_not_executable_yet(machine: Machine) -> None:
+def test_launch_of_a_graph_that_is_not_instantiated(machine: Machine) -> None:
     stream = machine.create_stream()
     machine.begin_capture(stream, 1)
     graph = machine.end_capture(stream)
@@ -385,7 +385,7 @@ def test_a_graph_that_is_not_executable_yet(machine: Machine) -> None:
 # Faults and the end
 
 
-def test_an_asynchronous_error_is_seen_later_and_stays(late: Machine) -> None:
+def test_an_asynchronous_error_is_sticky(late: Machine) -> None:
     late.faults = {"async_error_at": [1], "async_error": 719}
     address, stream, event = late.allocate(8, "device"), late.create_stream(), late.create_event(timed=True)
     assert fill(late, stream, address, 8)
@@ -396,29 +396,29 @@ def test_an_asynchronous_error_is_seen_later_and_stays(late: Machine) -> None:
     assert not fill(late, stream, address, 8)
 
 
-def test_a_broken_rule_cannot_be_swallowed() -> None:
+def test_finish_raises_a_broken_rule_that_was_caught() -> None:
     with pytest.raises(RuleBroken, match="not memory"), simulated() as machine, pytest.raises(RuleBroken):
         machine.memory(1, 1, "look")
 
 
-def test_an_error_that_nobody_looked_at() -> None:
-    with pytest.raises(AssertionError, match="nobody looked"), simulated() as machine:
+def test_finish_fails_for_an_unchecked_error() -> None:
+    with pytest.raises(AssertionError, match="never checked"), simulated() as machine:
         machine.last_error = 1
 
 
-def test_an_old_error_is_blamed_on_the_next_launch(machine: Machine) -> None:
+def test_a_launch_after_an_unchecked_error(machine: Machine) -> None:
     machine.last_error = 600
-    with provoked(machine, "600", "never looked at"):
+    with provoked(machine, "600", "never checked"):
         machine.enqueue(machine.create_stream(), lambda: None, what="nothing")
     machine.last_error = 0
 
 
-def test_a_capture_that_nobody_ended() -> None:
+def test_finish_fails_for_an_open_capture() -> None:
     with pytest.raises(AssertionError, match="still capturing"), simulated() as machine:
         machine.begin_capture(machine.create_stream(), 1)
 
 
-def test_work_that_nobody_owns() -> None:
+def test_finish_fails_for_pending_work_of_a_destroyed_stream() -> None:
     with simulated(late=True) as machine:
         stream = machine.create_stream()
         machine.enqueue(stream, lambda: None, what="nothing")
@@ -438,7 +438,7 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         assert machine.faults == {"deserialize_none": True}
 
 
-def test_the_simulator_leaves_nothing_behind() -> None:
+def test_the_simulator_restores_modules_and_path() -> None:
     before = (
         list(sys.path),
         {name for name in sys.modules if name.startswith(("cuda", "tensorrt", "runtime.devices.cuda"))},

@@ -1,4 +1,4 @@
-"""The simulated TensorRT: every rule has a test that breaks it, and what keeps the rules gives the graph's numbers."""
+"""The simulated TensorRT: results of the graph, and for every rule a test that breaks it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {"x": 2 * 4 * CHANNELS * 4, "t": 8, "bias": CHANNELS * 4, "y": 2 * 4 * C
 
 
 class Rig:
-    """One engine of `small_graph` with a context that is ready to execute, and everything it was made of."""
+    """An engine of `small_graph` with a context that is ready to execute, its buffers and its streams."""
 
     def __init__(self, machine: Machine, *, flags: tuple[str, ...] = ()) -> None:
         import tensorrt as trt
@@ -87,7 +87,7 @@ class Rig:
 
     def close(self) -> None:
         self.machine.synchronize()
-        # The error that a test caught holds what was in its frames.
+        # An exception that a test caught keeps the objects of its frames alive.
         if self.context is not None and len(self.context._captured):
             gc.collect()
         self.context = None
@@ -111,17 +111,17 @@ def rig(machine: Machine) -> Iterator[Rig]:
     rig.close()
 
 
-# What keeps the rules.
+# Executes.
 
 
-def test_an_execute_gives_the_graph_s_numbers_when_somebody_waits(rig: Rig) -> None:
+def test_an_execute_writes_its_outputs_when_it_is_waited_for(rig: Rig) -> None:
     rig.execute()
     y = rig.machine.memory(rig.addresses["y"], SIZES["y"], "a test").view(np.float32)
     assert np.isnan(y).all(), "it has not run yet"
     np.testing.assert_allclose(rig.result(), rig.expected(), rtol=1e-6)
 
 
-def test_an_execute_takes_its_inputs_when_it_runs(rig: Rig) -> None:
+def test_an_execute_reads_its_inputs_when_it_runs(rig: Rig) -> None:
     rig.execute()
     rig.values["x"] += 1
     data = rig.values["x"].reshape(-1).view(np.uint8)
@@ -129,7 +129,7 @@ def test_an_execute_takes_its_inputs_when_it_runs(rig: Rig) -> None:
     np.testing.assert_allclose(rig.result(), rig.expected(), rtol=1e-6)
 
 
-def test_an_execute_scribbles_over_its_activation_memory(rig: Rig) -> None:
+def test_an_execute_overwrites_its_activation_memory(rig: Rig) -> None:
     size = rig.engine.device_memory_size_v2
     rig.machine.memory(rig.memory, size, "a test").fill(0)
     rig.execute()
@@ -138,7 +138,7 @@ def test_an_execute_scribbles_over_its_activation_memory(rig: Rig) -> None:
     assert (rig.machine.memory(rig.memory, used, "a test") == 0xFF).all()
 
 
-def test_a_captured_graph_gives_the_same_numbers(rig: Rig) -> None:
+def test_a_captured_graph_gives_the_same_outputs(rig: Rig) -> None:
     rig.execute()
     plain = rig.result().copy()
     graph = rig.capture()
@@ -152,7 +152,7 @@ def test_a_captured_graph_gives_the_same_numbers(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ["Runtime", "Builder"])
-def test_nothing_may_be_constructed_without_a_driver(name: str) -> None:
+def test_construction_without_a_driver(name: str) -> None:
     with simulated(no_driver=True) as machine:
         import tensorrt as trt
 
@@ -174,7 +174,7 @@ def test_a_network_of_version_10_must_be_strongly_typed(monkeypatch: pytest.Monk
             trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
 
 
-def test_a_network_of_version_11_always_is() -> None:
+def test_a_network_of_version_11_is_always_strongly_typed() -> None:
     with simulated():
         import tensorrt as trt
 
@@ -183,7 +183,7 @@ def test_a_network_of_version_11_always_is() -> None:
         assert trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
 
 
-def test_flags_are_no_numbers(machine: Machine) -> None:
+def test_flags_are_not_integers(machine: Machine) -> None:
     import tensorrt as trt
 
     flag = trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
@@ -193,7 +193,7 @@ def test_flags_are_no_numbers(machine: Machine) -> None:
     assert ("FP16" in trt.BuilderFlag.__members__) == trt.__version__.startswith("10.")
 
 
-def test_shapes_do_not_compare_with_shapes(rig: Rig) -> None:
+def test_comparing_dims_raises(rig: Rig) -> None:
     shape = rig.engine.get_tensor_shape("x")
     assert tuple(shape) == (-1, -1, CHANNELS)
     with pytest.raises(TypeError, match="tuple"):
@@ -211,7 +211,7 @@ def test_an_unset_shape(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 4, CHANNELS), (2, 17, CHANNELS), (2, 4, CHANNELS + 1), (2, 4)])
-def test_a_shape_outside_the_range_is_refused_and_cannot_be_executed(rig: Rig, shape: tuple[int, ...]) -> None:
+def test_a_shape_outside_the_range_is_refused(rig: Rig, shape: tuple[int, ...]) -> None:
     assert not rig.context.set_input_shape("x", shape)
     severity, text = rig.log.lines[-1]
     assert severity == "ERROR"
@@ -227,28 +227,28 @@ def test_an_ignored_false(rig: Rig) -> None:
     rig.set_shapes(rig.context)
 
 
-def test_an_ignored_true_is_a_call_that_nobody_checks(rig: Rig) -> None:
+def test_an_ignored_true(rig: Rig) -> None:
     with provoked(rig.machine, "an ignored True", "set_tensor_address"):
         rig.context.set_tensor_address("x", rig.addresses["x"])
         rig.machine.finish()
 
 
-def test_a_name_that_is_no_tensor_is_refused(rig: Rig) -> None:
+def test_an_unknown_tensor_name_is_refused(rig: Rig) -> None:
     assert not rig.context.set_input_shape("y", (2, 4, CHANNELS))
     assert not rig.context.set_tensor_address("z", rig.memory)
 
 
-def test_a_static_input_gets_no_shape(rig: Rig) -> None:
+def test_setting_the_shape_of_a_static_input(rig: Rig) -> None:
     with provoked(rig.machine, "bias", "fully static"):
         rig.context.set_input_shape("bias", (CHANNELS,))
 
 
-def test_the_profile_comes_before_the_shapes(rig: Rig) -> None:
+def test_setting_the_profile_after_the_shapes(rig: Rig) -> None:
     with provoked(rig.machine, "the profile is set after shapes were set"):
         rig.context.set_optimization_profile_async(1, rig.stream)
 
 
-def test_a_profile_forgets_the_shapes(rig: Rig) -> None:
+def test_setting_a_profile_resets_the_shapes(rig: Rig) -> None:
     rig.execute()
     assert rig.context.set_optimization_profile_async(1, rig.stream)
     with provoked(rig.machine, "unset shapes"):
@@ -259,7 +259,7 @@ def test_a_profile_that_does_not_exist_is_refused(rig: Rig) -> None:
     assert not rig.context.set_optimization_profile_async(2, rig.stream)
 
 
-def test_a_profile_is_switched_on_the_stream_of_the_execute(rig: Rig) -> None:
+def test_a_profile_that_is_switched_on_another_stream(rig: Rig) -> None:
     rig.execute()
     rig.machine.synchronize()
     assert rig.context.set_optimization_profile_async(0, rig.other)
@@ -290,20 +290,20 @@ def test_a_stale_address(rig: Rig) -> None:
         rig.execute()
 
 
-def test_memory_that_is_freed_while_an_execute_is_pending(rig: Rig) -> None:
+def test_freeing_memory_of_a_pending_execute(rig: Rig) -> None:
     rig.execute()
     with provoked(rig.machine, "freed while pending work uses it"):
         rig.machine.free(rig.addresses["x"])
 
 
-def test_an_address_whose_memory_is_too_small_for_the_shape(rig: Rig) -> None:
+def test_memory_that_is_too_small_for_the_shape(rig: Rig) -> None:
     rig.set_shapes(rig.context, rows=3)
     with provoked(rig.machine, "outside its allocation"):
         rig.execute()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [("x", "y"), ("t", "positive")])
-def test_an_output_that_lies_on_an_input(rig: Rig, inputs: str, outputs: str) -> None:
+def test_an_output_that_overlaps_an_input(rig: Rig, inputs: str, outputs: str) -> None:
     assert rig.context.set_tensor_address(outputs, rig.addresses[inputs])
     with provoked(rig.machine, "writes over its own input"):
         rig.execute()
@@ -324,7 +324,7 @@ def test_no_activation_memory(rig: Rig) -> None:
         context.execute_async_v3(rig.stream)
 
 
-def test_a_context_of_the_default_strategy_brings_its_own(rig: Rig) -> None:
+def test_a_context_of_the_default_strategy_has_its_own_activation_memory(rig: Rig) -> None:
     context = rig.engine.create_execution_context()
     rig.set_shapes(context)
     for name, address in rig.addresses.items():
@@ -355,14 +355,14 @@ def second_context(rig: Rig) -> Any:
     return second
 
 
-def test_activation_memory_of_two_contexts_in_flight(rig: Rig) -> None:
+def test_activation_memory_of_two_contexts_without_order(rig: Rig) -> None:
     second = second_context(rig)
     rig.execute()
     with provoked(rig.machine, "unordered access"):
         second.execute_async_v3(rig.other)
 
 
-def test_activation_memory_may_be_shared_in_order(rig: Rig) -> None:
+def test_activation_memory_may_be_shared_by_ordered_executes(rig: Rig) -> None:
     second = second_context(rig)
     rig.execute()
     rig.machine.synchronize(rig.stream)
@@ -394,7 +394,7 @@ def test_a_stream_that_was_destroyed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("handle", [None, "1", 1.0])
-def test_what_is_no_stream(rig: Rig, handle: Any) -> None:
+def test_a_stream_handle_of_the_wrong_type(rig: Rig, handle: Any) -> None:
     with pytest.raises(TypeError):
         rig.context.execute_async_v3(handle)
 
@@ -402,25 +402,25 @@ def test_what_is_no_stream(rig: Rig, handle: Any) -> None:
 # Captures.
 
 
-def test_a_capture_without_a_normal_execute_before(rig: Rig) -> None:
+def test_a_capture_before_any_execute(rig: Rig) -> None:
     with provoked(rig.machine, "a capture without a normal execute"):
         rig.capture()
 
 
-def test_a_capture_after_a_change_of_shape_without_a_normal_execute(rig: Rig) -> None:
+def test_a_capture_after_a_change_of_shape(rig: Rig) -> None:
     rig.execute()
     rig.set_shapes(rig.context, rows=1)
     with provoked(rig.machine, "a capture without a normal execute after the last change of shape"):
         rig.capture()
 
 
-def test_a_capture_after_a_change_of_address_needs_none(rig: Rig) -> None:
+def test_a_capture_after_a_change_of_address_is_allowed(rig: Rig) -> None:
     rig.execute()
     assert rig.context.set_tensor_address("y", rig.machine.allocate(SIZES["y"], "device"))
     rig.destroy(rig.capture())
 
 
-def test_a_profile_is_not_switched_in_a_capture(rig: Rig) -> None:
+def test_switching_the_profile_in_a_capture(rig: Rig) -> None:
     rig.execute()
     rig.machine.begin_capture(rig.stream, THREAD_LOCAL)
     with provoked(rig.machine, "switched during a capture"):
@@ -429,7 +429,7 @@ def test_a_profile_is_not_switched_in_a_capture(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("change", ["shape", "address", "memory", "profile"])
-def test_a_context_that_is_modified_under_a_captured_graph(rig: Rig, change: str) -> None:
+def test_modifying_a_context_with_a_captured_graph(rig: Rig, change: str) -> None:
     rig.execute()
     graph = rig.capture()
     rig.machine.launch_graph(graph, rig.stream)
@@ -448,7 +448,7 @@ def test_a_context_that_is_modified_under_a_captured_graph(rig: Rig, change: str
     rig.destroy(graph)
 
 
-def test_setting_what_is_set_already_is_no_change(rig: Rig) -> None:
+def test_setting_the_same_shapes_and_addresses_is_no_change(rig: Rig) -> None:
     rig.execute()
     graph = rig.capture()
     rig.set_shapes(rig.context)
@@ -457,7 +457,7 @@ def test_setting_what_is_set_already_is_no_change(rig: Rig) -> None:
     rig.destroy(graph)
 
 
-def test_a_plain_execute_of_a_context_that_a_graph_holds(rig: Rig) -> None:
+def test_an_execute_on_a_context_with_a_captured_graph(rig: Rig) -> None:
     rig.execute()
     graph = rig.capture()
     with provoked(rig.machine, "one context per graph"):
@@ -466,17 +466,17 @@ def test_a_plain_execute_of_a_context_that_a_graph_holds(rig: Rig) -> None:
     rig.execute()
 
 
-def test_memory_that_is_freed_under_a_captured_graph(rig: Rig) -> None:
+def test_launching_a_graph_whose_memory_was_freed(rig: Rig) -> None:
     rig.execute()
     graph = rig.capture()
     rig.machine.synchronize()
     rig.machine.free(rig.addresses["x"])
-    with provoked(rig.machine, "bakes in was freed"):
+    with provoked(rig.machine, "it uses was freed"):
         rig.machine.launch_graph(graph, rig.stream)
     rig.destroy(graph)
 
 
-def test_a_profiler_that_synchronizes_in_a_capture(rig: Rig) -> None:
+def test_a_capture_with_a_synchronizing_profiler(rig: Rig) -> None:
     rig.execute()
     rig.context.profiler = times(rig)
     with provoked(rig.machine, "enqueue_emits_profile"):
@@ -485,7 +485,7 @@ def test_a_profiler_that_synchronizes_in_a_capture(rig: Rig) -> None:
     rig.destroy(rig.capture())
 
 
-def test_an_engine_that_cannot_be_captured_answers_false(rig: Rig) -> None:
+def test_executing_an_uncapturable_engine_in_a_capture_returns_false(rig: Rig) -> None:
     rig.execute()
     rig.machine.faults = {"uncapturable": True}
     rig.machine.begin_capture(rig.stream, THREAD_LOCAL)
@@ -499,14 +499,14 @@ def test_an_engine_that_cannot_be_captured_answers_false(rig: Rig) -> None:
 # Lifetimes.
 
 
-def test_a_context_is_destroyed_while_its_work_is_pending(rig: Rig) -> None:
+def test_destroying_a_context_with_pending_work(rig: Rig) -> None:
     rig.execute()
     with provoked(rig.machine, "destroyed while its work is pending"):
         rig.context = None
         rig.machine.finish()
 
 
-def test_a_context_is_destroyed_while_a_graph_of_it_lives(rig: Rig) -> None:
+def test_destroying_a_context_with_a_captured_graph(rig: Rig) -> None:
     rig.execute()
     graph = rig.capture()
     rig.machine.synchronize()
@@ -517,7 +517,7 @@ def test_a_context_is_destroyed_while_a_graph_of_it_lives(rig: Rig) -> None:
         rig.machine.launch_graph(graph, rig.stream)
 
 
-def test_an_engine_is_destroyed_before_its_contexts(rig: Rig) -> None:
+def test_destroying_an_engine_before_its_contexts(rig: Rig) -> None:
     with provoked(rig.machine, "destroyed before its contexts"):
         rig.engine = None
         rig.machine.finish()
@@ -525,7 +525,7 @@ def test_an_engine_is_destroyed_before_its_contexts(rig: Rig) -> None:
         rig.execute()
 
 
-def test_a_runtime_is_destroyed_before_its_engines(rig: Rig) -> None:
+def test_destroying_a_runtime_before_its_engines(rig: Rig) -> None:
     with provoked(rig.machine, "destroyed before its engines"):
         rig.runtime = None
         rig.machine.finish()
@@ -533,14 +533,14 @@ def test_a_runtime_is_destroyed_before_its_engines(rig: Rig) -> None:
         rig.engine.create_execution_context()
 
 
-def test_a_logger_is_gone_when_something_is_to_be_said(rig: Rig) -> None:
+def test_destroying_a_logger_before_its_engines(rig: Rig) -> None:
     rig.log = None
     with provoked(rig.machine, "after its logger was destroyed"):
         rig.context.set_input_shape("x", (9, 4, CHANNELS))
     rig.set_shapes(rig.context)
 
 
-def test_weights_are_device_memory_that_goes_with_the_engine(machine: Machine) -> None:
+def test_an_engine_frees_its_weights(machine: Machine) -> None:
     rig = Rig(machine)
     before = machine.alive()["device"]
     rig.close()
@@ -552,7 +552,7 @@ def test_weights_are_device_memory_that_goes_with_the_engine(machine: Machine) -
 
 
 @pytest.mark.parametrize("name", ["ILogger", "IProfiler", "IProgressMonitor", "IStreamWriter"])
-def test_a_callback_must_call_its_base(machine: Machine, name: str) -> None:
+def test_a_callback_that_does_not_call_its_base(machine: Machine, name: str) -> None:
     import tensorrt as trt
 
     forgetful = type("Forgetful", (getattr(trt, name),), {"__init__": lambda self: None})
@@ -564,15 +564,15 @@ def times(rig: Rig) -> Any:
     class Times(rig.trt.IProfiler):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             rig.trt.IProfiler.__init__(self)
-            self.heard: list[str] = []
+            self.names: list[str] = []
 
         def report_layer_time(self, layer_name: str, ms: float) -> None:
-            self.heard.append(layer_name)
+            self.names.append(layer_name)
 
     return Times()
 
 
-def test_layers_are_reported_when_asked_for(rig: Rig) -> None:
+def test_report_to_profiler_reports_every_layer(rig: Rig) -> None:
     rig.context.enqueue_emits_profile = False
     rig.context.profiler = times(rig)
     assert not rig.context.report_to_profiler(), "nothing was executed"
@@ -581,7 +581,7 @@ def test_layers_are_reported_when_asked_for(rig: Rig) -> None:
         rig.context.report_to_profiler()
     rig.machine.synchronize()
     assert rig.context.report_to_profiler()
-    assert len(rig.context.profiler.heard) == rig.engine.num_layers
+    assert len(rig.context.profiler.names) == rig.engine.num_layers
 
 
 def test_a_report_needs_its_stream(rig: Rig) -> None:
@@ -594,10 +594,10 @@ def test_a_report_needs_its_stream(rig: Rig) -> None:
         rig.context.report_to_profiler()
 
 
-def test_a_profiler_makes_an_execute_wait_unless_it_is_told_not_to(rig: Rig) -> None:
+def test_a_profiler_makes_an_execute_synchronous_by_default(rig: Rig) -> None:
     rig.context.profiler = times(rig)
     rig.execute()
-    assert rig.context.profiler.heard
+    assert rig.context.profiler.names
     np.testing.assert_allclose(
         rig.machine.memory(rig.addresses["y"], SIZES["y"], "a test").view(np.float32).reshape(SHAPES["x"]),
         rig.expected(),
@@ -608,13 +608,13 @@ def test_a_profiler_makes_an_execute_wait_unless_it_is_told_not_to(rig: Rig) -> 
 # Whole commands.
 
 
-@pytest.mark.parametrize(("answer", "status"), [("assert builder.create_builder_config()", 0), ("broken", 70)])
-def test_a_command_that_breaks_a_rule_fails_whatever_it_says_of_itself(answer: str, status: int) -> None:
+@pytest.mark.parametrize(("call", "status"), [("assert builder.create_builder_config()", 0), ("broken", 70)])
+def test_a_command_that_breaks_a_rule_fails(call: str, status: int) -> None:
     lines = [
         "import sys, tensorrt as trt",
         "builder = trt.Builder(trt.Logger())",
         "config = builder.create_builder_config()",
-        "config.set_tactic_sources(0)" if answer == "broken" else answer,
+        "config.set_tactic_sources(0)" if call == "broken" else call,
         "sys.exit(0)",
     ]
     done = subprocess.run(
@@ -628,7 +628,7 @@ def test_a_command_that_breaks_a_rule_fails_whatever_it_says_of_itself(answer: s
 
 
 class Build:
-    """A build that is ready to go."""
+    """A network with a builder configuration."""
 
     def __init__(self, model: onnx.ModelProto | None = None) -> None:
         import tensorrt as trt
@@ -653,7 +653,7 @@ class Build:
         assert self.add_profile(x=x, t=((1,), (2,), (4,))) == 0  # type: ignore[arg-type]
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return "\n".join(text for _, text in self.log.lines)
 
 
@@ -668,11 +668,11 @@ def test_the_header_of_a_plan_is_the_real_one(machine: Machine) -> None:
 def test_a_build_needs_ranges_for_free_dimensions(machine: Machine) -> None:
     build = Build()
     assert build.run() is None
-    assert "no optimization profile has been defined" in build.said
+    assert "no optimization profile has been defined" in build.log_text
     assert build.add_profile() == -1, "a profile without shapes is not valid"
     assert build.add_profile(x=tuple((1, 1, CHANNELS) for _ in range(3))) == 0  # type: ignore[arg-type]
     assert build.run() is None
-    assert "t does not have shapes in optimization profile 0" in build.said
+    assert "t does not have shapes in optimization profile 0" in build.log_text
 
 
 def test_ranges_must_be_in_order(machine: Machine) -> None:
@@ -680,12 +680,12 @@ def test_ranges_must_be_in_order(machine: Machine) -> None:
         Build().add_profile(t=((2,), (1,), (3,)))
 
 
-def test_a_range_cannot_vary_what_is_fixed(machine: Machine) -> None:
+def test_a_range_of_a_static_dimension(machine: Machine) -> None:
     build = Build()
     x = tuple((1, 1, channels) for channels in (1, 2, CHANNELS))
     build.add_profile(x=x, t=((1,), (1,), (1,)))  # type: ignore[arg-type]
     assert build.run() is None
-    assert "a static dimension 64 has the range" in build.said
+    assert "a static dimension 64 has the range" in build.log_text
 
 
 def test_options_that_do_not_exist(machine: Machine) -> None:
@@ -700,16 +700,16 @@ def test_an_operator_that_does_not_exist_is_a_parser_error(machine: Machine) -> 
     import tensorrt as trt
 
     model = small_graph()
-    model.graph.node[0].op_type, model.graph.node[0].name = "Enchant", "the node"
+    model.graph.node[0].op_type, model.graph.node[0].name = "Unknown", "the node"
     log = Lines()
     network = trt.Builder(log).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     assert not parser.parse(model.SerializeToString())
     error = parser.get_error(0)
-    assert (parser.num_errors, error.node_operator(), error.node_name()) == (1, "Enchant", "the node")
+    assert (parser.num_errors, error.node_operator(), error.node_name()) == (1, "Unknown", "the node")
 
 
-def test_the_parser_takes_a_path_as_text(machine: Machine, tmp_path: Path) -> None:
+def test_the_parser_takes_a_path_as_str(machine: Machine, tmp_path: Path) -> None:
     import tensorrt as trt
 
     path = tmp_path / "small.onnx"
@@ -722,13 +722,13 @@ def test_the_parser_takes_a_path_as_text(machine: Machine, tmp_path: Path) -> No
     assert trt.OnnxParser(network, log).parse_from_file(str(path))
 
 
-def test_a_graph_that_nothing_executes_does_not_build(machine: Machine) -> None:
+def test_a_graph_that_cannot_be_executed_does_not_build(machine: Machine) -> None:
     graph = GraphWriter("wrong")
     x = graph.input("x", (2, 3))
     graph.output("y", graph.op("MatMul", x, x), (2, 3))
     build = Build(graph.model())
     assert build.run() is None
-    assert "Could not find any implementation" in build.said
+    assert "Could not find any implementation" in build.log_text
 
 
 def monitor(trt: Any, cancel_at: int | None = None) -> Any:
@@ -753,20 +753,20 @@ def monitor(trt: Any, cancel_at: int | None = None) -> Any:
     return Monitor()
 
 
-def test_a_monitor_hears_from_another_thread_and_may_cancel(machine: Machine) -> None:
+def test_a_monitor_is_called_from_another_thread_and_can_cancel(machine: Machine) -> None:
     build = Build()
     build.add_good_profile()
-    patient = build.config.progress_monitor = monitor(build.trt)
+    completed = build.config.progress_monitor = monitor(build.trt)
     assert build.run() is not None
-    assert threading.get_ident() not in patient.threads
-    assert patient.phases == []
+    assert threading.get_ident() not in completed.threads
+    assert completed.phases == []
     build.config.progress_monitor = monitor(build.trt, cancel_at=3)
     assert build.run() is None
     assert build.config.progress_monitor.steps == 3
 
 
 @pytest.mark.parametrize("taken", [1.0, 0.5])
-def test_a_plan_goes_to_a_writer_in_pieces(machine: Machine, taken: float) -> None:
+def test_a_plan_is_written_in_pieces(machine: Machine, taken: float) -> None:
     build = Build()
     build.add_good_profile()
     pieces: list[bytes] = []
@@ -785,7 +785,7 @@ def test_a_plan_goes_to_a_writer_in_pieces(machine: Machine, taken: float) -> No
         assert b"".join(pieces) == bytes(build.run())
 
 
-def test_a_timing_cache_lives_until_the_build_is_done(machine: Machine) -> None:
+def test_a_timing_cache_that_is_destroyed_before_the_build(machine: Machine) -> None:
     build = Build()
     build.add_good_profile()
     assert build.config.set_timing_cache(build.config.create_timing_cache(b""), False)
@@ -793,7 +793,7 @@ def test_a_timing_cache_lives_until_the_build_is_done(machine: Machine) -> None:
         build.run()
 
 
-def test_a_timing_cache_is_filled_and_found_again(machine: Machine) -> None:
+def test_a_timing_cache_is_filled_and_used(machine: Machine) -> None:
     build = Build()
     build.add_good_profile()
     cache = build.config.create_timing_cache(b"")
@@ -809,7 +809,7 @@ def test_a_timing_cache_is_filled_and_found_again(machine: Machine) -> None:
     assert build.run() is None
 
 
-def test_a_timing_cache_of_another_device_or_none_at_all_is_not_taken() -> None:
+def test_a_timing_cache_of_another_device_and_invalid_bytes_are_refused() -> None:
     with simulated(gpu_name="Another"):
         foreign = bytes(Build().config.create_timing_cache(b"").serialize())
     with simulated():

@@ -135,7 +135,7 @@ def test_launching_a_graph_of_a_freed_tensor_is_reported(device: CudaDevice, mac
     replay.launch(device.main)
     device.main.record().wait()
     del tensor
-    with provoked(machine, "given back"):
+    with provoked(machine, "returned"):
         replay.launch(device.main)
     device.main.record().wait()
     replay.close()

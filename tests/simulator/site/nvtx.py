@@ -1,4 +1,4 @@
-"""NVTX without a tool that listens: keeps what was shown, and minds that every range that is popped was pushed."""
+"""The simulated NVTX: records ranges, and asserts that every range that is popped was pushed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ domains: dict[str, Domain] = {}
 
 @dataclass(frozen=True)
 class EventAttributes:
-    """What a range shows."""
+    """The attributes of a range."""
 
     message: str
 
 
 @dataclass
 class Domain:
-    """`shown`: (how many ranges it was in, message) of every range, in the order in which they began."""
+    """`shown`: (nesting depth, message) of every range, in the order of their begins."""
 
     shown: list[tuple[int, str]] = field(default_factory=list)
     depth: int = 0

@@ -36,7 +36,7 @@ def _option(name: str, default: Any) -> Any:
 
 
 class Driver:
-    """Options, rules, errors and memory; streams, events and graphs are only kept here."""
+    """Options, rules, errors and memory. Streams, events and graphs are stored here and handled by subclasses."""
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Driver:
 
     @property
     def last_error(self) -> int:
-        """This thread's error that nobody cleared yet."""
+        """This thread's last error, until it is cleared."""
         return self._errors.get(threading.get_ident(), SUCCESS)
 
     @last_error.setter
@@ -79,12 +79,12 @@ class Driver:
         self._errors[threading.get_ident()] = code
 
     def strikes(self, fault: str) -> bool:
-        """Count one occasion of a fault; whether it is one of those that the options list."""
+        """Count one call that a fault may hit; whether the options list this number."""
         self._struck[fault] += 1
         return self._struck[fault] in self.faults.get(fault, ())
 
     def check_alive(self) -> None:
-        """Raises RefusedError once an asynchronous error has killed the context, or without a driver."""
+        """Raises RefusedError after an asynchronous error, and without a driver or device."""
         if self.no_driver or self.driver < OLDEST_DRIVER:
             raise RefusedError(INSUFFICIENT_DRIVER)
         if self.devices == 0:
@@ -93,7 +93,7 @@ class Driver:
             raise RefusedError(self.sticky, "an earlier launch failed")
 
     def unsafe_call(self, what: str, stream: Stream | None = None) -> None:
-        """A call that a capture forbids: on its stream, in its thread (in any thread, where its mode is global)."""
+        """Invalidate the captures that forbid this call: on its stream, in its thread, in any thread in global mode."""
         thread = threading.get_ident()
         for other in self.streams.values():
             capture = other.capture
@@ -107,19 +107,19 @@ class Driver:
     # Memory.
 
     def allocate(self, size: int, kind: str) -> int:
-        """Poisoned "device" or "pinned" memory. Raises RefusedError."""
+        """Allocate poisoned "device" or "pinned" memory. Raises RefusedError."""
         with self._lock:
             self.check_alive()
             self.unsafe_call(f"allocating {kind} memory")
             self.counters["allocations"] += 1
             self.counters[f"{kind}_allocations"] += 1
-            too_much = kind == "device" and size > self.free_bytes
-            if self.strikes("oom_at_allocation") or too_much:
+            is_too_large = kind == "device" and size > self.free_bytes
+            if self.strikes("oom_at_allocation") or is_too_large:
                 raise RefusedError(MEMORY_ALLOCATION, f"{size} bytes of {kind} memory")
             return self._memory.allocate(size, kind).address
 
     def free(self, address: int) -> None:
-        """Give memory back. Raises RefusedError."""
+        """Free memory. Raises RefusedError."""
         with self._lock:
             self.unsafe_call("freeing memory")
             allocation = self._memory.find(address)
@@ -135,14 +135,14 @@ class Driver:
             return None
 
     def memory(self, address: int, size: int, why: str) -> np.ndarray[Any, Any]:
-        """The bytes behind an address, `[size]` uint8; for work that runs, not for hosts."""
+        """The bytes at an address, `[size]` uint8, as work on the device reads them."""
         with self._lock:
             allocation = self._find(address, size, why)
             return allocation.bytes(address - allocation.address, size)
 
     @property
     def free_bytes(self) -> int:
-        """Device memory that is left."""
+        """Free device memory."""
         return int(self.memory_bytes) - self._memory.device_bytes
 
     def kind_of(self, address: int) -> str:
@@ -156,15 +156,15 @@ class Driver:
             self.break_rule(f"{why}: misaligned address {address:#x}, must be a multiple of {alignment_bytes}")
 
     def lend(self, address: int, size: int) -> None:
-        """Somebody who shares out an allocation has given this piece away; from now on only such pieces are touched."""
+        """An arena has handed out this piece of an allocation; from now on only handed-out pieces may be used."""
         with self._lock:
-            allocation = self._find(address, size, "sharing out")
+            allocation = self._find(address, size, "handing out")
             allocation.lent = allocation.lent or Lent()
             self._take_back()
             allocation.lent.add(address - allocation.address, address - allocation.address + size)
 
     def _take_back(self) -> None:
-        """Forget pieces that came back. (The garbage collector only notes them: it may be here at any point.)"""
+        """Remove the pieces that were returned. Finalizers only append them: they run at any point."""
         while self.came_back:
             address, size = self.came_back.popleft()
             allocation = self._memory.find(address)
@@ -175,7 +175,7 @@ class Driver:
     def _check_lent(self, allocation: Allocation, address: int, size: int, what: str) -> None:
         begin = address - allocation.address
         if allocation.lent is not None and not allocation.lent.covers(begin, begin + size):
-            self.break_rule(f"{what}: stale address {address:#x}, its piece of the memory was given back")
+            self.break_rule(f"{what}: stale address {address:#x}, its piece of the memory was returned")
 
     def _find(self, address: int, size: int, why: str) -> Allocation:
         allocation = self._memory.find(address)

@@ -1,20 +1,20 @@
-"""The simulated device: streams whose work runs as late as the rules allow, events, captures, graphs, and the rules.
+"""The simulated device: streams, events, captures and graphs, and the rules of CUDA that it checks.
 
-Packages `cuda` and `tensorrt` beside this module are made of it. What the real device would refuse raises
-`RefusedError` (the packages turn it into a status or False); what it would silently do wrong raises `RuleBroken`,
-which is also kept: `finish()` raises it again, so that nobody can swallow it.
+The packages `cuda` and `tensorrt` beside this module use it. A call that the real device refuses raises
+`RefusedError`, which the packages turn into a status or False. A call that the real device takes, with undefined
+results, raises `RuleBroken`; `finish()` raises it again, in case it was caught.
 
 Options (keyword of `reset`, or environment for child processes):
-    late           SIMULATED_LATE          work runs only when somebody waits for it (default), else at once
+    late           SIMULATED_LATE          work runs when it is waited for (default), else at once
     gpu_name       SIMULATED_GPU_NAME      "Simulated GPU"
     cc             SIMULATED_CC            "9.0"
     sm_count       SIMULATED_SM_COUNT      132
-    memory_bytes   SIMULATED_MEMORY_BYTES  device memory; more is refused
+    memory_bytes   SIMULATED_MEMORY_BYTES  size of the device memory
     devices        SIMULATED_DEVICES       1
-    no_driver      SIMULATED_NO_DRIVER     there is none
-    driver         SIMULATED_DRIVER        the newest CUDA version that the driver knows: 13000
-    faults         SIMULATED_FAULTS        JSON: {"oom_at_allocation": [3], "async_error_at": [7], ...}; the first one
-                                           counts 1; `strikes(name)` counts and asks. "async_error": 700
+    no_driver      SIMULATED_NO_DRIVER     there is no driver
+    driver         SIMULATED_DRIVER        the newest CUDA version that the driver supports: 13000
+    faults         SIMULATED_FAULTS        JSON: {"oom_at_allocation": [3], "async_error_at": [7], ...}: the calls that
+                                           fail, counted from 1; "async_error": 700, the error code
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from simulated_parts import (
 )  # fmt: skip
 from simulated_streams import Streams
 
-# What a command exits with after it broke a rule, whatever it says of itself.
+# Exit status of a command that broke a rule.
 BROKEN_STATUS = 70
 __all__ = ["Machine", "RefusedError", "RuleBroken", "machine", "reset"]
 
@@ -50,17 +50,17 @@ class Machine(Streams):
     """One simulated GPU and its driver. Every method may be called from any thread."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is put on the stream is recorded instead of run."""
+        """Whether the stream captures its work."""
         return self.stream(stream).capture is not None
 
     def capture_broken(self, stream: int, reason: str) -> None:
-        """Something that cannot be captured was put on the stream: its capture is invalid from now on."""
+        """Invalidate the stream's capture, if it has one."""
         capture = self.stream(stream).capture
         if capture is not None:
             capture.broken = capture.broken or reason
 
     def begin_capture(self, handle: int, mode: int) -> None:
-        """Record what is put on the stream. Raises RefusedError."""
+        """Begin to capture the stream's work. Raises RefusedError."""
         with self._lock:
             self.check_alive()
             stream = self.stream(handle)
@@ -101,11 +101,11 @@ class Machine(Streams):
             graph = self._graph(handle, executable=True)
             target = self.stream(stream)
             if target.capture is not None:
-                self.break_rule("a graph is launched into a capture; no code here means that")
+                self.break_rule("a graph is launched into a capture, which is not supported here")
             for address, _ in (pair for work in graph.works for pair in (*work.reads, *work.writes)):
                 allocation = self._memory.find(address)
                 if allocation is None or allocation.is_freed:
-                    self.break_rule(f"a graph is launched after memory that it bakes in was freed ({address:#x})")
+                    self.break_rule(f"a graph is launched after memory that it uses was freed ({address:#x})")
             self._launch(target, graph)
 
     def _launch(self, stream: Stream, graph: Graph) -> None:
@@ -142,11 +142,11 @@ class Machine(Streams):
     # The end.
 
     def finish(self) -> None:
-        """What must hold when a program is done: no broken rule, no error unseen, no capture open, no orphaned work."""
+        """Check at the end: no broken rule, no unchecked error, no open capture, no work of destroyed streams."""
         if self.broken:
             raise self.broken[0]
         unseen = [code for code in self._errors.values() if code]
-        assert not unseen or self.sticky, f"errors {unseen} were returned and nobody looked at them"
+        assert not unseen or self.sticky, f"errors {unseen} were returned and never checked"
         for stream in self.streams.values():
             assert stream.capture is None, f"stream {stream.handle:#x} is still capturing"
             orphans = stream.is_destroyed and stream.queue
@@ -155,7 +155,7 @@ class Machine(Streams):
             assert allocation.guards_are_whole(), f"written outside of the memory at {allocation.address:#x}"
 
     def alive(self) -> dict[str, int]:
-        """How many of each thing exist; a program that closed everything leaves none."""
+        """The number of objects that exist, by kind; empty after everything was closed."""
         kinds = Counter(allocation.kind for allocation in self._memory.living())
         streams = sum(1 for stream in self.streams.values() if stream.handle and not stream.is_destroyed)
         counts = {"streams": streams, "events": len(self.events), "graphs": len(self.graphs), **kinds}
@@ -166,7 +166,7 @@ _machine: Machine | None = None
 
 
 def machine() -> Machine:
-    """The process's machine. A process that never calls `reset` is a whole command: it fails if it broke a rule."""
+    """The process's machine. A process that never calls `reset` is a command: it fails if it broke a rule."""
     global _machine
     if _machine is None:
         _machine = Machine()

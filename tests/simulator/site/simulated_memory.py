@@ -1,7 +1,7 @@
-"""Memory of the simulated device: addresses, lifetimes, guard bytes, poison, and who touched which bytes last.
+"""Memory of the simulated device: addresses, lifetimes, guard bytes, poison, and the last access to every byte.
 
-Device addresses lie in a range that the host cannot read (a host that follows one crashes, as with a real GPU) and are
-never given out twice, so an address that outlived its memory is always recognised. Pinned memory is host memory.
+Device addresses lie in a range that the host cannot read: reading one ends the process, as with a real GPU. They are
+never reused, so a stale address is always detected. Pinned memory is host memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 ALIGNMENT_BYTES = 512
 GUARD_BYTES = 512
 GUARD = 0xA5
-# As float32 and float64 this is NaN, as integers -1, as bool a byte that no comparison gives.
+# NaN as float32 and float64, -1 as integers, no valid value as bool.
 POISON = 0xFF
 ADDRESS_SPACE_BYTES = 1 << 40
-# Freed pinned memory stays mapped (poisoned) up to this much: arrays may still look at it.
-GRAVEYARD_BYTES = 64 << 20
+# Freed pinned memory up to this size stays mapped, poisoned: arrays may still refer to it.
+FREED_PINNED_BYTES = 64 << 20
 
 
 class RuleBroken(AssertionError):  # noqa: N818
-    """A rule of CUDA's or TensorRT's was broken; on hardware this would be a crash or a wrong number."""
+    """A rule of CUDA or TensorRT was broken, which on hardware is a crash or a wrong result."""
 
 
 class Access(NamedTuple):
-    """The last time that a stream touched some bytes: the stream's handle, the work's number in it and its name."""
+    """An access to bytes: the stream's handle, the number of the work in it and its name."""
 
     stream: int
     number: int
@@ -38,7 +38,7 @@ class Access(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """Bytes that were always touched together."""
+    """The last accesses to a range of bytes."""
 
     write: Access | None = None
     reads: dict[int, Access] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Segment:
         return Segment(self.write, dict(self.reads))
 
     def note(self, access: Access, *, is_write: bool) -> None:
-        """This was the last one now."""
+        """Record an access."""
         if is_write:
             self.write = access
             self.reads.clear()
@@ -56,7 +56,7 @@ class Segment:
 
 
 class History:
-    """Who touched which bytes of an allocation last; splits where accesses begin and end."""
+    """The last accesses to an allocation, in segments that begin and end where accesses do."""
 
     def __init__(self) -> None:
         self._starts = [0]
@@ -77,7 +77,7 @@ class History:
 
 
 class Lent:
-    """Which pieces of an allocation somebody has who shares it out: (begin, end) in bytes, in order."""
+    """The pieces of an allocation that an arena has handed out: (begin, end) in bytes, in order."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[int, int]] = []
@@ -89,7 +89,7 @@ class Lent:
         self._pieces.remove((begin, end))
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether one piece that is lent out holds all these bytes."""
+        """Whether one piece holds all these bytes."""
         index = bisect_right(self._pieces, (begin, self._last)) - 1
         return index >= 0 and self._pieces[index][0] <= begin and end <= self._pieces[index][1]
 
@@ -98,7 +98,7 @@ class Lent:
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """One piece of memory; `backing` holds its bytes between guards and is None once they are gone."""
+    """One allocation; `backing` holds its bytes between guards, None after they were released."""
 
     address: int
     size: int
@@ -116,7 +116,7 @@ class Allocation:
         return self.backing[begin : begin + (self.size - start if size is None else size)]
 
     def segments(self, address: int, size: int) -> list[Segment]:
-        """Who touched these bytes last."""
+        """The last accesses to these bytes."""
         begin = address - self.address
         return self.history.span(begin, begin + size) if size else []
 
@@ -128,7 +128,7 @@ class Allocation:
 
 
 class Memory:
-    """Every allocation that there ever was, by address."""
+    """All allocations, freed ones included, by address."""
 
     def __init__(self) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -137,11 +137,11 @@ class Memory:
         self._next = -(-base // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._addresses: list[int] = []
         self._allocations: list[Allocation] = []
-        self._graveyard: list[Allocation] = []
+        self._freed_pinned: list[Allocation] = []
         self.device_bytes = 0
 
     def allocate(self, size: int, kind: str) -> Allocation:
-        """New poisoned memory between guards."""
+        """Allocate poisoned memory between guards."""
         backing = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT_BYTES, np.uint8)
         backing.fill(GUARD)
         offset = GUARD_BYTES + -(backing.ctypes.data + GUARD_BYTES) % ALIGNMENT_BYTES
@@ -156,19 +156,19 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Poison it; device bytes are gone, pinned bytes stay for a while under whoever still looks at them."""
+        """Poison the memory. Device bytes are released; pinned bytes stay mapped, see FREED_PINNED_BYTES."""
         allocation.is_freed = True
         allocation.bytes().fill(POISON)
         if allocation.kind == "device":
             self.device_bytes -= allocation.size
             allocation.backing = None
             return
-        self._graveyard.append(allocation)
-        while sum(dead.size for dead in self._graveyard) > GRAVEYARD_BYTES:
-            self._forget(self._graveyard.pop(0))
+        self._freed_pinned.append(allocation)
+        while sum(freed.size for freed in self._freed_pinned) > FREED_PINNED_BYTES:
+            self._forget(self._freed_pinned.pop(0))
 
     def find(self, address: int) -> Allocation | None:
-        """The allocation that an address lies in, alive or not."""
+        """The allocation that an address lies in, freed or not."""
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None
@@ -176,7 +176,7 @@ class Memory:
         return found if address < found.address + max(found.size, 1) + GUARD_BYTES else None
 
     def living(self) -> Iterator[Allocation]:
-        """Everything that was not freed."""
+        """The allocations that were not freed."""
         return (allocation for allocation in self._allocations if not allocation.is_freed)
 
     def _insert(self, allocation: Allocation) -> None:

@@ -1,4 +1,4 @@
-"""What the simulated machine is made of: error codes, work, events, captures, graphs, streams."""
+"""Data classes of the simulated machine: error codes, work, events, captures, graphs, streams."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Work:
-    """Something that was put on a stream: what it does, and which bytes it touches.
+    """Work for a stream: what it does, and the bytes it reads and writes.
 
-    `poison` is host memory that is unreadable until it ran; `sources` is host memory that must not change until then.
-    `check` runs whenever it is launched, also as part of a graph.
+    `poison`: host memory that is not valid before the work ran. `sources`: host memory that must not change before.
+    `check` runs at every launch, also as part of a graph.
     """
 
     run: Callable[[], None]
@@ -46,7 +46,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """One time that an event was recorded."""
+    """One recording of an event."""
 
     stream: int
     number: int
@@ -66,7 +66,7 @@ class Event:
 
 @dataclass(eq=False, slots=True)
 class Capture:
-    """What a stream recorded instead of running, and why it is no good any more."""
+    """The work that a stream captured; `broken` is why the capture is invalid, "" while it is valid."""
 
     mode: int
     thread: int
@@ -85,7 +85,7 @@ class Graph:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """Work in order: (number, what to do) of what has not run."""
+    """A stream; `queue` holds (number, function) of pending work."""
 
     handle: int
     queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
@@ -96,7 +96,7 @@ class Stream:
 
 
 def merge(clock: Clock, other: Clock) -> None:
-    """Whatever `other` comes after, `clock` does now too."""
+    """Order `clock` after everything that `other` is ordered after."""
     for stream, number in other.items():
         if clock.get(stream, 0) < number:
             clock[stream] = number

@@ -1,4 +1,4 @@
-"""Streams and events of the simulated machine: when work runs, and in which order it must be."""
+"""Streams and events of the simulated machine: when work runs, and the check that accesses are ordered."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from simulated_parts import (
     merge,
 )  # fmt: skip
 
-# An event that is asked this often without anybody waiting gets done: time passes, even on a lazy device.
-PATIENCE = 1000
+# An event completes after this many queries, also where the host never waits for it.
+MAX_QUERIES = 1000
 
 
 class Streams(Driver):
-    """Work is put on streams in order; events order it between streams and for the host."""
+    """Work runs in the order of its stream; events order it between streams and for the host."""
 
     # Work.
 
@@ -49,7 +49,7 @@ class Streams(Driver):
     ) -> bool:
         """Put work on a stream, or into its capture. False where the stream refuses it (`last_error` says why).
 
-        Ranges are (address, size). Exceptions of `work` other than RuleBroken are the simulator's own bugs.
+        Ranges are (address, size). Exceptions of `work` other than RuleBroken are errors of the simulator.
         """
         with self._lock:
             self._check_seen(what)
@@ -63,7 +63,7 @@ class Streams(Driver):
 
     def _check_seen(self, what: str) -> None:
         if self.last_error and not self.sticky:
-            self.break_rule(f"{what}: error {self.last_error} of an earlier call was never looked at")
+            self.break_rule(f"{what}: error {self.last_error} of an earlier call was never checked")
 
     def _put(self, handle: int, work: Work) -> None:
         self.check_alive()
@@ -83,7 +83,7 @@ class Streams(Driver):
     def _submit(
         self, stream: Stream, works: tuple[Work, ...], what: str, done: Callable[[], None] | None = None
     ) -> None:
-        """Number the work, check it against everybody else's, and let it run when its time comes."""
+        """Number the work, check its accesses against those of other streams, and queue it."""
         self._advance(stream)
         used = [self._touch(stream, work) for work in works]
         sums = [self._checksums(work) for work in works]
@@ -121,7 +121,7 @@ class Streams(Driver):
         return [zlib.crc32(self.memory(address, size, work.what)) for address, size in work.sources]
 
     def _touch(self, stream: Stream, work: Work) -> list[Allocation]:
-        """Check that everything that touched these bytes is ordered before this work; only then note it."""
+        """Check that earlier accesses to these bytes are ordered before this work, then record its own."""
         if work.check is not None:
             work.check()
         self._take_back()
@@ -144,8 +144,8 @@ class Streams(Driver):
         for other in others:
             if other.stream != stream.handle and other.number > stream.clock.get(other.stream, 0):
                 self.break_rule(
-                    f"unordered access: '{access.what}' on stream {access.stream:#x} touches what '{other.what}' on "
-                    f"stream {other.stream:#x} touches, and does not wait for it"
+                    f"unordered access: '{access.what}' on stream {access.stream:#x} uses what '{other.what}' on "
+                    f"stream {other.stream:#x} uses, and does not wait for it"
                 )
 
     def _advance(self, stream: Stream) -> None:
@@ -176,7 +176,7 @@ class Streams(Driver):
             return handle
 
     def stream(self, handle: int) -> Stream:
-        """A stream that exists."""
+        """The stream of a handle. Raises RuleBroken where there is none."""
         stream = self.streams.get(0 if handle in LEGACY_STREAMS else handle)
         if stream is None or stream.is_destroyed:
             self.break_rule(f"{handle:#x} is not a stream" + (", it was destroyed" if stream else ""))
@@ -184,7 +184,7 @@ class Streams(Driver):
         return stream
 
     def destroy_stream(self, handle: int) -> None:
-        """Nobody can put anything on it any more."""
+        """Destroy a stream; later calls with its handle break a rule."""
         with self._lock:
             self.stream(handle).is_destroyed = True
 
@@ -200,7 +200,7 @@ class Streams(Driver):
             self.check_alive()
 
     def create_event(self, *, timed: bool) -> int:
-        """An event that was not recorded yet."""
+        """Create an event."""
         with self._lock:
             self.check_alive()
             handle = next(self._handles)
@@ -209,19 +209,19 @@ class Streams(Driver):
             return handle
 
     def event(self, handle: int) -> Event:
-        """An event that exists."""
+        """The event of a handle. Raises RuleBroken where there is none."""
         if handle not in self.events:
             self.break_rule(f"{handle:#x} is not an event")
         return self.events[handle]
 
     def destroy_event(self, handle: int) -> None:
-        """Waits that were put on streams stay."""
+        """Destroy an event; waits for it that are on streams stay valid."""
         with self._lock:
             self.event(handle)
             del self.events[handle]
 
     def record(self, event: int, handle: int) -> None:
-        """A point after everything on the stream so far. Raises RefusedError."""
+        """Record an event after all work on the stream so far. Raises RefusedError."""
         with self._lock:
             self.check_alive()
             stream = self.stream(handle)
@@ -242,7 +242,7 @@ class Streams(Driver):
                 self._run_to(stream, stream.number)
 
     def stream_wait(self, handle: int, event: int) -> None:
-        """What is put on the stream from now on runs after the event. Raises RefusedError."""
+        """Later work on the stream runs after the event. Raises RefusedError."""
         with self._lock:
             self.check_alive()
             stream, record = self.stream(handle), self.event(event).record
@@ -251,7 +251,7 @@ class Streams(Driver):
             if (stream.capture is None) != (record.capture is None):
                 capture = stream.capture or record.capture
                 assert capture is not None
-                capture.broken = "an event crosses the border of the capture"
+                capture.broken = "an event connects captured work with other work"
                 raise RefusedError(CAPTURE_ISOLATION, capture.broken)
             if stream.capture is None:
                 self._advance(stream)
@@ -268,7 +268,7 @@ class Streams(Driver):
                 merge(self._host, record.clock if record else {})
                 return True
             record.queries += 1
-            if record.queries > PATIENCE:
+            if record.queries > MAX_QUERIES:
                 self._run_to(self.streams[record.stream], record.number)
             return record.at_s is not None
 

@@ -1,14 +1,14 @@
-"""A simulated TensorRT: the package `tensorrt` with the names, signatures and rules that this project relies on.
+"""A simulated TensorRT: the package `tensorrt` with the names and signatures that this project uses, and its rules.
 
-Engines are ONNX graphs, executed by ONNX Runtime inside work on the simulated device; what the real library leaves
-undefined raises RuleBroken here. Beside the settings of the machine:
+Engines are ONNX graphs that ONNX Runtime executes as work on the simulated device. A call whose result the real
+library leaves undefined raises RuleBroken. Options, beside those of the machine:
 
-    SIMULATED_TENSORRT         the version that it pretends to be: 11.4.0.106
-    SIMULATED_BUILD_S          how long a build takes: 0
-    SIMULATED_SKIPPED_TACTICS  warnings of a build that tactics were skipped: 3
+    SIMULATED_TENSORRT         the version: 11.4.0.106
+    SIMULATED_BUILD_S          seconds that a build takes: 0
+    SIMULATED_SKIPPED_TACTICS  number of warnings of a build about skipped tactics: 3
 
 Faults, by number of the call: deserialize_none_at, context_none_at, enqueue_false_at, enqueue_oom_at, uncapturable_at.
-Faults that are there or not: deserialize_none, uncapturable, build_crash, build_fails (the message).
+Faults without a number: deserialize_none, uncapturable, build_crash, build_fails (the message).
 """
 
 from ._basics import Dims, IHostMemory, ILogger, IProfiler, IProgressMonitor, IStreamWriter, Logger

@@ -9,7 +9,7 @@ from ._enums import Severity, TrtEnum
 
 
 class _Callback(type):
-    """A subclass that forgets its base's __init__ is refused, as pybind11 does it."""
+    """Raises TypeError for a subclass that does not call its base's __init__, as pybind11 does."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
@@ -20,14 +20,14 @@ class _Callback(type):
 
 
 class Callback(metaclass=_Callback):
-    """Base of everything that the library calls back."""
+    """Base of the callback interfaces."""
 
     def __init__(self) -> None:
         self._base_called = True
 
 
 class ILogger(Callback):
-    """Where messages go."""
+    """Takes log messages."""
 
     Severity = Severity
     INTERNAL_ERROR = Severity.INTERNAL_ERROR
@@ -42,7 +42,7 @@ class ILogger(Callback):
 
 
 class Logger(ILogger):
-    """Prints what is at least as severe as `min_severity`."""
+    """Prints messages that are at least as severe as `min_severity`."""
 
     def __init__(self, min_severity: TrtEnum = Severity.WARNING) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class IProfiler(Callback):
 
 
 class IProgressMonitor(Callback):
-    """Hears how a build goes, from threads of the builder; ends it by answering False."""
+    """Takes the progress of a build, from threads of the builder; a step that returns False ends the build."""
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
         """A phase begins. To be overridden."""
@@ -82,7 +82,7 @@ class IStreamWriter(Callback):
     """Takes a serialized engine in pieces."""
 
     def write(self, data: bytes) -> int:
-        """Take one piece; says how many bytes it took. To be overridden."""
+        """Take one piece; returns how many bytes were taken. To be overridden."""
         raise NotImplementedError("IStreamWriter.write is pure virtual")
 
 
@@ -118,7 +118,7 @@ class Dims(Sequence[int]):
 
 
 class IHostMemory(bytes):
-    """Memory of the library's: a buffer with `nbytes`, and nothing else that bytes can do."""
+    """Memory of the library: a buffer with `nbytes`, without the methods of bytes."""
 
     @property
     def nbytes(self) -> int:

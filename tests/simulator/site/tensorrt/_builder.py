@@ -1,4 +1,4 @@
-"""Builds: network and options in, plan out. Reports progress from a thread of its own, as the real builder does."""
+"""Builds plans from networks and options. Progress is reported from another thread, as by the real builder."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Builder:
 
 
 class _Build:
-    """One build. Python sees no Ctrl-C while the real library builds: signals wait here too."""
+    """One build. SIGINT is blocked meanwhile, because Python does not handle it during a real build."""
 
     def __init__(self, logger: ILogger, network: INetworkDefinition, config: IBuilderConfig) -> None:
         if not isinstance(network, INetworkDefinition) or not isinstance(config, IBuilderConfig):
@@ -113,7 +113,7 @@ class _Build:
         self._logger.log(Severity.ERROR, f"IBuilder::buildSerializedNetwork: Error Code 4: {message}")
 
     def _problem(self) -> str | None:
-        """What the real builder would refuse before it starts."""
+        """Why the real builder refuses to start; None where it starts."""
         if not self._network._is_strongly_typed:
             machine().break_rule("a network of TensorRT 10 is not strongly typed")
         if self._network._model is None:
@@ -128,7 +128,7 @@ class _Build:
         return None
 
     def _graph(self) -> bytes | None:
-        """The graph, as ONNX Runtime will execute it; None where it does not take it."""
+        """The serialized graph; None where ONNX Runtime does not take it."""
         assert self._network._model is not None
         data = self._network._model.SerializeToString()
         try:
@@ -139,7 +139,7 @@ class _Build:
         return data
 
     def _select_tactics(self) -> bool:
-        """Measure, tell the monitor, fill the timing cache; False where the monitor cancelled."""
+        """Report progress and fill the timing cache; False where the monitor cancelled."""
         seconds = float(os.environ.get("SIMULATED_BUILD_S", "0"))
         skipped = int(os.environ.get("SIMULATED_SKIPPED_TACTICS", "3"))
         monitor = self._config.progress_monitor

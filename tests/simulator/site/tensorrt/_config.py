@@ -1,4 +1,4 @@
-"""What a build is told: flags, memory, shape ranges, the timing cache."""
+"""Options of a build: flags, memory, shape ranges, the timing cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ITimingCache:
         return IHostMemory(json.dumps({"made_for": self._made_for, "entries": self._entries}).encode())
 
     def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        """Take the other's entries; where both have one, keep the own."""
+        """Take the other's entries; own entries are kept."""
         if input_cache._made_for != self._made_for and not ignore_mismatch:
             return Answer(False, "ITimingCache.combine")
         self._entries = {**input_cache._entries, **self._entries}
@@ -61,14 +61,14 @@ class ITimingCache:
         return list(self._entries)
 
 
-def made_for_here() -> str:
-    """What a timing cache of this version and device is valid for."""
+def cache_key() -> str:
+    """The version and device that a timing cache made here is valid for."""
     here = machine()
     return f"{VERSION} {here.gpu_name} {here.cc} {here.sm_count}"
 
 
 class IBuilderConfig:
-    """Options of a build; other attributes than these do not exist."""
+    """Options of a build; assigning another attribute raises AttributeError."""
 
     __slots__ = (
         "__weakref__",
@@ -77,9 +77,7 @@ class IBuilderConfig:
         "_level",
         "_logger",
         "_monitor",
-        "_pools",
         "_profiles",
-        "_tactics",
         "hardware_compatibility_level",
         "max_aux_streams",
         "profiling_verbosity",
@@ -88,11 +86,9 @@ class IBuilderConfig:
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
         self._flags: set[Any] = {BuilderFlag.TF32}
-        self._pools: dict[Any, int] = {}
         self._profiles: list[IOptimizationProfile] = []
         self._cache: weakref.ref[ITimingCache] | None = None
         self._monitor: IProgressMonitor | None = None
-        self._tactics = 0
         self._level = 3
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         self.max_aux_streams = -1
@@ -132,10 +128,8 @@ class IBuilderConfig:
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         if pool not in MemoryPoolType or not isinstance(pool_size, int):
             raise TypeError("set_memory_pool_limit(): incompatible function arguments")
-        self._pools[pool] = pool_size
 
     def set_tactic_sources(self, tactic_sources: int) -> bool:
-        self._tactics = int(tactic_sources)
         return Answer(True, "set_tactic_sources")
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
@@ -147,10 +141,10 @@ class IBuilderConfig:
         return len(self._profiles) - 1
 
     def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
-        """From serialized bytes; none make a new one. None where they are no timing cache."""
+        """A timing cache from serialized bytes, a new one from no bytes; None where the bytes are invalid."""
         data = bytes(memoryview(serialized_timing_cache))
         if not data:
-            return ITimingCache(made_for_here(), {})
+            return ITimingCache(cache_key(), {})
         try:
             content = json.loads(data)
             return ITimingCache(content["made_for"], content["entries"])
@@ -160,7 +154,7 @@ class IBuilderConfig:
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
         """The cache must live until the build is done."""
-        if cache._made_for != made_for_here() and not ignore_mismatch:
+        if cache._made_for != cache_key() and not ignore_mismatch:
             self._logger.log(Severity.WARNING, f"The timing cache was made for {cache._made_for}, it is not used")
             return Answer(False, "set_timing_cache")
         self._cache = weakref.ref(cache)

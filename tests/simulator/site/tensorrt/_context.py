@@ -1,4 +1,4 @@
-"""Execution contexts: where most of the rules are."""
+"""Execution contexts, and most of the rules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IExecutionContext:
     # Setting up.
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        """Before the shapes; the enqueue must follow on the same stream."""
+        """To be called before the shapes are set; the execute must be on the same stream."""
         what = "set_optimization_profile_async"
         if not 0 <= profile_index < self.engine.num_optimization_profiles:
             return self._fail(what, f"profile {profile_index} does not exist")
@@ -92,7 +92,7 @@ class IExecutionContext:
         return Answer(True, what)
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
-        """256-byte aligned."""
+        """Set the address, 256-byte aligned, of an input or output."""
         what = f"set_tensor_address({name!r})"
         if name not in self.engine._tensors:
             return self._fail(what, f"{name} is not an input or output tensor")
@@ -103,7 +103,7 @@ class IExecutionContext:
         return Answer(True, what)
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        """256-byte aligned, as large as the engine's largest profile needs; in use until an execute completes."""
+        """Memory of at least `device_memory_size_v2` bytes, 256-byte aligned; in use until the execute completes."""
         needed = self.engine.device_memory_size_v2
         self._machine.require_aligned(int(memory), ALIGNMENT_BYTES, "set_device_memory")
         if self._own_activation:
@@ -114,7 +114,7 @@ class IExecutionContext:
             self._activation = (int(memory), int(size))
             self._version += 1
 
-    # Asking.
+    # Queries.
 
     def infer_shapes(self) -> list[str]:
         return [name for name, shape in self._shapes.items() if shape is None]
@@ -157,7 +157,7 @@ class IExecutionContext:
         return Answer(True, what)
 
     def report_to_profiler(self) -> bool:
-        """Tell the profiler about the launch before; its stream must still exist and be done."""
+        """Report the last execute to the profiler; its stream must exist, and the execute must be done."""
         what, launch = "report_to_profiler", self._unreported
         if self.profiler is None or launch is None:
             return Answer(False, what)
@@ -169,7 +169,7 @@ class IExecutionContext:
         return Answer(True, what)
 
     def _launch(self) -> Launch:
-        """The execute as it is set up now; every way in which it is not is a broken rule."""
+        """The execute with the current shapes and addresses. Raises RuleBroken where something is not set."""
         missing = self.infer_shapes()
         if missing:
             self._machine.break_rule(f"an execute with unset shapes of {missing} (or shapes that were refused)")
@@ -197,7 +197,7 @@ class IExecutionContext:
             self._machine.break_rule("a context executes while a captured graph of it lives: one context per graph")
 
     def _may_capture(self, stream: int) -> bool:
-        """Whether an execute may be captured now; False where the engine cannot be."""
+        """Whether the engine can be captured. Raises RuleBroken where an execute must not be captured now."""
         if not self._is_warm:
             self._machine.break_rule("a capture without a normal execute after the last change of shape or profile")
         if self.profiler is not None and self.enqueue_emits_profile:

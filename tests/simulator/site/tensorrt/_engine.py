@@ -22,7 +22,7 @@ from ._enums import (
     TensorIOMode,
 )
 from ._graph import NUMPY, open_session
-from ._plan import Plan, PlanDamagedError, TensorPlan, unpack, why_not_here
+from ._plan import Plan, PlanDamagedError, TensorPlan, load_error, unpack
 from ._rules import machine, need_driver, remember
 
 ALIGNMENT_BYTES = 256
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 class Runtime:
-    """Loads plans. Must outlive its engines, its logger must outlive it."""
+    """Loads plans. It must outlive its engines, and its logger must outlive it."""
 
     def __init__(self, logger: ILogger) -> None:
         if not isinstance(logger, ILogger):
@@ -51,7 +51,7 @@ class Runtime:
         return logger
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
-        """None where the plan does not load; the logger says why."""
+        """The engine; None where the plan does not load (the logger gets the reason)."""
         here = self._machine
         data = bytes(memoryview(serialized_engine))
         if here.faults.get("deserialize_none") or here.strikes("deserialize_none_at"):
@@ -60,7 +60,7 @@ class Runtime:
             plan = unpack(data)
         except PlanDamagedError as error:
             return self._fail(str(error))
-        reason = why_not_here(plan, here.gpu_name, here.cc, host_code_allowed=self.engine_host_code_allowed)
+        reason = load_error(plan, here.cc, host_code_allowed=self.engine_host_code_allowed)
         if reason is not None:
             return self._fail(reason)
         if plan.gpu != here.gpu_name:
@@ -140,7 +140,7 @@ class ICudaEngine:
     def create_execution_context(
         self, strategy: Any = ExecutionContextAllocationStrategy.STATIC
     ) -> IExecutionContext | None:
-        """None where memory ran out."""
+        """The context; None where there is not enough memory."""
         if strategy not in ExecutionContextAllocationStrategy:
             raise TypeError("create_execution_context(): incompatible function arguments")
         if self._runtime() is None:
@@ -169,7 +169,7 @@ class ICudaEngine:
         logger.log(severity, message)
 
     def _output_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """What the outputs' shapes are; found out once per combination of input shapes."""
+        """The outputs' shapes; computed once per combination of input shapes."""
         key = tuple(shapes[item.name] for item in self._inputs())
         if key not in self._outputs_of:
             feeds = {i.name: np.zeros(shapes[i.name], NUMPY[DataType[i.dtype]]) for i in self._inputs()}
@@ -181,17 +181,17 @@ class ICudaEngine:
     def __del__(self) -> None:
         if len(self._contexts):
             remember("an engine was destroyed before its contexts", self._machine)
-        if not self._machine.sticky and not machine_is_gone(self._machine):
+        if not self._machine.sticky and not is_replaced(self._machine):
             self._machine.free(self._weights)
 
 
-def machine_is_gone(mine: Any) -> bool:
-    """Whether another test's machine took its place."""
+def is_replaced(mine: Any) -> bool:
+    """Whether `mine` was replaced by another test's machine."""
     return machine() is not mine
 
 
 def layers(plan: Plan, shapes: dict[str, Shape] | None = None) -> list[dict[str, Any] | str]:
-    """The layers as the inspector tells them at the plan's verbosity; free dimensions are -1 without inputs' shapes."""
+    """The inspector's layers at the plan's verbosity; free dimensions are -1 without input shapes."""
     nodes = onnx.load_from_string(plan.graph).graph.node
     names = [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
     if plan.verbosity == "NONE":
@@ -214,19 +214,19 @@ def layers(plan: Plan, shapes: dict[str, Shape] | None = None) -> list[dict[str,
 
 
 def layer_names(plan: Plan) -> list[str]:
-    """The names that a profiler hears."""
+    """The layer names that a profiler gets."""
     return [layer if isinstance(layer, str) else str(layer["Name"]) for layer in layers(plan)]
 
 
 class EngineInspector:
-    """Says what an engine is made of."""
+    """Describes the layers of an engine."""
 
     def __init__(self, engine: ICudaEngine) -> None:
         self._engine = engine
         self.execution_context: IExecutionContext | None = None
 
     def get_engine_information(self, format: Any) -> str:
-        """JSON in the schema of the version."""
+        """The engine as JSON in the schema of the version."""
         assert format in LayerInformationFormat
         context = self.execution_context
         shapes = context._known_shapes() if context is not None else None
@@ -254,7 +254,7 @@ def _described(name: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _dimensions(plan: Plan, shapes: dict[str, Shape]) -> dict[str, list[int]]:
-    """Every tensor's dimensions, as far as they follow from the inputs'."""
+    """Every tensor's dimensions, -1 where shape inference does not find them."""
     model = onnx.load_from_string(plan.graph)
     for item in model.graph.input:
         for dim, size in zip(item.type.tensor_type.shape.dim, shapes.get(item.name, ()), strict=False):

@@ -1,4 +1,4 @@
-"""The enums, with the members and numbers that the chosen version has."""
+"""The enums, with the members and values of the chosen version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STRONGLY_TYPED_ONLY = VERSION_TUPLE[0] >= 11
 
 
 class TrtEnum(enum.Enum):
-    """As pybind11's: equal to its own members only, `int()` works, `1 << member` does not."""
+    """An enum like those of pybind11: a member equals itself only, `int()` works, `1 << member` does not."""
 
     def __int__(self) -> int:
         return int(self.value)

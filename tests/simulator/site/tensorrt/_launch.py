@@ -1,4 +1,4 @@
-"""One execute as it was set up when it was enqueued or captured: later changes of its context do not reach it."""
+"""One execute with the shapes and addresses of its enqueue or capture; later changes of its context do not apply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeExc
 
 @dataclass(frozen=True)
 class Operand:
-    """One input or output: where it lies, and how it is read."""
+    """One input or output of an execute."""
 
     name: str
     address: int
@@ -39,7 +39,7 @@ class Operand:
 
 
 class Launch:
-    """Work for a stream or a graph: reads inputs, executes, writes outputs, scribbles over the activation memory."""
+    """Work for a stream or a graph: reads inputs, executes, writes outputs, overwrites the activation memory."""
 
     def __init__(self, context: IExecutionContext, operands: list[Operand], activation: tuple[int, int]) -> None:
         self._machine = context._machine
@@ -53,7 +53,7 @@ class Launch:
         self._check_overlap()
 
     def __call__(self) -> None:
-        """Runs in place: a copy would count as an allocation of the program under test."""
+        """Execute in place: copies would count as allocations of the program under test."""
         started = time.perf_counter()
         for address, size in self.writes:
             self._machine.memory(address, size, self.what).fill(POISON)
@@ -65,12 +65,12 @@ class Launch:
         try:
             self._session.run_with_iobinding(binding)
         except RUN_ERRORS as error:
-            self._machine.break_rule(f"an execute read what no kernel can use: {error}")
+            self._machine.break_rule(f"an execute read invalid input: {error}")
         self.duration_ms = (time.perf_counter() - started) * 1e3
         self.is_done = True
 
     def check(self) -> None:
-        """What must hold whenever a graph with this execute is launched."""
+        """Check, when a graph with this execute is launched, that its context is unchanged."""
         context = self._context()
         if context is None or context._engine() is None:
             self._machine.break_rule("a graph is launched after a context or engine that it captured was destroyed")
@@ -89,11 +89,11 @@ class Launch:
             self._machine.memory(address, size, f"an execute of {self.what}")
         writes = [pair for pair in self.writes if pair[1]]
         for read in self.reads:
-            if any(_meet(read, write) for write in writes):
+            if any(_overlap(read, write) for write in writes):
                 self._machine.break_rule(f"an execute writes over its own input ({self.what})")
-        if any(_meet(a, b) for a, b in pairwise(sorted(writes))):
+        if any(_overlap(a, b) for a, b in pairwise(sorted(writes))):
             self._machine.break_rule(f"outputs or activation memory of an execute overlap ({self.what})")
 
 
-def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

@@ -50,7 +50,7 @@ class ITensor:
 
 
 class INetworkDefinition:
-    """What the parser fills and the builder compiles."""
+    """A network."""
 
     def __init__(self, flags: int) -> None:
         self._flags = flags
@@ -74,7 +74,7 @@ class INetworkDefinition:
 
 
 class ParserError:
-    """One thing that the parser did not take."""
+    """An error of the parser."""
 
     def __init__(self, desc: str, *, node: int = -1, name: str = "", operator: str = "") -> None:
         self._desc, self._node, self._name, self._operator = desc, node, name, operator
@@ -109,7 +109,7 @@ class OnnxParser:
         return self._errors[index]
 
     def parse_from_file(self, model: str) -> bool:
-        """External data is looked for beside the file."""
+        """Parse a file; external data lies beside it."""
         if not isinstance(model, str):
             raise TypeError(f"parse_from_file(): incompatible function arguments: {type(model).__name__}, takes str")
         try:
@@ -119,7 +119,7 @@ class OnnxParser:
         return self._take(parsed)
 
     def parse(self, model: Any, path: str | None = None) -> bool:
-        """`path`: where the model lies, for its external data."""
+        """Parse bytes; external data lies beside `path`."""
         try:
             parsed = onnx.load_from_string(bytes(memoryview(model)))
             if path is not None:

@@ -27,7 +27,7 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a plan holds. `profiles`: per profile and input (min, opt, max)."""
+    """The content of a plan. `profiles`: per profile and input (min, opt, max)."""
 
     version: tuple[int, ...]
     gpu: str
@@ -50,11 +50,11 @@ class Plan:
 
 
 class PlanDamagedError(Exception):
-    """Why bytes are no plan of this version."""
+    """Bytes are not a plan of this version."""
 
 
 def unpack(data: bytes) -> Plan:
-    """Read a plan. Raises PlanDamagedError in the words of the real library."""
+    """Read a plan. Raises PlanDamagedError with the message of the real library."""
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         raise PlanDamagedError("Magic tag does not match")
     _, text_bytes, graph_bytes = struct.unpack("<IQQ", data[4:24])
@@ -78,8 +78,8 @@ def unpack(data: bytes) -> Plan:
     return plan
 
 
-def why_not_here(plan: Plan, gpu: str, compute_capability: str, *, host_code_allowed: bool) -> str | None:
-    """Why a plan does not load on this version and device; None where it does."""
+def load_error(plan: Plan, compute_capability: str, *, host_code_allowed: bool) -> str | None:
+    """The real library's message where a plan does not load on this version and device, else None."""
     expected = ".".join(map(str, VERSION_TUPLE))
     if "VERSION_COMPATIBLE" in plan.flags:
         if not host_code_allowed:
@@ -92,10 +92,10 @@ def why_not_here(plan: Plan, gpu: str, compute_capability: str, *, host_code_all
             "The engine plan file is not compatible with this version of TensorRT, expecting library version "
             f"{expected} got {found}, please rebuild."
         )
-    return _why_not_on_device(plan, compute_capability)
+    return _device_error(plan, compute_capability)
 
 
-def _why_not_on_device(plan: Plan, compute_capability: str) -> str | None:
+def _device_error(plan: Plan, compute_capability: str) -> str | None:
     here, there = (
         tuple(int(part) for part in text.split(".")) for text in (compute_capability, plan.compute_capability)
     )

@@ -1,7 +1,7 @@
-"""What the simulated library asks of the machine, and how broken rules come out.
+"""Rules of the simulated library that show without an exception.
 
-A rule that is broken in a call raises there. One that shows when an object is destroyed (work pending, a result nobody
-looked at) cannot raise: the machine keeps it, and raises it at the end.
+A rule that a call breaks raises there. A rule that a destructor finds broken (pending work, an unchecked result) cannot
+raise: the machine records it, and raises it at the end.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ __all__ = ["Answer", "Machine", "RuleBroken", "machine", "need_driver", "remembe
 
 
 def remember(message: str, where: Machine | None = None) -> None:
-    """Break a rule from a destructor. What happens while the interpreter ends does not count."""
+    """Record a broken rule from a destructor; ignored while the interpreter ends."""
     if not sys.is_finalizing():
         (where or machine()).broken.append(RuleBroken(message))
 
 
 def need_driver(what: str) -> None:
-    """The real library crashes the process without a driver: on the next use of the object, or at exit."""
+    """Without a driver the real library crashes the process, on the next use of the object or at exit."""
     here = machine()
     if here.no_driver or here.devices == 0:
-        here.break_rule(f"{what} constructed without a driver: the process would crash; probe the driver first")
+        here.break_rule(f"{what} constructed without a driver, which crashes the process; probe the driver first")
 
 
 class Answer(int):
-    """A bool that knows whether somebody looked at it."""
+    """A bool that records whether it was checked."""
 
     _what: str
     _seen: bool
@@ -48,4 +48,4 @@ class Answer(int):
 
     def __del__(self) -> None:
         if not self._seen:
-            remember(f"an ignored {int(self) != 0}: nobody looked at what {self._what} returned")
+            remember(f"an ignored {int(self) != 0}: the result of {self._what} was not checked")

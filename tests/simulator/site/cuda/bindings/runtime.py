@@ -1,7 +1,7 @@
-"""The simulated CUDA runtime: the functions that TickRT calls, with the signatures and answers of cuda.bindings 13.
+"""The simulated CUDA runtime: the functions that TickRT calls, with the signatures and statuses of cuda.bindings 13.
 
-Every function gives a tuple that begins with its status and raises nothing but RuleBroken; what fails stays this
-thread's last error until cudaGetLastError takes it.
+Every function returns a tuple that begins with its status, and raises only RuleBroken. An error stays this thread's
+last error until cudaGetLastError clears it.
 """
 
 # CUDA's names, not ours.
@@ -45,7 +45,7 @@ class cudaMemcpyKind(IntEnum):
 
 
 class _Handle:
-    """What CUDA gives out for streams, events and graphs: opaque, but an int for those who ask."""
+    """A handle of a stream, event or graph; int() gives its value."""
 
     def __init__(self, value: int = 0) -> None:
         self._value = value
@@ -71,7 +71,7 @@ class cudaUUID_t:
 
 
 class cudaDeviceProp:
-    """The few fields of a device's properties that anybody reads."""
+    """The fields of a device's properties that TickRT reads."""
 
     def __init__(self, machine: Machine) -> None:
         self.name = machine.gpu_name.encode()
@@ -81,8 +81,8 @@ class cudaDeviceProp:
         self.totalGlobalMem = machine.memory_bytes
 
 
-def _answers(count: int) -> Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]:
-    """Make a function give a status and `count` values, all None where CUDA refuses."""
+def _with_status(count: int) -> Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]:
+    """Make a function return a status and `count` values, all None where CUDA refuses."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         @functools.wraps(function)
@@ -102,42 +102,42 @@ def _answers(count: int) -> Callable[[Callable[..., Any]], Callable[..., tuple[A
 # Driver, device, errors.
 
 
-@_answers(1)
+@_with_status(1)
 def cudaDriverGetVersion() -> int:
     machine = simulated.machine()
     return 0 if machine.no_driver else machine.driver
 
 
-@_answers(1)
+@_with_status(1)
 def cudaRuntimeGetVersion() -> int:
     return RUNTIME_VERSION
 
 
-@_answers(1)
+@_with_status(1)
 def cudaGetDeviceCount() -> int:
     simulated.machine().check_alive()
     return simulated.machine().devices
 
 
-@_answers(0)
+@_with_status(0)
 def cudaSetDevice(device: int) -> None:
-    _known_device(device)
+    _check_device(device)
 
 
-@_answers(1)
+@_with_status(1)
 def cudaGetDeviceProperties(device: int) -> cudaDeviceProp:
-    _known_device(device)
+    _check_device(device)
     return cudaDeviceProp(simulated.machine())
 
 
-@_answers(2)
+@_with_status(2)
 def cudaMemGetInfo() -> tuple[int, int]:
     machine = simulated.machine()
     machine.check_alive()
     return machine.free_bytes, machine.memory_bytes
 
 
-def _known_device(device: int) -> None:
+def _check_device(device: int) -> None:
     simulated.machine().check_alive()
     if not 0 <= device < simulated.machine().devices:
         raise RefusedError(cudaError_t.cudaErrorInvalidDevice)
@@ -156,22 +156,22 @@ def cudaGetErrorString(error: cudaError_t) -> tuple[cudaError_t, bytes]:
 # Memory.
 
 
-@_answers(1)
+@_with_status(1)
 def cudaMalloc(size: int) -> int:
     return simulated.machine().allocate(size, "device")
 
 
-@_answers(0)
+@_with_status(0)
 def cudaFree(devPtr: int) -> None:
     _free(devPtr, "device")
 
 
-@_answers(1)
+@_with_status(1)
 def cudaHostAlloc(size: int, flags: int) -> int:
     return simulated.machine().allocate(size, "pinned")
 
 
-@_answers(0)
+@_with_status(0)
 def cudaFreeHost(ptr: int) -> None:
     _free(ptr, "pinned")
 
@@ -183,7 +183,7 @@ def _free(address: int, kind: str) -> None:
     machine.free(address)
 
 
-@_answers(0)
+@_with_status(0)
 def cudaMemsetAsync(devPtr: int, value: int, count: int, stream: Any) -> None:
     machine = simulated.machine()
     if machine.kind_of(devPtr) != "device":
@@ -195,7 +195,7 @@ def cudaMemsetAsync(devPtr: int, value: int, count: int, stream: Any) -> None:
     _enqueue(stream, work, writes=[(devPtr, count)], what="memset")
 
 
-@_answers(0)
+@_with_status(0)
 def cudaMemcpyAsync(dst: int, src: int, count: int, kind: cudaMemcpyKind, stream: Any) -> None:
     machine = simulated.machine()
     kinds = (machine.kind_of(src), machine.kind_of(dst))
@@ -227,11 +227,11 @@ def _check_direction(kinds: tuple[str, str], kind: cudaMemcpyKind, what: str) ->
         (False, False): cudaMemcpyKind.cudaMemcpyHostToHost,
     }
     if cudaMemcpyKind(kind) != directions[kinds[0] == "device", kinds[1] == "device"]:
-        simulated.machine().break_rule(f"{what}: the direction says {cudaMemcpyKind(kind).name}")
+        simulated.machine().break_rule(f"{what}: the direction is {cudaMemcpyKind(kind).name}")
 
 
 def _copy_pageable(dst: int, src: int, count: int, stream: Any, kinds: tuple[str, str], what: str) -> None:
-    """Host memory that is not pinned is read before the call returns, and written before it returns."""
+    """Copy from or to host memory that is not pinned; done when the call returns."""
     machine = simulated.machine()
     machine.counters["pageable_copies"] += 1
     machine.unsafe_call(what)
@@ -257,55 +257,55 @@ def _enqueue(stream: Any, work: Callable[[], None], **what: Any) -> None:
 # Streams and events.
 
 
-@_answers(1)
+@_with_status(1)
 def cudaStreamCreateWithFlags(flags: int) -> cudaStream_t:
     if flags != cudaStreamNonBlocking:
         simulated.machine().break_rule("a blocking stream waits for the legacy default stream")
     return cudaStream_t(simulated.machine().create_stream())
 
 
-@_answers(0)
+@_with_status(0)
 def cudaStreamDestroy(stream: Any) -> None:
     simulated.machine().destroy_stream(int(stream))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaStreamSynchronize(stream: Any) -> None:
     simulated.machine().synchronize(int(stream))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaStreamWaitEvent(stream: Any, event: Any, flags: int) -> None:
     simulated.machine().stream_wait(int(stream), int(event))
 
 
-@_answers(1)
+@_with_status(1)
 def cudaEventCreateWithFlags(flags: int) -> cudaEvent_t:
     return cudaEvent_t(simulated.machine().create_event(timed=not flags & cudaEventDisableTiming))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaEventDestroy(event: Any) -> None:
     simulated.machine().destroy_event(int(event))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaEventRecord(event: Any, stream: Any) -> None:
     simulated.machine().record(int(event), int(stream))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaEventQuery(event: Any) -> None:
     if not simulated.machine().is_done(int(event)):
         raise RefusedError(cudaError_t.cudaErrorNotReady)
 
 
-@_answers(0)
+@_with_status(0)
 def cudaEventSynchronize(event: Any) -> None:
     simulated.machine().run_until(int(event))
 
 
-@_answers(1)
+@_with_status(1)
 def cudaEventElapsedTime(start: Any, end: Any) -> float:
     return simulated.machine().elapsed_ms(int(start), int(end))
 
@@ -313,31 +313,31 @@ def cudaEventElapsedTime(start: Any, end: Any) -> float:
 # Captures and graphs.
 
 
-@_answers(0)
+@_with_status(0)
 def cudaStreamBeginCapture(stream: Any, mode: cudaStreamCaptureMode) -> None:
     simulated.machine().begin_capture(int(stream), mode.value)
 
 
-@_answers(1)
+@_with_status(1)
 def cudaStreamEndCapture(stream: Any) -> cudaGraph_t:
     return cudaGraph_t(simulated.machine().end_capture(int(stream)))
 
 
-@_answers(1)
+@_with_status(1)
 def cudaGraphInstantiate(graph: Any, flags: int) -> cudaGraphExec_t:
     return cudaGraphExec_t(simulated.machine().instantiate(int(graph)))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaGraphDestroy(graph: Any) -> None:
     simulated.machine().destroy_graph(int(graph), executable=False)
 
 
-@_answers(0)
+@_with_status(0)
 def cudaGraphLaunch(graphExec: Any, stream: Any) -> None:
     simulated.machine().launch_graph(int(graphExec), int(stream))
 
 
-@_answers(0)
+@_with_status(0)
 def cudaGraphExecDestroy(graphExec: Any) -> None:
     simulated.machine().destroy_graph(int(graphExec), executable=True)
