@@ -18,9 +18,11 @@ from rich.console import Console
 
 from runtime.audio.codec import Latents
 from runtime.audio.encoding import AudioWriter, write_audio
+from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Pcm, latents_bytes
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, FileError, RequestError
+from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -30,7 +32,6 @@ from runtime.requests.options import DcwOptions, GenerationOptions, parse_option
 from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_line, sigterm_as_interrupt
 
 STDOUT = Path("-")
-FORMAT_OF_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
 TEXT_FLAGS = ("negative_prompt", "guidance_mode", "solver", "mode")
 OWN_FLAGS = ("prompt", "repaint", "dcw")
 
@@ -51,7 +52,9 @@ class Job:
 
 
 def tickrt_generate(
-    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+    config: Annotated[
+        Path, typer.Argument(help="The deployment file, such as configs/demo.toml, or the name of a shipped one: demo.")
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The file to write; its suffix says the format. - is standard output.")
     ],
@@ -94,7 +97,7 @@ def tickrt_generate(
     with exit_on_error("interrupted; nothing was written"), sigterm_as_interrupt():
         values = _file_values(options) | _flag_values(prompt or [], repaint or [], flags)
         inputs = (condition, source, target_source)
-        _generate(Job(config, out, _format(out, format), values, *inputs, _target(target), quiet))
+        _generate(Job(config, out, format_of(out, format), values, *inputs, _target(target), quiet))
 
 
 def _flags() -> dict[str, inspect.Parameter]:
@@ -145,7 +148,7 @@ def _generate(job: Job) -> None:
     console = Console(stderr=True)
     condition = None if job.condition is None else read_condition(job.condition)
     options = parse_options(job.values if condition is None else {"prompt": "", **job.values})
-    with open_pipeline(load_deployment(job.config), target=job.target) as pipeline, _output(job.out) as file:
+    with _open(job) as pipeline, _output(job.out) as file:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read(pipeline, path) for path in (job.source, job.target_source))
@@ -154,6 +157,14 @@ def _generate(job: Job) -> None:
             _write(job, pipeline, generation, meter, file)
     if not job.quiet:
         print_line(_summary(job, generation, meter), console)
+
+
+def _open(job: Job) -> Pipeline:
+    """The job's pipeline. Engines of a deployment that is given by its name are built where they are missing."""
+    deployment = load_deployment(job.config)
+    if job.config.is_file():
+        return open_pipeline(deployment, target=job.target)
+    return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
 def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, meter: Meter, file: BinaryIO) -> None:
@@ -212,20 +223,6 @@ def _target(name: str | None) -> Target | None:
     return name  # type: ignore[return-value]
 
 
-def _format(out: Path, format: str | None) -> str:
-    """What to write. Raises RequestError for a suffix that says nothing."""
-    if format is not None:
-        if format not in FORMATS:
-            raise RequestError(f"expected one of {', '.join(FORMATS)}, got {format!r}", field="format")
-        return format
-    if out.suffix.lower() not in FORMAT_OF_SUFFIX:
-        known = " ".join(FORMAT_OF_SUFFIX)
-        raise RequestError(
-            f"{str(out)!r} does not say a format", field="out", fix=f"end it in one of {known}, or --format"
-        )
-    return FORMAT_OF_SUFFIX[out.suffix.lower()]
-
-
 class _Pipe:
     """Standard output as bytes; what was written there cannot be changed. Raises FileError when the reader has gone."""
 
@@ -235,7 +232,7 @@ class _Pipe:
             while left:
                 left = left[os.write(sys.stdout.fileno(), left) :]
         except BrokenPipeError:
-            raise FileError("whoever reads standard output has gone") from None
+            raise FileError("the reader of standard output has closed it") from None
         return len(data)
 
     def seekable(self) -> bool:
@@ -244,21 +241,12 @@ class _Pipe:
 
 @contextmanager
 def _output(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is whole; after a failure there is none. Raises FileError."""
+    """Standard output for -, else a file that is complete or absent. Raises FileError."""
     if path == STDOUT:
         yield _Pipe()  # type: ignore[misc]
         return
-    if path.is_dir():
-        raise FileError(f"{path} is a folder, expected a file's name")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_file(path) as file:
+        yield file
 
 
 def _file_values(path: Path | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 import typer
 
 from runtime.config.deployment import Target, load_deployment
+from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_error
 from server.app import create_app
@@ -22,7 +23,9 @@ cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @cli.command(epilog=EXIT_STATUS_HELP)
 def command(
-    config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
+    config: Annotated[
+        Path, typer.Argument(help="Deployment file, such as configs/demo.toml, or the name of a shipped one: demo.")
+    ],
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 selects a free one. [default: 8000]")] = None,
     target: Annotated[
@@ -58,7 +61,8 @@ def run(
     url = url_of(listener)
 
     def open_and_start() -> Pipeline:
-        pipeline = open_pipeline(deployment, target=target)
+        # Engines of a deployment that is given by its name are built where they are missing.
+        pipeline = (open_pipeline if config.is_file() else open_built_pipeline)(deployment, target=target)
         pipeline.start()
         return pipeline
 

@@ -102,7 +102,7 @@ def test_a_reader_that_goes_away_ends_it(built: Built) -> None:
         process.stdout.close()
         messages = process.stderr.read()
         assert process.wait(timeout=60) == EXIT_FILE
-    assert messages == b"error: whoever reads standard output has gone\n"
+    assert messages == b"error: the reader of standard output has closed it\n"
 
 
 def test_an_existing_file_is_replaced(generate: Generate) -> None:

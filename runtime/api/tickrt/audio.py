@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.formats import FORMATS, latents_bytes
-from runtime.errors import ConfigError, FileError, RequestError
-
-FORMAT_BY_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
+from runtime.audio.files import complete_file, format_of
+from runtime.audio.formats import latents_bytes
+from runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,25 +52,16 @@ class Audio:
         """The length in seconds."""
         return len(self) / (self.frame_rate_hz if self._pcm is None else self.sample_rate_hz)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.
 
-        Suffixes: .wav .flac .ogg .opus .pcm .raw, and .safetensors for the latents. Raises RequestError for another
-        one, ConfigError where the bundle has no codec, FileError where the file cannot be written.
+        Suffixes: .wav .flac .ogg .opus .pcm .raw, and .safetensors for the latents; `format`, as for to_bytes(), comes
+        before the suffix. Raises RequestError for another one, ConfigError where the bundle has no codec, FileError
+        where the file cannot be written.
         """
-        path = Path(path)
-        if path.suffix.lower() not in FORMAT_BY_SUFFIX:
-            known = " ".join(FORMAT_BY_SUFFIX)
-            raise RequestError(f"{str(path)!r} does not say a format", field="path", fix=f"end it in one of {known}")
-        data = self.to_bytes(FORMAT_BY_SUFFIX[path.suffix.lower()])
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_bytes(data)
-            os.replace(partial, path)
-        except OSError as error:
-            raise FileError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+        data = self.to_bytes(format_of(Path(path), format))
+        with complete_file(Path(path)) as file:
+            file.write(data)
 
     def to_bytes(self, format: str = "wav") -> bytes:
         """The content of a file: wav, flac, ogg (Opus), pcm (16 bits, no header), or latents (safetensors).
