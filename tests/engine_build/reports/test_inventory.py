@@ -86,7 +86,7 @@ def test_damage_is_said_without_loading_anything(plan: Path) -> None:
     content = plan.read_bytes()
     for damaged, says in (
         (content[:-1], "the files have 34 bytes, the manifest says 35"),
-        (b"x" + content[1:], "is no TensorRT plan"),
+        (b"x" + content[1:], "is not a TensorRT plan"),
         (content.replace(bytes([11, 4, 0, 106]), bytes([10, 16, 1, 11])), "was made by TensorRT 10.16.1.11"),
     ):
         plan.write_bytes(damaged)
@@ -94,7 +94,7 @@ def test_damage_is_said_without_loading_anything(plan: Path) -> None:
     plan.unlink()
     assert why_not(plan, HERE) == "decoder.plan is missing"
     manifest_path(plan.parent, "decoder").write_text("{")
-    assert "is no manifest" in why_not(plan, HERE)
+    assert "is not a manifest" in why_not(plan, HERE)
 
 
 def test_list_says_what_is_built_for_what(path: Path, plan: Path) -> None:
@@ -146,7 +146,7 @@ def test_inspect_of_a_stranger_and_of_damage(plan: Path, tmp_path: Path) -> None
     assert damaged.exit_code == 3
     assert "SHA-256" in damaged.stderr
     stranger.write_bytes(b"not a plan, but long enough for a header")
-    assert "is no TensorRT plan" in invoke("inspect", stranger).stderr
+    assert "is not a TensorRT plan" in invoke("inspect", stranger).stderr
     assert "no engine at" in invoke("inspect", tmp_path / "none.plan").stderr
 
 
