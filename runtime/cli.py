@@ -16,10 +16,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from runtime.audio.codec import Latents
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import FORMATS, Pcm, latents_bytes
+from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, FileError, RequestError
 from runtime.pipeline.building import open_built_pipeline

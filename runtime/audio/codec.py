@@ -1,29 +1,25 @@
-"""Latents <-> PCM. Long audio goes through the codec in windows that join without a seam.
+"""Latents <-> PCM. Long audio is converted in windows, so that memory does not grow with its length.
 
-No execute takes more than the bundle's `window_frames` and a margin on both sides: memory does not grow with the audio.
-A window is decoded with `margin_frames` more frames on both sides, the receptive field, and trimmed: every sample
-equals that of the full decode. Frames are counted absolutely: a codec with a position input is told the number of its
-first frame in the whole stream.
+A window is converted with `margin_frames` more frames on both sides, the receptive field, and trimmed: every sample
+equals that of the full conversion. A decoder with a position input gets the number of its first frame in the stream.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
+from runtime.audio.formats import Latents, Pcm
+from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
 from runtime.engines.engine import Engine, run_once
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 
-Latents = NDArray[np.float32]
-
 
 class Codec:
-    """The bundle's codec. Any thread may call it: each of its engines runs one call at a time.
+    """The bundle's codec. Any thread may call it; each of its engines executes one call at a time.
 
     Raises ConfigError where the bundle has no codec.
     """
@@ -44,20 +40,48 @@ class Codec:
 
     @property
     def can_encode(self) -> bool:
-        """Whether audio can become latents, as covers and repaints need it."""
+        """Whether audio can be encoded to latents, as covers and repaints of audio files need."""
         return self._encode_engine is not None
 
     def decode(self, latents: Latents, start_frame: int = 0) -> Pcm:
-        """`[T, C]` float32 -> `[T * hop_samples, channels]` float32; frame 0 is number `start_frame`.
+        """`[T, C]` float32 -> `[T * hop_samples, channels]` float32. start_frame: the number of the first frame.
 
         Raises ShapeError, EngineError.
         """
-        most = self.spec.decode.window_frames
-        if len(latents) <= most + 2 * self.margin_frames:
-            return self._decode_window(latents, start_frame)
-        return np.concatenate(list(self.windows(latents, window_frames=most, start_frame=start_frame)))
+        limit = self.spec.decode.window_frames
+        if len(latents) <= limit + 2 * self.margin_frames:
+            return self._decode(latents, start_frame)
+        cutter = self.window_cutter(limit, total_frames=len(latents), start_frame=start_frame)
+        return np.concatenate([self.decode_window(window) for window in cutter.cut(latents)])
 
-    def _decode_window(self, latents: Latents, start_frame: int) -> Pcm:
+    def window_cutter(
+        self,
+        window_frames: int,
+        *,
+        total_frames: int | None = None,
+        first_frames: int | None = None,
+        start_frame: int = 0,
+    ) -> WindowCutter:
+        """A WindowCutter with the decoder's margin, and windows no longer than the bundle's `window_frames`."""
+        limit = self.spec.decode.window_frames
+        return WindowCutter(
+            self.margin_frames,
+            min(window_frames, limit),
+            total_frames,
+            first_frames=None if first_frames is None else min(first_frames, limit),
+            start_frame=start_frame,
+        )
+
+    def decode_window(self, window: Window) -> Pcm:
+        """`[frames * hop_samples, channels]` float32 of a window, equal to that part of the full decode.
+
+        Raises ShapeError, EngineError.
+        """
+        pcm = self._decode(window.values, window.start_frame)
+        begin = window.margin_before * self.hop_samples
+        return pcm[begin : begin + window.frames * self.hop_samples]
+
+    def _decode(self, latents: Latents, start_frame: int) -> Pcm:
         """One execute."""
         if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
             raise ShapeError(f"latents have shape {latents.shape}, expected [T, {self.latent_channels}]")
@@ -69,34 +93,11 @@ class Codec:
             audio = run_once(self._decode_engine, feeds)[self.spec.decode.outputs.audio]
         expected = (1, self.channels, len(latents) * self.hop_samples)
         if audio.shape != expected:
-            raise EngineError(f"{self._decode_engine.name} gave audio of shape {audio.shape}, expected {expected}")
+            raise EngineError(f"{self._decode_engine.name} returned audio of shape {audio.shape}, expected {expected}")
         return np.ascontiguousarray(audio[0].T)
 
-    def windows(
-        self,
-        latents: Latents,
-        *,
-        window_frames: int,
-        start_frame: int = 0,
-        before: Latents | None = None,
-        after: Latents | None = None,
-    ) -> Iterator[Pcm]:
-        """The PCM of `latents` in pieces of `window_frames` frames (the last may be shorter), equal to the full decode.
-
-        Pieces are never longer than the bundle's own `window_frames`. `before` and `after`: what comes ahead of and
-        behind `latents` in the stream; only the margin of it is used.
-        Raises ShapeError, EngineError.
-        """
-        ahead, field = self._with_neighbours(latents, before, after)
-        window_frames = min(window_frames, self.spec.decode.window_frames)
-        for begin in range(ahead, ahead + len(latents), window_frames):
-            end = min(begin + window_frames, ahead + len(latents))
-            low = max(begin - self.margin_frames, 0)
-            pcm = self._decode_window(field[low : end + self.margin_frames], start_frame - ahead + low)
-            yield pcm[(begin - low) * self.hop_samples : (end - low) * self.hop_samples]
-
     def encode(self, pcm: Pcm) -> Latents:
-        """`[N, channels]` float32 -> `[T, C]` float32, silence added up to a whole frame.
+        """`[N, channels]` float32 -> `[T, C]` float32, padded with silence to a whole frame.
 
         Raises RequestError, EngineError.
         """
@@ -104,17 +105,16 @@ class Codec:
             raise RequestError("this bundle cannot turn audio into latents", field="source", fix="give latents instead")
         if pcm.ndim != 2 or pcm.shape[1] != self.channels or len(pcm) == 0:
             raise RequestError(f"audio has shape {pcm.shape}, expected [N, {self.channels}]", field="source")
-        hop, margin = self.hop_samples, self.spec.encode.margin_frames
-        frames, most = -(-len(pcm) // hop), self.spec.encode.window_frames
-        padded = np.pad(pcm, ((0, frames * hop - len(pcm)), (0, 0)))
+        frames = -(-len(pcm) // self.hop_samples)
+        padded = np.pad(pcm, ((0, frames * self.hop_samples - len(pcm)), (0, 0)))
+        cutter = WindowCutter(self.spec.encode.margin_frames, self.spec.encode.window_frames, frames)
         pieces = []
-        for begin in range(0, frames, most):
-            end, low = min(begin + most, frames), max(begin - margin, 0)
-            latents = self._encode_window(padded[low * hop : (end + margin) * hop])
-            pieces.append(latents[begin - low : end - low])
+        for window in cutter.cut(padded.reshape(frames, -1)):
+            latents = self._encode(window.values.reshape(-1, self.channels))
+            pieces.append(latents[window.margin_before : window.margin_before + window.frames])
         return np.concatenate(pieces)
 
-    def _encode_window(self, pcm: Pcm) -> Latents:
+    def _encode(self, pcm: Pcm) -> Latents:
         assert self._encode_engine is not None
         assert self.spec.encode is not None
         feeds = {self.spec.encode.inputs.audio: np.ascontiguousarray(pcm.T[None], np.float32)}
@@ -122,13 +122,8 @@ class Codec:
             latents = run_once(self._encode_engine, feeds)[self.spec.encode.outputs.latents]
         expected = (1, len(pcm) // self.hop_samples, self.latent_channels)
         if latents.shape != expected:
-            raise EngineError(f"{self._encode_engine.name} gave latents of shape {latents.shape}, expected {expected}")
-        only: Latents = latents[0]
-        return only
-
-    def _with_neighbours(self, latents: Latents, before: Latents | None, after: Latents | None) -> tuple[int, Latents]:
-        """How many frames of `before` count, and the field of frames that windows are cut from."""
-        nothing = latents[:0]
-        ahead = nothing if before is None else before[max(len(before) - self.margin_frames, 0) :]
-        behind = nothing if after is None else after[: self.margin_frames]
-        return len(ahead), np.concatenate((ahead, latents, behind))
+            raise EngineError(
+                f"{self._encode_engine.name} returned latents of shape {latents.shape}, expected {expected}"
+            )
+        encoded: Latents = latents[0]
+        return encoded

@@ -14,8 +14,6 @@ from runtime.audio.formats import LAYOUTS, Pcm
 from runtime.errors import RequestError
 
 SOURCE_RATES_HZ = (4_000, 768_000)
-
-
 SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
 
 

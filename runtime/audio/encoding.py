@@ -20,11 +20,7 @@ from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm
 from runtime.errors import NonFiniteError, RequestError
 
 OPUS_RATE_HZ = 48_000
-
-
 OPUS_BITS_PER_CHANNEL = 64_000
-
-
 UNKNOWN_SIZE = 0xFFFF_FFFF
 
 

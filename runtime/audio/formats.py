@@ -1,4 +1,4 @@
-"""Audio and latents formats: media types, suffixes, and safetensors latents."""
+"""Formats of audio and latents: names, suffixes, media types; latents as safetensors files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,15 @@ from numpy.typing import NDArray
 from runtime.errors import RequestError
 
 Pcm = NDArray[np.float32]
-
-
+Latents = NDArray[np.float32]
 LAYOUTS = ("mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
-
-
 LATENT_DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
-
-
 LATENTS_NAME = "latents"
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write a generation: its name in requests, the file suffix, the media type."""
+    """A format of a generation: its name in requests, the file suffix, the media type."""
 
     name: str
     suffix: str
@@ -46,18 +41,16 @@ FORMATS = {
         Format("latents", ".safetensors", "application/vnd.safetensors"),
     )
 }
-
-
 AUDIO_FORMATS = tuple(name for name in FORMATS if name != "latents")
 
 
-def latents_bytes(latents: NDArray[np.float32], metadata: Mapping[str, str]) -> bytes:
+def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with one tensor, "latents" `[T, C]` float32."""
     tensors = {LATENTS_NAME: np.ascontiguousarray(latents, np.float32)}
     return bytes(safetensors.numpy.save(tensors, metadata=dict(metadata)))
 
 
-def read_latents(source: Path | bytes, channels: int, max_frames: int) -> tuple[NDArray[np.float32], dict[str, str]]:
+def read_latents(source: Path | bytes, channels: int, max_frames: int) -> tuple[Latents, dict[str, str]]:
     """The "latents" `[T, C]` of a safetensors file as float32, and the file's metadata. Raises RequestError."""
     data = source if isinstance(source, bytes) else _read_bytes(source)
     try:
@@ -86,6 +79,6 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _metadata(data: bytes) -> dict[str, str]:
-    """The header's free strings; the library has checked the header before."""
+    """The header's metadata; the library has validated the header before."""
     (length,) = struct.unpack("<Q", data[:8])
     return dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))

@@ -1,56 +1,82 @@
-"""Latents to PCM in windows that join without a seam."""
+"""Cuts a stream of frames into windows with a margin on both sides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.audio.codec import Codec, Latents
-from runtime.audio.formats import Pcm
+from runtime.audio.formats import Latents
 
 
-class DecodeStream:
-    """Latents that arrive in pieces, one after the other, as one continuous stream of PCM.
+@dataclass(frozen=True)
+class Window:
+    """`frames` frames of a stream and their margins.
 
-    The last `margin_frames` of what arrived wait for what comes behind them. `total_samples`: where the stream ends, in
-    the middle of a frame if need be. One thread at a time.
+    values `[margin_before + frames + margin after, C]`; start_frame: the number of the first of them. `index` counts
+    windows from 0. `is_last`: the stream ends with this window.
+    """
+
+    values: Latents
+    start_frame: int
+    margin_before: int
+    frames: int
+    index: int
+    is_last: bool
+
+
+class WindowCutter:
+    """Cuts frames that arrive in parts into windows of `window_frames`. Used by one thread at a time.
+
+    margin_frames: the frames on both sides of a window, fewer at the ends of the stream. total_frames: the length of
+    the stream; None where it has no end. first_frames: the length of the first window, at most half of the stream.
+    start_frame: the number of the stream's first frame.
+
+    A window ends where a part ends, less the margin, so that it does not wait for the next part. Windows depend on
+    these numbers and the lengths of the parts only, not on time: equal generations give equal bytes.
     """
 
     def __init__(
-        self, codec: Codec, *, window_frames: int, start_frame: int = 0, total_samples: int | None = None
+        self,
+        margin_frames: int,
+        window_frames: int,
+        total_frames: int | None = None,
+        *,
+        first_frames: int | None = None,
+        start_frame: int = 0,
     ) -> None:
-        self._codec = codec
-        self._samples_left = total_samples
+        self._margin_frames = margin_frames
         self._window_frames = window_frames
+        self._end_frame = None if total_frames is None else start_frame + total_frames
+        self._first_frames = window_frames
+        if first_frames is not None and total_frames is not None:
+            self._first_frames = min(first_frames, max(1, total_frames // 2))
+        self._values: Latents | None = None
+        self._values_start = start_frame
         self._next_frame = start_frame
-        self._decoded = np.empty((0, codec.latent_channels), np.float32)
-        self._waiting = self._decoded
+        self._index = 0
 
-    def feed(self, latents: Latents) -> Iterator[Pcm]:
-        """Take `[T, C]` more frames; gives the windows that can be decoded now. To be run to its end."""
-        self._waiting = np.concatenate((self._waiting, latents))
-        yield from self._decode(len(self._waiting) - self._codec.margin_frames)
+    def cut(self, values: Latents) -> Iterator[Window]:
+        """Take `[T, C]` more frames; yields the windows that are complete. To be iterated to its end."""
+        self._values = values if self._values is None else np.concatenate((self._values, values))
+        while (window := self._next_window(self._values)) is not None:
+            yield window
 
-    def finish(self) -> Iterator[Pcm]:
-        """Nothing more comes: the rest."""
-        yield from self._decode(len(self._waiting))
-
-    def _decode(self, frames: int) -> Iterator[Pcm]:
-        """Decode the first `frames` of those that wait, up to the end of the stream."""
-        if frames <= 0 or self._samples_left == 0:
-            return
-        ready, self._waiting = self._waiting[:frames], self._waiting[frames:]
-        before, start_frame = self._decoded, self._next_frame
-        history = np.concatenate((before, ready))
-        self._decoded = history[max(len(history) - self._codec.margin_frames, 0) :]
-        self._next_frame += frames
-        windows = self._codec.windows(
-            ready, window_frames=self._window_frames, start_frame=start_frame, before=before, after=self._waiting
-        )
-        for pcm in windows:
-            yield pcm[: self._samples_left]
-            if self._samples_left is not None:
-                self._samples_left = max(self._samples_left - len(pcm), 0)
-                if self._samples_left == 0:
-                    return
+    def _next_window(self, values: Latents) -> Window | None:
+        begin, start, margin = self._next_frame, self._values_start, self._margin_frames
+        known = start + len(values)
+        ready = known - margin
+        if self._end_frame is not None and known >= self._end_frame:
+            ready = self._end_frame
+        end = min(begin + (self._window_frames if self._index else self._first_frames), ready)
+        if end <= begin:
+            return None
+        low, high = max(start, begin - margin), min(known, end + margin)
+        is_last = end == self._end_frame
+        window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last)
+        self._values_start = max(start, end - margin)
+        self._values = values[self._values_start - start :]
+        self._next_frame = end
+        self._index += 1
+        return window

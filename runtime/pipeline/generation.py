@@ -18,7 +18,6 @@ from queue import SimpleQueue
 import numpy as np
 
 from runtime.audio.formats import Pcm
-from runtime.audio.windows import DecodeStream
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
@@ -129,13 +128,18 @@ def generate_audio(
     wait: bool = False,
 ) -> Generator[Pcm, None, None]:
     """As generate_latents(), but yields PCM `[N, channels]` float32, decoded in windows. Also raises ConfigError."""
-    if pipeline.codec is None:
+    codec, samples_left = pipeline.codec, generation.total_samples
+    if codec is None:
         raise ConfigError(f"bundle {pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
-    stream = DecodeStream(pipeline.codec, window_frames=window_frames, total_samples=generation.total_samples)
+    cutter = codec.window_cutter(window_frames, total_frames=generation.total_frames)
     with closing(generate_latents(pipeline, generation, on_event, wait=wait)) as pieces:
         for latents in pieces:
-            yield from stream.feed(latents)
-    yield from stream.finish()
+            for window in cutter.cut(latents):
+                pcm = codec.decode_window(window)[:samples_left]
+                if samples_left is not None:
+                    samples_left -= len(pcm)
+                if len(pcm):
+                    yield pcm
 
 
 def _submit_next(pipeline: Pipeline, generation: LongGeneration, events: SimpleQueue[Event], wait: bool) -> str | None:

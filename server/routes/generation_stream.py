@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from runtime.audio.codec import Codec, Latents
+from runtime.audio.codec import Codec
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.formats import FORMATS, latents_bytes
-from runtime.audio.timeline import Timeline, Window
+from runtime.audio.formats import FORMATS, Latents, latents_bytes
+from runtime.audio.windows import Window, WindowCutter
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -118,17 +118,16 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
     if job.is_latents:
         yield await _all_latents(job)
         return
-    timeline = _timeline(job, job.service.codecs[0])
+    cutter = _window_cutter(job, job.service.codecs[0])
     encoder = _Encoder(job, job.service.codecs[0])
     peers: frozenset[str] | None = None
     async with aclosing(_segments(job)) as segments:
         async for latents in segments:
-            timeline.append(latents)
             if peers is None:
                 peers = job.service.first_audio_tracker.peers(job.id)
-            while (window := timeline.take()) is not None:
+            for window in cutter.cut(latents):
                 await _wait_for_peers(job, peers)
-                yield await _encode(job, encoder, window, is_last=timeline.is_finished)
+                yield await _encode(job, encoder, window)
 
 
 async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
@@ -140,24 +139,22 @@ async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
         await job.service.first_audio_tracker.wait_for(peers, lead_s)
 
 
-async def _encode(job: GenerationJob, encoder: _Encoder, window: Window, is_last: bool) -> bytes:
+async def _encode(job: GenerationJob, encoder: _Encoder, window: Window) -> bytes:
     """Decode and encode one window on a codec worker; first windows have priority."""
     service = job.service
     async with service.codec_workers.acquire(FIRST if window.index == 0 else LATER) as worker:
         codec = service.codecs[worker]
-        chunk = await run_to_end(service.codec_threads, encoder.encode, window, codec, is_last)
+        chunk = await run_to_end(service.codec_threads, encoder.encode, window, codec)
     job.sent_audio_s = encoder.samples / codec.sample_rate_hz
     return chunk
 
 
-def _timeline(job: GenerationJob, codec: Codec) -> Timeline:
+def _window_cutter(job: GenerationJob, codec: Codec) -> WindowCutter:
     settings, rate_hz = job.service.settings, job.pipeline.bundle.latents.frame_rate_hz
-    assert job.generation.total_frames is not None
-    return Timeline(
-        total_frames=job.generation.total_frames,
-        margin_frames=codec.margin_frames,
+    return codec.window_cutter(
+        max(1, round(settings.window_s * rate_hz)),
         first_frames=max(1, round(settings.first_window_s * rate_hz)),
-        window_frames=max(1, round(settings.window_s * rate_hz)),
+        total_frames=job.generation.total_frames,
     )
 
 
@@ -178,11 +175,11 @@ class _Encoder:
         """Samples encoded so far."""
         return self._writer.samples
 
-    def encode(self, window: Window, codec: Codec, is_last: bool) -> bytes:
+    def encode(self, window: Window, codec: Codec) -> bytes:
         """One window as bytes; the last one with the end of the stream."""
-        pcm = window.decode(codec)[: self._total - self._writer.samples]
+        pcm = codec.decode_window(window)[: self._total - self._writer.samples]
         chunk = self._writer.write(pcm)
-        return chunk + self._writer.close() if is_last else chunk
+        return chunk + self._writer.close() if window.is_last else chunk
 
 
 async def _all_latents(job: GenerationJob) -> bytes:

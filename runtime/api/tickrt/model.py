@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
-from runtime.audio.windows import DecodeStream
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError
 from runtime.pipeline.building import open_built_pipeline
@@ -152,11 +151,11 @@ class Model:
         pieces: list[NDArray[np.float32]] = []
         chunks: list[NDArray[np.float32]] = []
         codec, latents = self._pipeline.codec, self._pipeline.bundle.latents
-        stream = codec and DecodeStream(codec, window_frames=WINDOW_FRAMES, total_samples=generation.total_samples)
+        cutter = codec and codec.window_cutter(WINDOW_FRAMES, total_frames=generation.total_frames)
         for new in generate_latents(self._pipeline, generation, on_event, wait=True):
             pieces.append(new)
-            chunks.extend(stream.feed(new) if stream else ())
-        chunks.extend(stream.finish() if stream else ())
+            if codec and cutter:
+                chunks.extend(codec.decode_window(window) for window in cutter.cut(new))
         return Audio(
             latents=np.concatenate(pieces),
             frame_rate_hz=latents.frame_rate_hz,
@@ -164,7 +163,7 @@ class Model:
             seed=generation.seed,
             options=generation.options.model_dump(exclude_unset=True) | {"seed": generation.seed},
             bundle=self._bundle,
-            _pcm=np.concatenate(chunks) if codec else None,
+            _pcm=np.concatenate(chunks)[: generation.total_samples] if codec else None,
         )
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:

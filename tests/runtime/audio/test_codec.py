@@ -1,6 +1,5 @@
-"""Windows equal the full decode, whatever their size, place and neighbours; encoding keeps every sample."""
+"""Windowed decoding and encoding equal the full conversion; execute sizes are bounded; errors."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
-from runtime.audio.windows import DecodeStream
+from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError, ShapeError
 
@@ -36,11 +35,7 @@ def latents(frames: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((frames, SPEC.channels)).astype(np.float32)
 
 
-def joined(pieces: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.concatenate(list(pieces))
-
-
-def test_decode_gives_every_sample(codec: Codec) -> None:
+def test_decode_returns_hop_samples_per_frame(codec: Codec) -> None:
     pcm = codec.decode(latents(7))
     assert pcm.shape == (7 * HOP, SPEC.audio_channels)
     assert pcm.dtype == np.float32
@@ -48,56 +43,43 @@ def test_decode_gives_every_sample(codec: Codec) -> None:
     assert np.abs(pcm).max() > 0.1
 
 
-def test_the_graph_needs_its_margin_and_its_position(codec: Codec) -> None:
+def test_the_test_decoder_depends_on_margin_and_position(codec: Codec) -> None:
     field = latents(9)
     assert np.abs(codec.decode(field)[: 4 * HOP] - codec.decode(field[:4])).max() > 1e-3
     assert np.abs(codec.decode(field) - codec.decode(field, start_frame=20)).max() > 1e-3
 
 
+def streamed(codec: Codec, parts: list[NDArray[np.float32]], window_frames: int, **options: int) -> Pcm:
+    """The PCM of latents that arrive in parts, decoded in windows."""
+    total = sum(len(part) for part in parts)
+    cutter = codec.window_cutter(window_frames, total_frames=total, **options)
+    return np.concatenate([codec.decode_window(window) for part in parts for window in cutter.cut(part)])
+
+
 @settings(max_examples=40, deadline=None)
-@given(frames=st.integers(1, 24), window=st.integers(1, 30), start=st.integers(0, 1000))
-def test_windows_equal_the_full_decode(codec: Codec, frames: int, window: int, start: int) -> None:
-    field = latents(frames)
-    pieces = list(codec.windows(field, window_frames=window, start_frame=start))
-    assert [len(piece) for piece in pieces[:-1]] == [window * HOP] * (len(pieces) - 1)
-    assert np.abs(np.concatenate(pieces) - codec.decode(field, start)).max() < 1e-5
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    window=st.integers(1, 30),
+    first=st.integers(1, 30),
+    start=st.integers(0, 1000),
+)
+def test_windows_equal_the_full_decode(codec: Codec, lengths: list[int], window: int, first: int, start: int) -> None:
+    field = latents(sum(lengths))
+    parts = np.split(field, np.cumsum(lengths)[:-1])
+    pcm = streamed(codec, parts, window, first_frames=first, start_frame=start)
+    assert np.abs(pcm - codec.decode(field, start)).max() < 1e-5
 
 
-@pytest.mark.parametrize("cut", [1, 2, 11, 19])
-@pytest.mark.parametrize("window", [1, 3, 64])
-def test_neighbours_make_two_parts_one(codec: Codec, cut: int, window: int) -> None:
-    field = latents(20)
-    first = joined(codec.windows(field[:cut], window_frames=window, start_frame=5, after=field[cut:]))
-    second = joined(codec.windows(field[cut:], window_frames=window, start_frame=5 + cut, before=field[:cut]))
-    assert np.abs(np.concatenate((first, second)) - codec.decode(field, 5)).max() < 1e-5
-
-
-def test_only_the_margin_of_neighbours_is_decoded(bundle: Bundle) -> None:
+def test_only_the_margin_is_decoded_twice(bundle: Bundle) -> None:
     engine = GraphEngine(tiny_codec_decode(SPEC))
     codec = Codec(bundle, engine)
-    joined(codec.windows(latents(4), window_frames=4, start_frame=100, before=latents(50), after=latents(50)))
-    assert [feeds["x_latents"].shape[1] for feeds in engine.feeds] == [4 + 2 * codec.margin_frames]
-    assert engine.feeds[0]["x_start_frame"].tolist() == [100 - codec.margin_frames]
+    streamed(codec, [latents(12)], 4, start_frame=100)
+    margin = codec.margin_frames
+    assert [feeds["x_latents"].shape[1] for feeds in engine.feeds] == [4 + margin, 4 + 2 * margin, 4 + margin]
+    assert [feeds["x_start_frame"].tolist() for feeds in engine.feeds] == [[100], [104 - margin], [108 - margin]]
 
 
-@settings(max_examples=40, deadline=None)
-@given(pieces=st.lists(st.integers(1, 9), min_size=1, max_size=6), window=st.integers(1, 8))
-def test_a_stream_in_pieces_equals_the_full_decode(codec: Codec, pieces: list[int], window: int) -> None:
-    field = latents(sum(pieces))
-    stream = DecodeStream(codec, window_frames=window, start_frame=3)
-    heard = [pcm for part in np.split(field, np.cumsum(pieces)[:-1]) for pcm in stream.feed(part)]
-    heard += stream.finish()
-    assert np.abs(np.concatenate(heard) - codec.decode(field, 3)).max() < 1e-5
-
-
-def test_a_stream_holds_back_only_the_margin(codec: Codec) -> None:
-    stream = DecodeStream(codec, window_frames=4)
-    assert sum(len(pcm) for pcm in stream.feed(latents(10))) == (10 - codec.margin_frames) * HOP
-    assert sum(len(pcm) for pcm in stream.finish()) == codec.margin_frames * HOP
-    assert list(stream.finish()) == []
-
-
-def test_encode_adds_silence_up_to_a_whole_frame(codec: Codec) -> None:
+def test_encode_pads_with_silence_to_a_whole_frame(codec: Codec) -> None:
     pcm = np.random.default_rng(1).standard_normal((3 * HOP + 1, SPEC.audio_channels)).astype(np.float32)
     padded = np.concatenate((pcm, np.zeros((HOP - 1, SPEC.audio_channels), np.float32)))
     assert codec.encode(pcm).shape == (4, SPEC.channels)
@@ -115,7 +97,7 @@ def bounded(bundle: Bundle, window_frames: int) -> tuple[Codec, GraphEngine, Gra
     return Codec(small, decode, encode), decode, encode
 
 
-def test_long_audio_is_encoded_in_windows_without_a_seam(bundle: Bundle, codec: Codec) -> None:
+def test_windowed_encoding_equals_the_full_encode(bundle: Bundle, codec: Codec) -> None:
     pcm = np.random.default_rng(1).standard_normal((23 * HOP, SPEC.audio_channels)).astype(np.float32)
     small, _, engine = bounded(bundle, 5)
     assert np.abs(small.encode(pcm) - codec.encode(pcm)).max() < 1e-5
@@ -124,22 +106,22 @@ def test_long_audio_is_encoded_in_windows_without_a_seam(bundle: Bundle, codec: 
 
 @settings(max_examples=40, deadline=None)
 @given(frames=st.integers(1, 40), limit=st.integers(1, 12), window=st.integers(1, 30), start=st.integers(0, 99))
-def test_no_execute_is_longer_than_the_bundle_says(
+def test_executes_are_no_longer_than_the_bundle_allows(
     bundle: Bundle, codec: Codec, frames: int, limit: int, window: int, start: int
 ) -> None:
     small, engine, _ = bounded(bundle, limit)
     field = latents(frames)
     whole = codec.decode(field, start)
     assert np.abs(small.decode(field, start) - whole).max() < 1e-5
-    assert np.abs(joined(small.windows(field, window_frames=window, start_frame=start)) - whole).max() < 1e-5
+    assert np.abs(streamed(small, [field], window, start_frame=start) - whole).max() < 1e-5
     assert max(feeds["x_latents"].shape[1] for feeds in engine.feeds) <= limit + 2 * small.margin_frames
 
 
 def test_even_windows_and_margins_make_even_executes(bundle: Bundle) -> None:
     small, engine, _ = bounded(bundle, 8)
     small.margin_frames = 2
-    joined(small.windows(latents(30), window_frames=64, before=latents(30), after=latents(30)))
-    assert [feeds["x_latents"].shape[1] for feeds in engine.feeds] == [12, 12, 12, 10]
+    streamed(small, [latents(30)], 64)
+    assert [feeds["x_latents"].shape[1] for feeds in engine.feeds] == [10, 12, 12, 8]
 
 
 @pytest.mark.parametrize("shape", [(4, SPEC.channels + 1), (0, SPEC.channels), (SPEC.channels,)])
@@ -154,7 +136,7 @@ def test_wrong_audio_is_refused(codec: Codec, shape: tuple[int, ...]) -> None:
         codec.encode(np.zeros(shape, np.float32))
 
 
-def test_a_bundle_without_the_parts_says_so(tmp_path: Path) -> None:
+def test_a_bundle_without_encoder_or_codec_is_refused(tmp_path: Path) -> None:
     bare: Any = None
     no_encode = load_bundle(tiny_bundle(tmp_path / "a", encode=False))
     codec = Codec(no_encode, GraphEngine(tiny_codec_decode(TinySpec())))

@@ -1,0 +1,84 @@
+"""Windows cover every frame once, with their margins, and depend only on the lengths of parts and windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.audio.windows import Window, WindowCutter
+
+
+def cut(parts: list[int], cutter: WindowCutter) -> list[Window]:
+    """The windows of frames numbered from 0, which arrive in parts of these lengths."""
+    numbers = np.arange(sum(parts), dtype=np.float32)[:, None]
+    return [window for part in np.split(numbers, np.cumsum(parts)[:-1]) for window in cutter.cut(part)]
+
+
+def frames(windows: list[Window]) -> list[int]:
+    return [window.frames for window in windows]
+
+
+def test_a_short_first_window_is_followed_by_longer_ones() -> None:
+    assert frames(cut([100], WindowCutter(2, 40, 100, first_frames=10))) == [10, 40, 40, 10]
+
+
+def test_without_first_frames_all_windows_have_the_same_length() -> None:
+    assert frames(cut([100], WindowCutter(2, 40, 100))) == [40, 40, 20]
+    assert frames(cut([6], WindowCutter(2, 40, 6))) == [6]
+
+
+def test_the_first_window_of_a_short_stream_is_half_of_it() -> None:
+    assert frames(cut([6], WindowCutter(2, 40, 6, first_frames=10))) == [3, 3]
+    assert frames(cut([1], WindowCutter(2, 40, 1, first_frames=10))) == [1]
+
+
+@given(
+    parts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    margin=st.integers(0, 5),
+    first=st.integers(1, 20),
+    size=st.integers(1, 20),
+    start=st.integers(0, 100),
+)
+@settings(max_examples=200, deadline=None)
+def test_windows_cover_every_frame_once_with_margins(
+    parts: list[int], margin: int, first: int, size: int, start: int
+) -> None:
+    total = sum(parts)
+    windows = cut(parts, WindowCutter(margin, size, total, first_frames=first, start_frame=start))
+    begin = 0
+    for index, window in enumerate(windows):
+        assert window.index == index
+        assert window.start_frame + window.margin_before == start + begin
+        low, high = max(0, begin - margin), min(total, begin + window.frames + margin)
+        np.testing.assert_array_equal(window.values[:, 0], np.arange(low, high))
+        begin += window.frames
+    assert begin == total
+    assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
+
+
+def test_a_window_ends_where_a_part_ends_less_the_margin() -> None:
+    assert frames(cut([30, 30], WindowCutter(2, 20, 60, first_frames=5))) == [5, 20, 3, 20, 12]
+
+
+def test_a_window_waits_for_its_margin() -> None:
+    cutter = WindowCutter(2, 5, 20)
+    assert list(cutter.cut(np.zeros((2, 1), np.float32))) == []
+    (window,) = cutter.cut(np.zeros((1, 1), np.float32))
+    assert (window.frames, len(window.values)) == (1, 3)
+
+
+def test_a_stream_without_an_end_always_waits_for_the_margin() -> None:
+    windows = cut([10, 10], WindowCutter(3, 4))
+    assert frames(windows) == [4, 3, 4, 4, 2]
+    assert not any(window.is_last for window in windows)
+
+
+@pytest.mark.parametrize("total", [None, 10_000])
+def test_decoded_frames_are_released_except_the_margin(total: int | None) -> None:
+    cutter = WindowCutter(2, 10, total)
+    for _ in range(100):
+        windows = list(cutter.cut(np.zeros((100, 1), np.float32)))
+        assert max(len(window.values) for window in windows) <= 14
+        assert all(window.values.base is None or len(window.values.base) <= 104 for window in windows)
