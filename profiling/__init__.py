@@ -1,1 +1,1 @@
-"""Layer timings, tick statistics and benches."""
+"""Measuring: layer profiles of engines, and benchmarks of the tick. Imports runtime; nothing imports it."""

@@ -143,9 +143,9 @@ class Bench:
         return kinds[self.kind]()
 
     def _tick(self) -> Measured:
-        beside = torch_beside(self.torch, self.torch_layers, self.load) if self.torch else None
+        competitors_of = torch_competitors(self.torch, self.torch_layers, self.load) if self.torch else None
         with open_session(self.deployment) as session:
-            result, measured = session.measure(self.load, self.ticks, beside)
+            result, measured = session.measure(self.load, self.ticks, competitors_of)
         return result, lambda console: print_result(console, result, measured.sites)
 
     def _budgets(self) -> Measured:
@@ -184,7 +184,7 @@ def is_over_budget(result: dict[str, Any]) -> bool:
     return not all(point.get("within_budget", True) for point in (result, *result.get("points", ())))
 
 
-def torch_beside(source: str, layers: int | None, load: Workload) -> Callable[[int], Competitors]:
+def torch_competitors(source: str, layers: int | None, load: Workload) -> Callable[[int], Competitors]:
     """Rows of a tick -> PyTorch's decoder, eager and compiled. Raises ConfigError where PyTorch is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "diffusers")):
         raise ConfigError("--torch needs PyTorch and diffusers", fix="pip install 'tickrt[export]'")

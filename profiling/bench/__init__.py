@@ -1,1 +1,1 @@
-"""Ticks measured against the bare engine: workloads, ablations, sweeps, comparisons of saved runs."""
+"""Benchmarks of the tick against the bare engine: budgets, ablations, sweeps, comparisons with saved runs."""

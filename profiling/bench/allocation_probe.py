@@ -1,8 +1,8 @@
-"""Counts NumPy's data buffers as they are allocated, also those that are gone a line later.
+"""Counts NumPy's data buffers when they are allocated, temporaries included.
 
-NumPy lets a program replace the functions that allocate array data (NEP 49). The probe puts in functions that count
-and then call NumPy's own, so the arrays are the same as ever and outlive the probe. NumPy keeps the choice per thread
-and context: what is counted is the work of the thread that entered the probe.
+NumPy lets a program replace the functions that allocate array data (NEP 49). The probe installs functions that count
+and then call NumPy's own, so arrays stay valid after the probe. NumPy keeps the functions per thread and context: the
+probe counts the allocations of the thread that entered it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Self
 
 MIN_BYTES = 1024
 
-# Places in NumPy's C-API table (numpy/__multiarray_api.h).
+# Indices in NumPy's C-API table (numpy/__multiarray_api.h).
 _SET_HANDLER, _GET_HANDLER = 304, 305
 _CAPSULE_NAME = b"mem_handler"
 
-# PYFUNCTYPE keeps the interpreter's lock during the call, which NumPy's own functions rely on.
+# PYFUNCTYPE holds the interpreter lock during the call, as NumPy's own functions require.
 _Malloc = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _Calloc = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 _Realloc = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -44,7 +44,7 @@ class _Handler(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Allocation:
-    """One buffer: its size and, from a tracing probe, the lines that asked for it, innermost last."""
+    """One buffer: its size and, from a tracing probe, the call stack, innermost line last."""
 
     size_bytes: int
     site: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Allocation:
 class AllocationProbe:
     """Context manager: every NumPy data buffer of `min_bytes` or more that this thread allocates inside is in `seen`.
 
-    With `trace=True` each has its call stack (`depth` lines). Probes do not nest.
+    With `trace=True` each has a call stack of `depth` lines. Probes cannot be nested.
     """
 
     def __init__(self, *, min_bytes: int = MIN_BYTES, trace: bool = False, depth: int = 6) -> None:
@@ -65,7 +65,7 @@ class AllocationProbe:
 
     def __enter__(self) -> Self:
         if _Active.probe is not None:
-            raise RuntimeError("an allocation probe is active already: leave it before entering another")
+            raise RuntimeError("an allocation probe is already active: leave it before you enter another")
         _Active.probe = self
         self._previous = _set_handler(_counting_handler())
         return self
@@ -81,11 +81,11 @@ class AllocationProbe:
 
     @property
     def sizes(self) -> list[int]:
-        """Their sizes in bytes, in order."""
+        """Sizes in bytes, in order of allocation."""
         return [allocation.size_bytes for allocation in self.seen]
 
     def sites(self) -> list[tuple[int, int, tuple[str, ...]]]:
-        """(times, bytes, call stack) of each place that allocated, most frequent first."""
+        """(times, bytes, call stack) of each allocating line, most frequent first."""
         times = Counter(allocation.site for allocation in self.seen)
         total = Counter[tuple[str, ...]]()
         for allocation in self.seen:
@@ -93,13 +93,13 @@ class AllocationProbe:
         return [(count, total[site], site) for site, count in times.most_common()]
 
     def record(self, size_bytes: int) -> None:
-        """Note one buffer. Called by NumPy, before the buffer exists."""
+        """Count one buffer. Called right before NumPy allocates it."""
         if size_bytes >= self.min_bytes:
             self.seen.append(Allocation(size_bytes, _call_stack(self._depth) if self._trace else ()))
 
 
 class _Active:
-    """The probe that counts now, and the one handler that every probe installs: arrays keep it for life."""
+    """The active probe, and the handler that every probe installs; arrays keep a reference to it."""
 
     probe: AllocationProbe | None = None
     capsule: Any = None
@@ -120,7 +120,7 @@ def _counting_handler() -> Any:
 def _make_handler() -> Any:
     original = _Handler.from_address(_capsule_pointer(_get_handler(), _CAPSULE_NAME))
     if original.version != 1:
-        raise RuntimeError(f"NumPy's memory handler has version {original.version}, the probe knows version 1")
+        raise RuntimeError(f"NumPy's memory handler has version {original.version}, the probe supports version 1")
     handler = _Handler(b"tickrt_probe", 1, original.context, *_counting_functions(original), original.free)
     _Active.keep = (original, handler)
     return _new_capsule(ctypes.addressof(handler), _CAPSULE_NAME, None)
@@ -147,7 +147,7 @@ def _count(size_bytes: int) -> None:
         _Active.probe.record(size_bytes)
 
 
-# PyDataMem_Handler travels in a capsule; these are the C calls that open one, and NumPy's two that set and get it.
+# PyDataMem_Handler is passed in a capsule: Python's calls to open and make one, and NumPy's to set and get it.
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )

@@ -86,7 +86,7 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         "is_noisy": ratio.spread > NOISY_SPREAD,
         **against_budget(budget_of(deployment.target, load), overhead_ms.median, ratio.median),
         "captured": last.replayed > 0,
-        "beside": {name: _competitor(times_ms, measured) for name, times_ms in measured.beside_ms.items()},
+        "competitors": {name: _competitor(times_ms, measured) for name, times_ms in measured.competitors_ms.items()},
         "finished_per_s": round(measured.finished_per_s, 3),
         "audio_s_per_s": round(measured.finished_per_s * load.frames / bundle.latents.frame_rate_hz, 3),
         "allocations_per_tick": sum(measured.allocations) / len(measured.allocations),
@@ -155,7 +155,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tick / engine", f"{ratio:.3f}  (quartiles {low:.3f} to {high:.3f}; within the tick {inside:.3f})"),
         ("budget", f"{budget_text(result)}  {verdict(result)}"),
         *((name, f"p50 {each['p50']:.2f} ms   ({each['over_tick']:.2f} x the tick)")
-          for name, each in result["beside"].items()),
+          for name, each in result["competitors"].items()),
         ("throughput", f"{result['finished_per_s']:.2f} generations/s, {result['audio_s_per_s']:.1f} s of audio/s"),
         ("allocations", f"{result['allocations_per_tick']:g} per tick"),
         ("shared vs alone", f"{result['shared_vs_alone']:.1e} largest difference"),

@@ -45,11 +45,11 @@ class BenchSession:
             stream.loop.close()
 
     def measure(
-        self, load: Workload, ticks: int, beside: Callable[[int], Competitors] | None = None
+        self, load: Workload, ticks: int, competitors_of: Callable[[int], Competitors] | None = None
     ) -> tuple[dict[str, Any], Measurement]:
         """One run, as a JSON object and as measured. Raises TickError."""
         with self.stream(load) as stream:
-            measured = stream.run(ticks, 2 * load.steps, beside)
+            measured = stream.run(ticks, 2 * load.steps, competitors_of)
         return result_of(measured, self.bundle, self.deployment, self.engines), measured
 
 

@@ -67,7 +67,7 @@ class Measurement:
     sites: list[Site]
     worst_difference: float
     block: int = 1
-    beside_ms: Mapping[str, list[float]] = field(default_factory=dict)
+    competitors_ms: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def overhead_ratio(self) -> Quartiles:
@@ -121,28 +121,28 @@ class SteadyStream:
         """
         return 1 if self.device.kind == "cpu" else min(DEVICE_BLOCK_TICKS, self.workload.steps)
 
-    def run(self, ticks: int, probe_ticks: int, beside: Callable[[int], Competitors] | None = None) -> Measurement:
+    def run(
+        self, ticks: int, probe_ticks: int, competitors_of: Callable[[int], Competitors] | None = None
+    ) -> Measurement:
         """Verify, warm up, time, count allocations.
 
-        `beside` maps a tick's rows to competitors, timed in turn with the ticks. Raises TickError, also where a
+        `competitors_of` maps a tick's rows to what is timed in turn with the ticks. Raises TickError, also where a
         generation that shares its ticks has other latents than alone.
         """
         worst = self.verify()
         rows = self.warm_up()
         baseline = DecoderBaseline(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
         with closing(baseline):
-            competitors = {BASELINE: baseline, **(beside(rows) if beside is not None else {})}
+            competitors = {BASELINE: baseline, **(competitors_of(rows) if competitors_of else {})}
             timers = [partial(competitor.time_ms, self.block) for competitor in competitors.values()]
             for timer in timers:
                 timer()
             records: list[TickRecord] = []
             ticks_ms, others_ms = time_in_turn(lambda: self.time_ticks(records), timers, -(-ticks // self.block))
         allocations, sites = self._count_allocations(probe_ticks)
-        beside_ms = dict(zip(competitors, others_ms, strict=True))
-        engine_ms = beside_ms.pop(BASELINE)
-        return Measurement(
-            self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, self.block, beside_ms
-        )
+        times_ms = dict(zip(competitors, others_ms, strict=True))
+        engine_ms = times_ms.pop(BASELINE)
+        return Measurement(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, self.block, times_ms)
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same ones alone. Raises EngineError."""

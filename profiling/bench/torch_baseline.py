@@ -1,4 +1,4 @@
-"""The same decoder in PyTorch, eager and compiled: what an engine is measured beside. Needs the extra `export`."""
+"""ACE-Step's decoder in PyTorch, eager and compiled, to compare ticks with. Needs the extra `export`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WARM_UP_RUNS = 3
 class TorchDecoder:
     """ACE-Step's transformer of diffusers on fixed inputs: rows R, frames T, tokens L; bfloat16 on a GPU, else float32.
 
-    `source` is a checkpoint in diffusers' layout, or "published": the published sizes with random weights, with
-    `layers` layers where that is given. Raises ConfigError, EngineError where the GPU has too little memory.
+    source: a checkpoint in diffusers' layout, or "published": the published sizes with random weights. layers: their
+    number, with "published" only. Raises ConfigError, and EngineError where memory does not suffice.
     """
 
     def __init__(
@@ -35,10 +35,12 @@ class TorchDecoder:
             self._run: Any = torch.compile(model) if compiled else model
             self.time_ms(WARM_UP_RUNS)
         except torch.OutOfMemoryError as error:
-            raise EngineError(f"PyTorch has no memory for {rows} rows: {error}", fix="a lower --depth") from error
+            raise EngineError(
+                f"PyTorch has too little memory for {rows} rows: {error}", fix="a lower --depth"
+            ) from error
 
     def time_ms(self, times: int = 1) -> float:
-        """Wall time of one forward pass over all rows, mean of so many in a row."""
+        """Wall time of one forward pass over all rows, mean of `times` in a row, in milliseconds."""
         self._synchronize()
         begin_s = time.perf_counter()
         for _ in range(times):
@@ -65,8 +67,8 @@ class TorchDecoder:
             "encoder_hidden_states": (rows, tokens, width),
             "context_latents": (rows, frames, config.in_channels - channels),
         }
-        drawn = {name: torch.randn(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
-        return {**drawn, "timestep": times, "timestep_r": times}
+        inputs = {name: torch.randn(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
+        return {**inputs, "timestep": times, "timestep_r": times}
 
 
 def _model(source: str, layers: int | None) -> Any:
@@ -75,7 +77,7 @@ def _model(source: str, layers: int | None) -> Any:
         sizes = {} if layers is None else {"num_hidden_layers": layers}
         return AceStepTransformer1DModel(**sizes)
     if layers is not None:
-        raise ConfigError("--torch-layers goes with --torch published only")
+        raise ConfigError("--torch-layers needs --torch published", fix="--torch published --torch-layers 2")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What a bench lets slots do: how many at once, how long, how many steps, with which features of the step."""
+"""Workloads of a benchmark: depth, frames, steps, and the features of the step in use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ FEATURES = ("guidance", "rcfg", "dcw", "mask", "target", "sde", "ode_noise", "bl
 
 @dataclass(frozen=True)
 class Workload:
-    """`more`: features of the step beside guidance and DCW, of FEATURES. `sessions`: whose generations they are, in
-    turn; one of them changes a step parameter before every tick. 0: nobody does."""
+    """The generations that run at once.
+
+    more: features of the step in use, of FEATURES without guidance and DCW. sessions: the generations belong to so many
+    sessions, and before every tick one of these changes a step parameter; 0: no session, no change.
+    """
 
     depth: int
     frames: int
@@ -43,7 +46,7 @@ class Workload:
 
     @property
     def variant(self) -> str:
-        """Name of the features in use, as in the budgets."""
+        """The features in use as one name, as in the budgets: "guidance+dcw"."""
         return "+".join(self.features) or "plain"
 
     def session_of(self, index: int) -> str:
@@ -62,11 +65,11 @@ def workload_of(
     features: Collection[str] = (),
     sessions: int = 0,
 ) -> Workload:
-    """What the slots do; frames and steps 0 are the bundle's own. Raises ConfigError."""
+    """A workload on a deployment; 0 frames or steps are the bundle's defaults. Raises ConfigError."""
     bundle = load_bundle(deployment.bundle)
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
-        raise ConfigError(f"no feature {', '.join(unknown)}", fix=f"--features takes {', '.join(FEATURES)}")
+        raise ConfigError(f"unknown feature: {', '.join(unknown)}", fix=f"--features takes {', '.join(FEATURES)}")
     if guidance == 1.0 and {"guidance", "rcfg"} & set(features):
         guidance = GUIDANCE
     load = Workload(
@@ -81,12 +84,13 @@ def workload_of(
     if deployment.range_for(1, load.frames, load.tokens) is None:
         raise ConfigError(f"{deployment.path} has no shape range for {load.frames} frames", fix="choose other --frames")
     if load.frames % bundle.latents.frame_multiple:
-        raise ConfigError(f"{load.frames} frames are no multiple of {bundle.latents.frame_multiple}")
+        multiple = bundle.latents.frame_multiple
+        raise ConfigError(f"{load.frames} frames are not a multiple of {multiple}", fix="choose other --frames")
     return load
 
 
 def at_depth(deployment: Deployment, depth: int) -> Deployment:
-    """A deployment with so many slots, and room for as many to wait."""
+    """A deployment with `depth` slots and at least as many places in the queue."""
     return with_runtime(deployment, depth=depth, queue=max(deployment.runtime.queue, depth))
 
 
@@ -96,13 +100,13 @@ def with_runtime(deployment: Deployment, **changes: Any) -> Deployment:
 
 
 def make_request(load: Workload, bundle: Bundle, engines: EngineSet, index: int) -> GenerationRequest:
-    """Generation `index` of the workload; its conditions are random, which costs a tick as much as a prompt."""
+    """Generation `index` of the workload. Its conditions `[L, D]` are random, which changes no time."""
     random = np.random.default_rng(index)
     width = engines.decoder.inputs[bundle.decoder.inputs.condition].shape[2]
     assert isinstance(width, int)
     first, second, negative = (random.standard_normal((load.tokens, width), dtype=np.float32) for _ in range(3))
-    rise = _rise(load.frames)
-    blended = (Condition(first, rise[::-1]), Condition(second, rise))
+    ramp = _ramp(load.frames)
+    blended = (Condition(first, ramp[::-1]), Condition(second, ramp))
     return GenerationRequest(
         frames=load.frames,
         steps=load.steps,
@@ -112,7 +116,7 @@ def make_request(load: Workload, bundle: Bundle, engines: EngineSet, index: int)
         negatives=(Condition(negative),) if load.guidance != 1.0 else (),
         guidance_mode="initialize" if "rcfg" in load.more else "full",
         solver="sde" if "sde" in load.more else "ode",
-        context=_unknown(bundle, load.frames),
+        context=_empty_context(bundle, load.frames),
         session=load.session_of(index),
         client=load.session_of(index),
         parameters=_parameters(load),
@@ -131,22 +135,22 @@ def _parameters(load: Workload) -> StepParameters:
 
 
 def _latents(load: Workload, random: np.random.Generator, channels: int) -> dict[str, Any]:
-    """The arrays that features bring with a request."""
+    """The mask and the target of a request, where the workload has them."""
     found: dict[str, Any] = {}
     if "mask" in load.more:
-        kept = random.standard_normal((load.frames, channels), dtype=np.float32)
-        found["mask"] = LatentMask(_rise(load.frames), kept)
+        original = random.standard_normal((load.frames, channels), dtype=np.float32)
+        found["mask"] = LatentMask(_ramp(load.frames), original)
     if "target" in load.more:
         found["target"] = Target(random.standard_normal((load.frames, channels), dtype=np.float32))
     return found
 
 
-def _rise(frames: int) -> NDArray[np.float32]:
+def _ramp(frames: int) -> NDArray[np.float32]:
     return np.linspace(0.0, 1.0, frames, dtype=np.float32)
 
 
-def _unknown(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
-    """The context that knows nothing: silence, and a mask that says: generate all of it."""
+def _empty_context(bundle: Bundle, frames: int) -> NDArray[np.float32] | None:
+    """The context of a generation without a source: silence, and a mask of ones."""
     if bundle.context is None:
         return None
     silence = bundle.silence(frames)

@@ -1,1 +1,1 @@
-"""Layer times of an engine: attributed to modules and kinds, held against the machine's ceilings."""
+"""Layer times of an engine, by module and kind of work, and compared with the machine's rooflines."""

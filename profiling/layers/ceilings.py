@@ -1,6 +1,6 @@
-"""The machine's two ceilings, measured: a large matrix product, and a pass over memory, through ONNX Runtime.
+"""The machine's two ceilings, measured through ONNX Runtime: a large matrix product, and a pass over main memory.
 
-Layers whose data stays in a cache may beat the second one: it is that of main memory.
+Layers whose data stays in a cache may be faster than the second one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 OPSET = 20
 IR_VERSION = 10
 EXAMPLE = "--peaks 989000,4800"
-DATA_SHEET = "--peaks GFLOPS,GBPS gives them by hand, as the data sheet has them"
+DATA_SHEET = "--peaks GFLOPS,GBPS, with the values of the data sheet"
 
 
 def parse_peaks(text: str) -> Ceilings:
@@ -42,7 +42,7 @@ def parse_peaks(text: str) -> Ceilings:
 
 
 def higher(first: Ceilings | None, second: Ceilings | None) -> Ceilings | None:
-    """The higher of each, of two looks at one machine."""
+    """The higher of each ceiling, of two measurements of one machine."""
     if first is None or second is None:
         return first or second
     flops_per_s = max(first.flops_per_s, second.flops_per_s)
@@ -50,9 +50,9 @@ def higher(first: Ceilings | None, second: Ceilings | None) -> Ceilings | None:
 
 
 def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int) -> Ceilings:
-    """The best of several runs. half: the matrix product in fp16, on a GPU. Raises ConfigError where nothing measures.
+    """The best of several runs. half: the matrix product in fp16, on a GPU.
 
-    TensorRT has no ceiling of its own: ONNX Runtime's CUDA provider measures the same GPU where it is installed.
+    For TensorRT, ONNX Runtime's CUDA provider measures the same GPU. Raises ConfigError where it is not installed.
     """
     kind: Target = "cpu" if target == "cpu" else "cuda"
     element = TensorProto.FLOAT16 if half and kind == "cuda" else TensorProto.FLOAT
@@ -61,9 +61,11 @@ def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int
         gemm_s = _best_s(kind, device, "MatMul", {"a": (size, size), "b": (size, size)}, element, threads)
         copy_s = _best_s(kind, device, "Neg", {"a": (count,)}, TensorProto.FLOAT, threads)
     except EngineError as error:
-        raise ConfigError(f"no ceiling of target {target} can be measured: {error.what}", fix=DATA_SHEET) from error
-    words = f"measured: {size} x {size} matrix product, {COPY_BYTES[kind] >> 20} MiB negated"
-    return Ceilings(2 * size**3 / gemm_s, 2 * COPY_BYTES[kind] / copy_s, words)
+        raise ConfigError(
+            f"the ceilings of target {target} cannot be measured: {error.what}", fix=DATA_SHEET
+        ) from error
+    source = f"measured: {size} x {size} matrix product, {COPY_BYTES[kind] >> 20} MiB negated"
+    return Ceilings(2 * size**3 / gemm_s, 2 * COPY_BYTES[kind] / copy_s, source)
 
 
 def _best_s(
@@ -78,7 +80,7 @@ def _best_s(
 
 
 def _times_s(engine: Engine, device: Device, shapes: dict[str, tuple[int, ...]], element: int) -> list[float]:
-    """Executes on the device's memory, each to its end."""
+    """Seconds of RUNS executes on the device's memory, each waited for."""
     dtype = helper.tensor_dtype_to_np_dtype(element)
     tensors = {name: device.zeros(shape, dtype) for name, shape in (*shapes.items(), ("out", shapes["a"]))}
     stream = device.main
@@ -104,7 +106,7 @@ def _open(
     threads: int,
     folder: Path,
 ) -> Engine:
-    """An engine of one operator, whose output has the shape of its first input."""
+    """An engine of one operator; its output `out` has the shape of input `a`."""
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
     inputs = [helper.make_tensor_value_info(name, element, shape) for name, shape in shapes.items()]
@@ -117,7 +119,7 @@ def _open(
 
 
 def _manifest(kind: Target, shapes: dict[str, tuple[int, ...]], dtype: str) -> Manifest:
-    """What the engine needs to know of itself; nothing was built, so nothing is claimed."""
+    """A manifest with the names and shapes that the engine reads, and nothing else."""
     return Manifest(
         name="ceiling",
         target=kind,

@@ -1,4 +1,4 @@
-"""What kind of work a layer does: by its operator, and by what a fused layer contains."""
+"""The kind of work of a layer: by its operator, and by the operators that a fused layer holds."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ KINDS: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 OTHER = "other"
 OPAQUE = "opaque"
-# Types of TensorRT's layers that hold whole parts of a graph.
-BLOBS = frozenset({"ForeignNode", "Myelin"})
-# A fused layer is what the strongest of its parts is.
-STRENGTH = ("attention", "convolution", "gemm", "norm", "reduction", "pointwise", "reformat")
-ORDER = (*STRENGTH[:1], "gemm", "convolution", "norm", "pointwise", "reduction", "reformat", OPAQUE, OTHER)
+# Types of TensorRT's layers that hold subgraphs.
+FOREIGN_NODES = frozenset({"ForeignNode", "Myelin"})
+# A fused layer has the first of these kinds that its operators have.
+PRECEDENCE = ("attention", "convolution", "gemm", "norm", "reduction", "pointwise", "reformat")
+ORDER = (*PRECEDENCE[:1], "gemm", "convolution", "norm", "pointwise", "reduction", "reformat", OPAQUE, OTHER)
 PRODUCTS = frozenset({"gemm", "convolution"})
 ROOTS = frozenset({"Sqrt", "Reciprocal", "Rsqrt"})
 ATTENTION_ORIGIN = "scaled_dot_product_attention"
-# Names that keep what a generated kernel does.
+# Names of generated kernels that contain an attention.
 ATTENTION_NAME = re.compile(r"(?<![a-z])f?mha(?![a-z])|multi_head_attention|flash_attn", re.IGNORECASE)
 TOKEN = re.compile(r"[A-Z][a-z]+")
 TOKENS: Mapping[str, str] = {
@@ -72,54 +72,54 @@ _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 def kind_of(op_type: str, contents: Collection[tuple[str, str]] = (), name: str = "") -> str:
     """The kind of work of a layer.
 
-    contents: (operator, what the exporter made it from) of the model's nodes that it holds, where that is known. A blob
-    that holds parts of a graph is "opaque" unless all that it holds is of one kind: its time cannot be shared out.
+    contents: (operator, origin) of the model's nodes that it holds, where they are known; for origin see GraphNode. A
+    layer that holds a subgraph is "opaque", since its time cannot be divided, unless all its operators are of one kind.
     """
-    if op_type in BLOBS:
+    if op_type in FOREIGN_NODES:
         kinds = {node_kind(*node) for node in contents} - {"reformat"}
         return kinds.pop() if len(kinds) == 1 else OPAQUE
     kind = _KIND_OF.get(op_type)
     if kind in (None, "reformat"):
         return kind or _generated_kind(contents, name)
-    # The library says what the kernel is; what it holds tells an attention's product from others.
+    # The operator is the library's; its contents show whether a product belongs to an attention.
     held = {node_kind(*node) for node in contents}
     return "attention" if "attention" in held and kind not in held else kind
 
 
 def node_kind(op_type: str, origin: str = "") -> str:
-    """The kind of an operator; arithmetic that the exporter made from an attention belongs to it."""
+    """The kind of an operator; arithmetic that the exporter made from an attention is "attention"."""
     kind = _KIND_OF.get(op_type, OTHER)
     return "attention" if ATTENTION_ORIGIN in origin and kind != "reformat" else kind
 
 
-def strongest(kinds: Iterable[str]) -> str:
-    """The kind that a fused layer is taken for."""
+def first_kind(kinds: Iterable[str]) -> str:
+    """The first of these kinds in PRECEDENCE."""
     found = set(kinds)
-    return next((kind for kind in STRENGTH if kind in found), OTHER)
+    return next((kind for kind in PRECEDENCE if kind in found), OTHER)
 
 
 def _generated_kind(contents: Collection[tuple[str, str]], name: str) -> str:
-    """A kernel without a product of its own, unless nothing else is known of it or its name says attention."""
+    """The kind of a generated kernel. Products count last: the library usually runs them in kernels of their own."""
     if ATTENTION_NAME.search(name):
         return "attention"
     kinds = {node_kind(*node) for node in contents}
     if _is_norm({op_type for op_type, _ in contents}, kinds):
         return "norm"
     if kinds - PRODUCTS - {OTHER}:
-        return strongest(kinds - PRODUCTS)
-    return strongest(kinds) if kinds - {OTHER} else _kind_of_name(name)
+        return first_kind(kinds - PRODUCTS)
+    return first_kind(kinds) if kinds - {OTHER} else _kind_of_name(name)
 
 
 def _is_norm(operators: Collection[str], kinds: Collection[str]) -> bool:
-    """A mean and the division by a root: a norm that was exported in parts."""
+    """Whether these are a norm that was exported in parts: a reduction and a root."""
     return "attention" not in kinds and "reduction" in kinds and not ROOTS.isdisjoint(operators)
 
 
 def _kind_of_name(name: str) -> str:
-    """What the words in a generated kernel's name say: __myl_MaxrSubExpSum_myl7_3."""
+    """The kind by the operators in a generated kernel's name, such as __myl_MaxrSubExpSum_myl7_3."""
     tokens = TOKEN.findall(name) if "__myl_" in name else []
     if {"Maxr", "Exp", "Sum"} <= set(tokens):
         return "attention"
     if {"Sqrt", "Rsqr"} & set(tokens) and {"Mean", "Sum"} & set(tokens):
         return "norm"
-    return strongest(TOKENS[token] for token in tokens if token in TOKENS)
+    return first_kind(TOKENS[token] for token in tokens if token in TOKENS)

@@ -1,4 +1,4 @@
-"""Measures an engine: wall time without a profiler first, then every layer; and finds the graphs behind it."""
+"""Profile an engine: its wall time without a profiler, the time of every layer, and the model's graph behind these."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from runtime.engines.loading import open_engine, tool_versions
 from runtime.errors import ConfigError
 
 WARM_UP_RUNS = 3
-# CUDA's switch that makes every launch wait for its kernel.
+# CUDA's environment variable that makes every launch wait for its kernel.
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
-    """Sizes of the free dimensions that our graphs have."""
+    """Sizes of the free dimensions, by their names in the graphs."""
     hop = bundle.codec.hop_samples if bundle.codec else 1
     return {
         "rows": rows, "slots": rows, "batch": rows, "frames": frames, "tokens": tokens, "samples": frames * hop,
@@ -67,7 +67,7 @@ def profile_engine(
     runs: int,
     origins: Origins | None = None,
 ) -> Profile:
-    """Wall time first, without a profiler; then every layer's time. Raises ShapeError, EngineError."""
+    """Measure wall time without a profiler, then every layer. Raises ShapeError, EngineError."""
     origins = origins or Origins()
     wall = Wall(tuple(sorted(wall_times_ms(engine, device, feeds, runs))))
     nodes = engine.profile(feeds, runs)
@@ -78,18 +78,18 @@ def profile_engine(
 
 
 def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:
-    """What layer times do not say by themselves."""
+    """Texts on how to read the layer times of this target."""
     if target == "cuda" and os.environ.get(BLOCKING) != "1":
-        yield f"layer times are those of launches, kernels run later: with {BLOCKING}=1 they are the kernels'"
+        yield f"layer times are those of launches, kernels run later; with {BLOCKING}=1 they are those of kernels"
     elif target == "cuda":
-        yield f"{BLOCKING}=1: layer times are the kernels', and wall time has the waits in it"
+        yield f"{BLOCKING}=1: layer times are those of kernels, and wall time contains the waits"
     hidden = sum(layer.share for layer in layers if layer.kind == OPAQUE)
     if hidden > 0:
-        yield f'{hidden:.0%} of the time is in fused blobs, shown as such: verbosity = "detailed" in [build] opens them'
+        yield f'{hidden:.0%} of the time is in opaque layers: [build] verbosity = "detailed" shows what they hold'
 
 
 def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[Any]], runs: int) -> Iterator[float]:
-    """Executes on the device's own memory, each to its end; copies from and to the host are not in it."""
+    """Milliseconds of executes on the device's memory, each waited for, without copies from and to the host."""
     outputs = run_once(engine, feeds)
     tensors = {name: device.zeros(array.shape, array.dtype) for name, array in {**feeds, **outputs}.items()}
     stream = device.main
@@ -106,7 +106,7 @@ def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[An
 
 
 def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """What a profile was measured on."""
+    """Engine, target, shapes, versions and machine of a profile."""
     manifest = engine.manifest
     return {
         "engine": engine.name,
@@ -122,9 +122,9 @@ def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def origins_of(engine: Engine, folder: Path, bundle: Bundle) -> Origins:
-    """The model's graph of an engine, and the one that ONNX Runtime runs, which TensorRT's plans do not have.
+    """The model's graph of an engine, and the graph that ONNX Runtime runs; TensorRT's plans have no such graph.
 
-    A graph that is not in the bundle (step engines') is made at build time: then the engine's own is all there is.
+    Step engines have no graph in the bundle: for them the engine's own graph is both.
     """
     runs = read_graph(folder / engine.manifest.engine_file) if engine.manifest.target != "tensorrt" else None
     path = source_path(bundle, engine.name)

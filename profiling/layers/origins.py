@@ -1,4 +1,4 @@
-"""The model's own graph behind an engine's layers: which of its nodes a layer holds, and in which module they are."""
+"""The nodes of the model's graph that each layer of an engine holds, and the modules that they belong to."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from profiling.layers.kinds import BLOBS
+from profiling.layers.kinds import FOREIGN_NODES
 from runtime.engines.engine import NodeTimes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 NAMESPACE = "namespace"
-# What the exporter writes where it knows no module.
+# The exporter's text for nodes without a module.
 NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
-# The inspector's note of where a layer comes from: [ONNX Layer: a]\x1e[ONNX Layer: b]
+# The inspector's list of a layer's nodes: [ONNX Layer: a]\x1e[ONNX Layer: b]
 PROVENANCE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f\[\s]|$)")
 KERNEL_SUFFIX = re.compile(r"(?: \[profile \d+\])?(?:_myl\d+_\d+)?$")
 
@@ -30,8 +30,8 @@ KERNEL_SUFFIX = re.compile(r"(?: \[profile \d+\])?(?:_myl\d+_\d+)?$")
 class GraphNode:
     """One node of an ONNX graph.
 
-    module: the dotted path of the model's module that it was exported from; None where the graph does not say. origin:
-    what the exporter made it from, such as aten.linear.default.
+    module: the dotted path of the model's module that it was exported from; None where it is not known. origin: the
+    torch operator that it was exported from, such as aten.linear.default.
     """
 
     name: str
@@ -45,7 +45,7 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Graph:
-    """An ONNX graph's nodes, and its constants' shapes and element sizes."""
+    """An ONNX model and its nodes, with look-ups by name and by value."""
 
     model: onnx.ModelProto
     nodes: tuple[GraphNode, ...]
@@ -61,8 +61,8 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs}
 
     @cached_property
-    def moving(self) -> frozenset[str]:
-        """Values that depend on the graph's inputs; the others are constants in the end."""
+    def variables(self) -> frozenset[str]:
+        """Values that depend on the graph's inputs; all others are constants."""
         found = {item.name for item in self.model.graph.input} - {item.name for item in self.model.graph.initializer}
         for node in self.nodes:
             if found.intersection(node.inputs):
@@ -90,20 +90,20 @@ def _node(node: onnx.NodeProto) -> GraphNode:
 
 
 def module_of(notes: Mapping[str, str], name: str = "") -> str | None:
-    """The module path: from torch's scopes, from its namespace, or from a name like layers.0/attn/MatMul."""
+    """A node's module path: from torch's scopes, from its namespace, or from a name like layers.0/attn/MatMul."""
     if SCOPES in notes:
         scopes = ast.literal_eval(notes[SCOPES])
         return None if NO_MODULE in scopes or len(scopes) < 2 else str(scopes[-2])
     if NAMESPACE in notes:
         scopes = [part.partition(": ")[0] for part in notes[NAMESPACE].split("/")]
         return None if NO_MODULE in scopes or len(scopes) < 2 else scopes[-2]
-    # ONNX Runtime appends what fused a node.
+    # ONNX Runtime appends the name of the fusion.
     path = [part for part in name.split("/") if part and not part.endswith("Fusion")][:-1]
     return ".".join(path) or None
 
 
 def origin_of(notes: Mapping[str, str]) -> str:
-    """What the exporter made a node from; empty where it does not say."""
+    """The torch operator that a node was exported from; empty where it is not known."""
     if CLASSES in notes:
         return str((ast.literal_eval(notes[CLASSES]) or [""])[-1])
     return notes[NAMESPACE].rpartition(": ")[2] if NAMESPACE in notes else ""
@@ -111,29 +111,29 @@ def origin_of(notes: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Origins:
-    """Finds the model's nodes behind layers. `source` is the model's graph, `engine` the one that ONNX Runtime runs."""
+    """Finds the model's nodes in layers. `source`: the model's graph; `engine`: the graph that ONNX Runtime runs."""
 
     source: Graph | None = None
     engine: Graph | None = None
 
     def of(self, layer: NodeTimes) -> tuple[GraphNode, ...]:
-        """The model's nodes that a layer holds, as far as somebody says so; none where nobody does."""
+        """The model's nodes in a layer, by its metadata, its values or its name; empty where they are not known."""
         if self.source is None:
             return ()
         if "provider" in layer.facts:
             return self._of_kernel(layer)
         names = PROVENANCE.findall(str(layer.facts.get("Metadata", "")))
-        if not names and layer.op_type not in BLOBS:
+        if not names and layer.op_type not in FOREIGN_NODES:
             names = [KERNEL_SUFFIX.sub("", layer.name)]
         nodes = (self.source.by_name.get(name) for name in dict.fromkeys(names))
         return tuple(node for node in nodes if node is not None)
 
     def engine_node(self, layer: NodeTimes) -> GraphNode | None:
-        """The node that ONNX Runtime ran."""
+        """The node of the graph that ONNX Runtime runs."""
         return self.engine.by_name.get(layer.name) if self.engine is not None else None
 
     def _of_kernel(self, layer: NodeTimes) -> tuple[GraphNode, ...]:
-        """By the values that the engine's graph and the model's have in common, else by name."""
+        """The nodes between values that the engine's graph and the model's have in common; without these, by name."""
         assert self.source is not None
         node = self.engine_node(layer)
         found = _between(self.source, node, self._made_by_engine) if node is not None else ()
@@ -148,7 +148,7 @@ class Origins:
 
 
 def _between(source: Graph, node: GraphNode, known: frozenset[str]) -> tuple[GraphNode, ...]:
-    """The model's nodes that a fused node stands for: from its outputs back to values that the engine has too."""
+    """The model's nodes in a fused node: from its outputs back to values that the engine has too."""
     found: dict[str, GraphNode] = {}
     waiting = [name for name in node.outputs if name in source.producers]
     while waiting:
@@ -159,13 +159,13 @@ def _between(source: Graph, node: GraphNode, known: frozenset[str]) -> tuple[Gra
         waiting += [
             name
             for name in maker.inputs
-            if name not in known and name in source.moving and name in source.producers and name not in node.inputs
+            if name not in known and name in source.variables and name in source.producers and name not in node.inputs
         ]
     return tuple(found.values())
 
 
 def common_module(modules: Iterable[str | None]) -> str | None:
-    """The innermost module that holds all of these; nodes without one say nothing, and none at all gives None."""
+    """The innermost module that holds all of these; None is ignored, and the result where there is no other."""
     paths = [path.split(".") if path else [] for path in modules if path is not None]
     return ".".join(_common(paths)) if paths else None
 

@@ -1,5 +1,7 @@
-"""Rollups of a profile: by kind of work, by module of the model, and by index across equal blocks. All of them add up
-to the layer sum: what belongs nowhere has a row of its own."""
+"""Rollups of a profile: by kind of work, by module of the model, and by index across equal blocks.
+
+Each adds up to the layer sum: layers without a module have a row of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ UNKNOWN_MODULE = "(not attributable)"
 WHOLE_MODEL = "(model)"
 SEVERAL = "(several parts)"
 WHOLE_BLOCK = "(block)"
-# Differences between equal blocks below this are not called slow.
+# A block is slow from this ratio to the median on.
 SLOW_RATIO = 1.1
 
 
@@ -29,8 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of equal blocks: milliseconds per execute in each block, on average, and in the middle of all executes,
-    which a hiccup of the machine does not move."""
+    """One part of equal blocks: milliseconds per execute in each block, mean and median over all executes."""
 
     average_ms: tuple[float, ...]
     median_ms: tuple[float, ...]
@@ -38,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Equal blocks side by side: parts[name].average_ms[i] is a part's time in block indices[i]; `whole` is theirs."""
+    """Equal blocks: parts[name].average_ms[i] is a part's time in block indices[i]; `whole` has the blocks' times."""
 
     prefix: str
     indices: tuple[int, ...]
@@ -47,33 +48,33 @@ class Blocks:
 
     @property
     def slowest(self) -> tuple[int, float]:
-        """The slowest block's index, and its time over the middle of all, by medians."""
+        """The slowest block's index, and its time over the median block's."""
         times = self.whole.median_ms
         worst = max(range(len(times)), key=times.__getitem__)
         return self.indices[worst], times[worst] / (median(times) or 1.0)
 
     @property
     def verdict(self) -> str:
-        """Whether one of them is slower than its brothers."""
+        """Text: whether a block is slower than the other blocks."""
         index, ratio = self.slowest
         if ratio < SLOW_RATIO:
-            return f"no block is slower than its brothers (largest {ratio:.2f} of the median)"
+            return f"no block is slower than the others (largest {ratio:.2f} of the median)"
         return f"block {index} takes {ratio:.2f} of the median"
 
 
 def by_kind(profile: Profile) -> list[Row]:
-    """Rows per kind, most time first."""
+    """A row per kind, longest time first."""
     return _rolled(profile, lambda layer: layer.kind)
 
 
 def by_module(profile: Profile, depth: int = 2) -> list[Row]:
-    """Rows per module, `depth` parts below what all modules have in common (a block and its index are one part)."""
+    """A row per module, `depth` parts below the common root; a block and its index are one part."""
     root = common_root(layer.module for layer in profile.layers)
     return _rolled(profile, lambda layer: shown_module(layer.module, root, depth, is_wide=layer.is_wide))
 
 
 def by_block(profile: Profile) -> list[Blocks]:
-    """Every family of numbered blocks with two or more members, most time first."""
+    """Every family of two or more numbered blocks, longest time first."""
     families: dict[str, dict[tuple[int, str], list[LayerTiming]]] = {}
     for layer in profile.layers:
         place = block_of(layer.module)
@@ -107,7 +108,7 @@ def module_parts(module: str) -> list[str]:
 
 
 def common_root(modules: Iterable[str | None]) -> int:
-    """How many leading parts the modules share, beside those that hold everything themselves."""
+    """How many leading parts all modules share; a module that is itself the root does not end it."""
     paths = [module_parts(module) for module in modules if module]
     deepest = max((len(path) for path in paths), default=0)
     for count in range(deepest):
@@ -118,8 +119,10 @@ def common_root(modules: Iterable[str | None]) -> int:
 
 
 def shown_module(module: str | None, root: int, depth: int, *, is_wide: bool = False) -> str:
-    """A module's row: so many parts of its path, below what all have in common. What a fused layer did in several parts
-    of a module cannot be told apart, and has a row beside the module's own work."""
+    """The name of a module's row: `depth` parts of its path below the `root` parts that all share.
+
+    is_wide: the layer holds work of several parts of the module. It has a row of its own.
+    """
     if module is None:
         return UNKNOWN_MODULE
     parts = module_parts(module)[root:]

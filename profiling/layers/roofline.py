@@ -1,7 +1,7 @@
-"""What a layer has to do, how fast it did it, and which of the machine's two limits bounds it.
+"""The roofline model of layers: their operations and bytes, their speed, and the ceiling that bounds them.
 
-The roofline model: a layer that does F operations on B bytes takes at least max(F / peak, B / bandwidth) (Williams,
-Waterman and Patterson, CACM 2009). Time tells what is hot; the distance from that roof tells what is slow.
+A layer that does F operations on B bytes takes at least max(F / peak, B / bandwidth) (Williams, Waterman and Patterson,
+CACM 2009).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from runtime.engines.operator_flops import PRODUCTS, Shape, product_flops
 
 Bound = Literal["compute", "memory"]
 
-# Operations per element that are counted for what is no matrix product; conventions, not measurements.
+# Operations counted per input element, by kind, for operators that are not matrix products; a convention.
 PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
-# What only looks at memory in another way, and what reads no more than it writes.
+# Operators that move no memory, and operators that read as much as they write.
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
 PICKS = frozenset({"Gather", "Slice", "GatherND", "GatherElements"})
-# ONNX Runtime's fused operators, as the operators whose work they do.
+# ONNX Runtime's fused operators -> the operators whose work they do.
 FUSED = {"FusedMatMul": "MatMul", "FusedGemm": "Gemm", "FusedConv": "Conv", "TransposeMatMul": "MatMul"}
 
 
@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that a machine does: operations per second in a large matrix product, bytes per second in a copy."""
+    """A machine's peaks: operations per second in a large matrix product, bytes per second in a copy."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -61,13 +61,13 @@ class Ceilings:
 
     @property
     def ridge(self) -> float:
-        """Operations per byte from which on a layer is bound by arithmetic."""
+        """Operations per byte above which a layer is bound by arithmetic."""
         return self.flops_per_s / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class Roof:
-    """How fast a layer was. bound, reached (share of the roof, 1 = on it): None without ceilings."""
+    """A layer's speed. bound: its lower ceiling; reached: share of that ceiling, 0..1. Both None without ceilings."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -76,7 +76,7 @@ class Roof:
 
 
 def measured_roof(work: Work, average_ms: float, ceilings: Ceilings | None) -> Roof | None:
-    """A layer's speed beside its roof; None for a layer that took no time or has nothing to do."""
+    """A layer's speed compared with its roof; None for a layer without time or work."""
     if average_ms <= 0 or not (work.flops or work.bytes):
         return None
     seconds = average_ms / 1e3
@@ -91,7 +91,7 @@ def measured_roof(work: Work, average_ms: float, ceilings: Ceilings | None) -> R
 def operator_flops(
     op_type: str, attributes: Mapping[str, Any], inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> int:
-    """Operations of one operator: exact for products, one per element for pointwise work, see PER_INPUT for others."""
+    """Operations of one operator: exact for products, one per element for pointwise work, by PER_INPUT for others."""
     plain = FUSED.get(op_type, op_type)
     if plain in PRODUCTS:
         return _product_flops(op_type, plain, attributes, inputs, outputs)

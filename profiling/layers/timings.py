@@ -1,4 +1,4 @@
-"""Layer timings of one engine: one record per layer for every library, and what they add up to."""
+"""Layer timings of one engine: one record per layer, the same for every library, and their sums."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from runtime.engines.engine import Engine, NodeTimes
 class LayerTiming:
     """One layer over several executes; `share` is of the sum of all layers, 0..1.
 
-    module: the innermost module of the model that holds all of it; None where that is not known. is_wide: it holds work
-    of several of that module's parts, and none of the module's own. nodes, contents: names and operators of the model's
-    nodes in it. work: None where the shapes are not known. facts: the library's own words.
+    module: the innermost module of the model that holds all of the layer; None where it is not known. is_wide: the
+    layer holds work of several parts of that module, and none of the module's own. nodes, contents: names and operators
+    of the model's nodes in it. work: None where the shapes are not known. facts: the library's record of the layer.
     """
 
     name: str
@@ -39,21 +39,21 @@ class LayerTiming:
 
     @property
     def total_ms(self) -> float:
-        """Over all executes."""
+        """Milliseconds over all executes."""
         return sum(self.runs_ms)
 
     @property
     def average_ms(self) -> float:
-        """Per execute."""
+        """Mean milliseconds per execute."""
         return sum(self.runs_ms) / len(self.runs_ms)
 
     @property
     def median_ms(self) -> float:
-        """Per execute."""
+        """Median milliseconds per execute."""
         return median(self.runs_ms)
 
     def roof(self, ceilings: Ceilings | None) -> Roof | None:
-        """How fast it was, and what bounds it; None where its work is not known."""
+        """Its speed and its ceiling; None where its work is not known."""
         return measured_roof(self.work, self.average_ms, ceilings) if self.work is not None else None
 
 
@@ -64,7 +64,7 @@ class Wall:
     times_ms: tuple[float, ...]
 
     def quantile(self, share: float) -> float:
-        """Interpolated; 0.5 is the median."""
+        """Interpolated quantile; 0.5 is the median."""
         return float(np.quantile(self.times_ms, share))
 
     @property
@@ -74,15 +74,15 @@ class Wall:
 
     @property
     def p95_ms(self) -> float:
-        """What one in twenty exceeds."""
+        """The 95th percentile."""
         return self.quantile(0.95)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """An engine's layers at one shape, and its wall time without the profiler, for profiling itself costs time.
+    """An engine's layers at one shape, and its wall time without the profiler, which itself costs time.
 
-    about: what it was measured on: engine hash, versions, machine, sizes. notes: what its reader should know.
+    about: engine hash, versions, machine, shapes. notes: texts on how to read the times.
     """
 
     engine: str
@@ -95,23 +95,23 @@ class Profile:
 
     @property
     def layer_sum_ms(self) -> float:
-        """Sum of all layers, per execute: what every rollup adds up to."""
+        """Mean over executes of the sum of all layers; every rollup adds up to it."""
         return sum(layer.average_ms for layer in self.layers)
 
     @property
     def layer_sum_p50_ms(self) -> float:
-        """Sum of all layers in the middle one of the executes, which a hiccup of the machine does not move."""
+        """Median over executes of the sum of all layers."""
         sums = [sum(times) for times in zip(*(layer.runs_ms for layer in self.layers), strict=True)]
         return median(sums) if sums else 0.0
 
     @property
     def gap_ms(self) -> float:
-        """Wall time that no layer accounts for, by medians; below 0 where the profiler's own cost outweighs it."""
+        """Median wall time less median layer sum; below 0 where the profiler's own cost is larger."""
         return self.wall.p50_ms - self.layer_sum_p50_ms
 
     @property
     def gap_name(self) -> str:
-        """What the difference between wall time and layer sum is."""
+        """Text: the cause of the difference between wall time and layer sum."""
         if self.gap_ms >= 0:
             return "outside of layers: dispatch, gaps between layers"
         return "cost of profiling: layers are timed one by one, without overlap"
@@ -120,7 +120,7 @@ class Profile:
 def layer_timings(
     nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[Work | None] = ()
 ) -> tuple[LayerTiming, ...]:
-    """One record per node, in execution order. `works`: one per node, or none at all."""
+    """One record per node, in execution order. `works`: one per node, or empty."""
     whole = sum(sum(node.runs_ms) for node in nodes) or 1.0
     held = [origins.of(node) if origins else () for node in nodes]
     given = works or [None] * len(nodes)
@@ -145,9 +145,9 @@ def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: W
 
 
 def make_feeds(engine: Engine, sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Inputs of a shape: normal noise for floats, zeros for integers (valid as index), ones for masks.
+    """Random inputs: normal noise for floats, zeros for integers (valid as index), ones for masks.
 
-    `sizes` maps the engine's free dimensions to their sizes. Raises KeyError with the dimension that is missing.
+    `sizes` maps the engine's free dimensions to their sizes. Raises KeyError with the missing dimension.
     """
     random = np.random.default_rng(seed)
     feeds: dict[str, NDArray[Any]] = {}

@@ -1,4 +1,4 @@
-"""Shapes of all values in an ONNX graph at given input sizes: inferred node by node, sizes worked out on the way."""
+"""Shapes of all values of an ONNX graph at given input shapes: inferred node by node, with constants folded."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from profiling.layers.origins import Graph
 from profiling.layers.roofline import Value
 from runtime.engines.operator_flops import Shape
 
-# Constants of so many elements are sizes, axes and ranges; larger ones are weights.
+# Constants of at most so many elements are folded: sizes, axes and ranges. Larger ones are weights.
 SMALL = 4096
-# What the reference evaluator raises of an operator, or a form of one, that it does not know.
+# What the reference evaluator raises for operators that it does not support.
 NOT_EVALUATED = (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError)
 PACKED_BYTES = {TensorProto.INT4: 0.5, TensorProto.UINT4: 0.5, TensorProto.FLOAT4E2M1: 0.5}
 
 
 def value_shapes(graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
     """Value -> shape and element size. A value whose shape depends on data is left out."""
-    walk = _Walk(graph, inputs)
+    inference = _Inference(graph, inputs)
     for node in graph.model.graph.node:
-        walk.take(node)
-    return {name: value for name, kind in walk.types.items() if (value := _value(kind)) is not None}
+        inference.add(node)
+    return {name: value for name, kind in inference.types.items() if (value := _value(kind)) is not None}
 
 
-class _Walk:
-    """What is known so far: the type of every value, and the numbers of small ones."""
+class _Inference:
+    """What is known so far: the type of every value, and the elements of small ones."""
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Shape]) -> None:
         model = graph.model
@@ -41,27 +41,27 @@ class _Walk:
         self._versions = {item.domain: item.version for item in model.opset_import}
         self._ir_version = model.ir_version
         self.types: dict[str, onnx.TypeProto] = {}
-        self._numbers: dict[str, NDArray[np.generic]] = {}
+        self._elements: dict[str, NDArray[np.generic]] = {}
         for item in model.graph.input:
             element = item.type.tensor_type.elem_type
             self.types[item.name] = helper.make_tensor_type_proto(element, inputs.get(item.name))
         for tensor in model.graph.initializer:
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             if prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL:
-                self._numbers[tensor.name] = numpy_helper.to_array(tensor)
+                self._elements[tensor.name] = numpy_helper.to_array(tensor)
 
-    def take(self, node: onnx.NodeProto) -> None:
-        """Work out a node's outputs; what cannot be is left unknown."""
+    def add(self, node: onnx.NodeProto) -> None:
+        """Evaluate or infer a node's outputs; leave out those that depend on data."""
         names = [name for name in node.input if name]
         if node.op_type == "Shape" and (value := _value(self.types.get(node.input[0]))) is not None:
             self._evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), value.shape)})
-        elif node.domain in ("", "ai.onnx") and self._is_small(node) and all(name in self._numbers for name in names):
-            self._evaluate(node, {name: self._numbers[name] for name in names})
+        elif node.domain in ("", "ai.onnx") and self._can_fold(node) and all(name in self._elements for name in names):
+            self._evaluate(node, {name: self._elements[name] for name in names})
         else:
             self._infer(node, names)
 
-    def _is_small(self, node: onnx.NodeProto) -> bool:
-        """Arithmetic on sizes; a random operator or one with a body is none."""
+    def _can_fold(self, node: onnx.NodeProto) -> bool:
+        """Whether a node can be folded: it has no body and is not random."""
         bodies = any(item.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for item in node.attribute)
         return not bodies and not node.op_type.startswith("Random")
 
@@ -76,23 +76,23 @@ class _Walk:
             array = np.asarray(result)
             self.types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
             if array.size <= SMALL:
-                self._numbers[name] = array
+                self._elements[name] = array
 
     def _infer(self, node: onnx.NodeProto, names: list[str]) -> None:
         if any(name not in self.types for name in names):
             return
-        numbers = {name: numpy_helper.from_array(self._numbers[name]) for name in names if name in self._numbers}
+        elements = {name: numpy_helper.from_array(self._elements[name]) for name in names if name in self._elements}
         try:
             schema = get_schema(node.op_type, self._versions.get(node.domain, 1), node.domain)
             types = {name: self.types[name] for name in names}
-            found = infer_node_outputs(schema, node, types, numbers, {}, self._opsets, self._ir_version)
+            found = infer_node_outputs(schema, node, types, elements, {}, self._opsets, self._ir_version)
         except (SchemaError, InferenceError):
             return
         self.types.update(found)
 
 
 def _value(kind: onnx.TypeProto | None) -> Value | None:
-    """None where a size is not known."""
+    """A tensor type's shape and element size; None where a dimension is not known."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim

@@ -1,4 +1,4 @@
-"""The work of an engine's layers, by the shapes that ONNX Runtime reports or the model's graph has at these sizes."""
+"""The work of an engine's layers, by the shapes that ONNX Runtime reports or those inferred from the model's graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.engines.engine import NodeTimes
 from runtime.engines.operator_flops import Shape
 
 FLOAT_BYTES = 4.0
-# Words for element types in the inspector's JSON, and their bytes; longer words first.
+# Names of element types in the inspector's JSON -> bytes; a name before its prefixes.
 DATATYPES = {
     "BFLOAT16": 2.0, "BF16": 2.0, "FP16": 2.0, "HALF": 2.0, "FP32": 4.0, "FLOAT": 4.0, "INT64": 8.0, "INT32": 4.0,
     "FP8": 1.0, "UINT8": 1.0, "INT8": 1.0, "BOOL": 1.0, "FP4": 0.5, "INT4": 0.5,
@@ -35,12 +35,12 @@ def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[st
     values = value_shapes(origins.source, inputs)
     if origins.engine is None:
         return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
-    seen = _runtime_values(nodes, origins.engine, inputs)
-    return [_kernel_work(origins.engine_node(node), seen, origins.of(node), values) for node in nodes]
+    reported = _runtime_values(nodes, origins.engine, inputs)
+    return [_kernel_work(origins.engine_node(node), reported, origins.of(node), values) for node in nodes]
 
 
 def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
-    """What ONNX Runtime saw: shapes of all outputs, beside the inputs' and the weights'."""
+    """Shapes that ONNX Runtime reports for outputs, and those of inputs and weights."""
     values = {tensor.name: _weight(tensor) for tensor in graph.model.graph.initializer}
     for item in graph.model.graph.input:
         if item.name in inputs:
@@ -49,7 +49,7 @@ def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[st
         node = graph.by_name.get(layer.name)
         shapes = layer.facts.get("output_type_shape", ())
         if node is not None and len(shapes) == len(node.outputs):
-            values.update((name, _seen(shape)) for name, shape in zip(node.outputs, shapes, strict=True))
+            values.update((name, _reported(shape)) for name, shape in zip(node.outputs, shapes, strict=True))
     return values
 
 
@@ -57,17 +57,17 @@ def _weight(tensor: onnx.TensorProto) -> Value:
     return Value(tuple(tensor.dims), item_bytes(tensor.data_type))
 
 
-def _seen(shape: Mapping[str, Sequence[int]]) -> Value:
+def _reported(shape: Mapping[str, Sequence[int]]) -> Value:
     """A tensor in a trace event: {"float": [2, 16, 64]}."""
     ((name, sizes),) = shape.items()
     return Value(tuple(sizes), item_bytes(onnx.TensorProto.DataType.Value(RUNTIME_NAMES.get(name, name.upper()))))
 
 
 def _kernel_work(
-    node: GraphNode | None, seen: Mapping[str, Value], parts: Sequence[GraphNode], values: Mapping[str, Value]
+    node: GraphNode | None, reported: Mapping[str, Value], parts: Sequence[GraphNode], values: Mapping[str, Value]
 ) -> Work | None:
-    """What ONNX Runtime's node reads and writes; where it is fused, the operations of the model's nodes in it."""
-    work = _node_work(node, seen)
+    """Bytes of ONNX Runtime's node; operations of the model's nodes in it where it is fused."""
+    work = _node_work(node, reported)
     held = [_node_work(part, values) for part in parts]
     if work is None or len(parts) < 2 or None in held:
         return work
@@ -83,7 +83,7 @@ def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | No
 
 
 def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, values: Mapping[str, Value]) -> Work | None:
-    """All the parts' operations, and what goes in and comes out: what stays inside of the layer is not moved."""
+    """Operations of all parts, and bytes of the values that enter and leave the layer."""
     if not parts:
         return _copied(layer)
     works = [_node_work(part, values) for part in parts]
@@ -100,7 +100,7 @@ def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, valu
 
 
 def _copied(layer: NodeTimes) -> Work | None:
-    """A reformat that TensorRT put in: no operations, and the bytes of the tensors that the inspector lists."""
+    """A reformat that TensorRT inserted: no operations, and the bytes of the tensors that the inspector lists."""
     tensors = (*layer.facts.get("Inputs", ()), *layer.facts.get("Outputs", ()))
     sizes = [_stated_bytes(tensor) for tensor in tensors]
     if node_kind(layer.op_type) != "reformat" or not sizes or None in sizes:
@@ -109,31 +109,31 @@ def _copied(layer: NodeTimes) -> Work | None:
 
 
 def _stated_bytes(tensor: Any) -> int | None:
-    """Bytes of one of the inspector's tensors; None where it does not say, or a size is free (-1)."""
+    """Bytes of one of the inspector's tensors; None where its type is unknown or a dimension is free (-1)."""
     dims = tensor.get("Dimensions", [-1]) if isinstance(tensor, dict) else [-1]
     width = _width(tensor) if min(dims, default=0) >= 0 else None
     return round(prod(dims) * DATATYPES[width]) if width is not None else None
 
 
 def _width(tensor: Mapping[str, Any]) -> str | None:
-    """The word for a tensor's element type: in "Datatype" (11), or somewhere in "Format/Datatype" (10)."""
+    """A tensor's element type: "Datatype" (TensorRT 11), or a part of "Format/Datatype" (10)."""
     found = DATATYPE.search(str(tensor.get("Datatype") or tensor.get("Format/Datatype") or ""))
     return found.group().upper() if found is not None else None
 
 
 def _used_outside(graph: Graph, makers: set[str]) -> set[str]:
-    """Values that other nodes read, or the graph gives out."""
-    given = {item.name for item in graph.model.graph.output}
-    return given.union(*(node.inputs for node in graph.nodes if node.outputs and node.outputs[0] not in makers))
+    """Values that other nodes read, and the graph's outputs."""
+    outputs = {item.name for item in graph.model.graph.output}
+    return outputs.union(*(node.inputs for node in graph.nodes if node.outputs and node.outputs[0] not in makers))
 
 
 def _moved_bytes(value: Value, width: float) -> int:
-    """A float of the model's graph is as wide as the engine has made it."""
+    """Bytes of a value in the engine: float32 values of the model's graph have the engine's width."""
     return round(value.size_bytes * (width / FLOAT_BYTES if value.item_bytes == FLOAT_BYTES else 1.0))
 
 
 def float_bytes(facts: Mapping[str, Any]) -> float:
-    """Bytes per number in a layer, from the inspector's tensors; those of the model's graph where it does not say."""
+    """Bytes per float in a layer, from the inspector's tensors; FLOAT_BYTES where it lists none."""
     tensors = (*facts.get("Inputs", ()), *facts.get("Outputs", ()))
-    words = (_width(tensor) for tensor in tensors if isinstance(tensor, dict))
-    return next((DATATYPES[word] for word in words if word in FLOATS), FLOAT_BYTES)
+    types = (_width(tensor) for tensor in tensors if isinstance(tensor, dict))
+    return next((DATATYPES[name] for name in types if name in FLOATS), FLOAT_BYTES)

@@ -1,1 +1,1 @@
-"""Profiles as tables, HTML, trtexec's JSON, Chrome traces, and differences between two of them."""
+"""Profiles as tables, HTML, trtexec's JSON and Chrome traces; differences between two profiles; SVG plots."""

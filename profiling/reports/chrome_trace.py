@@ -1,7 +1,7 @@
 """A profile as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Times of layers are measured, their places are not: layers stand end to end in execution order, executes one after the
-other. The second lane shows which module each segment belongs to.
+Durations of layers are measured, their start times are not: layers follow each other in execution order without gaps.
+One row shows layers, one the blocks or modules that they belong to, one the executes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from profiling.layers.timings import LayerTiming, Profile
 
 PROCESS = 1
 LAYERS, BLOCKS, EXECUTES = 1, 2, 3
-LANES = {EXECUTES: "executes", BLOCKS: "blocks", LAYERS: "layers"}
+THREADS = {EXECUTES: "executes", BLOCKS: "blocks", LAYERS: "layers"}
 
 
 def trace(profile: Profile) -> dict[str, Any]:
-    """The trace as an object; times in it are microseconds."""
+    """The trace as a JSON object; its times are microseconds."""
     events = [_name("process_name", 0, f"tickrt-profile {profile.engine}")]
-    events += [_name("thread_name", lane, words) for lane, words in LANES.items()]
+    events += [_name("thread_name", thread, name) for thread, name in THREADS.items()]
     begin_us = 0.0
     for run in range(profile.runs):
         length_us = sum(layer.runs_ms[run] for layer in profile.layers) * 1e3
@@ -52,7 +52,7 @@ def _blocks(profile: Profile, run: int, begin_us: float) -> Iterator[dict[str, A
 
 
 def _block_name(layer: LayerTiming) -> str:
-    """The numbered block that a layer is in, or the module that it is part of."""
+    """The numbered block that a layer belongs to, or its module."""
     place = block_of(layer.module)
     if place is not None:
         return f"{place[0]}.{place[1]}"
@@ -62,11 +62,11 @@ def _block_name(layer: LayerTiming) -> str:
 
 
 def _slice(
-    name: str, lane: int, begin_us: float, length_us: float, facts: dict[str, Any], kind: str = "block"
+    name: str, thread: int, begin_us: float, length_us: float, facts: dict[str, Any], kind: str = "block"
 ) -> dict[str, Any]:
-    where = {"pid": PROCESS, "tid": lane, "ts": round(begin_us, 3), "dur": round(length_us, 3)}
-    return {"name": name, "cat": kind, "ph": "X", **where, "args": facts}
+    span = {"pid": PROCESS, "tid": thread, "ts": round(begin_us, 3), "dur": round(length_us, 3)}
+    return {"name": name, "cat": kind, "ph": "X", **span, "args": facts}
 
 
-def _name(what: str, lane: int, words: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": PROCESS, "tid": lane, "args": {"name": words}}
+def _name(event: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": event, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

@@ -68,17 +68,17 @@ class Change:
 
 def read_saved(path: Path, *, median: bool = False) -> Saved:
     """A profile written by --json, or by trtexec --exportProfile; by averages or medians. Raises ConfigError."""
-    _, ours, rows = read_records(path)
+    _, extras, rows = read_records(path)
     times = [row["medianMs" if median else "averageMs"] for row in rows]
     # Kernel numbers differ from build to build.
     names = [KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows]
-    details = ours.get("layers")
+    details = extras.get("layers")
     if details is None:
         return Saved(_sums([kind_of("", name=str(row["name"])) for row in rows], times), {}, _sums(names, times))
     root = common_root(about["module"] for about in details)
     modules = [shown_module(about["module"], root, MODULE_DEPTH, is_wide=about["wide"]) for about in details]
     kinds = [about["kind"] for about in details]
-    return Saved(_sums(kinds, times), _sums(modules, times), _sums(names, times), ours["wall_p50_ms"], ours)
+    return Saved(_sums(kinds, times), _sums(modules, times), _sums(names, times), extras["wall_p50_ms"], extras)
 
 
 def _sums(names: Sequence[str], times: Sequence[float]) -> dict[str, float]:

@@ -53,7 +53,7 @@ def _about(profile: Profile) -> list[tuple[str, str]]:
     """Name and text of every property of the measurement that is known."""
     about = profile.about
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in about.get("shapes", {}).items())
-    words = {
+    texts = {
         "target": about.get("target"),
         "precision": about.get("precision"),
         "machine": " ".join(about.get("machine", {}).values()),
@@ -62,7 +62,7 @@ def _about(profile: Profile) -> list[tuple[str, str]]:
         "commit": about.get("commit"),
         "shapes": shapes,
     }
-    return [(name, str(value)) for name, value in words.items() if value]
+    return [(name, str(value)) for name, value in texts.items() if value]
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lines in a coordinate system, as SVG: no library is needed to draw them, and every browser shows them."""
+"""Line plots as SVG, written without a plotting library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to pixels, from 0 to the first round number beyond the largest value."""
+    """Maps values to pixels: from 0 to the first round number that is not below the largest value."""
 
     label: str
     largest: float
@@ -25,23 +25,23 @@ class Axis:
 
     @property
     def step(self) -> float:
-        """Between two marks: 1, 2 or 5 times a power of ten."""
+        """Distance of two marks: 1, 2 or 5 times a power of ten."""
         rough = max(self.largest, 1e-9) / (TICKS - 1)
         power = 10.0 ** floor(log10(rough))
         return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
     @property
     def marks(self) -> list[float]:
-        """From 0 on, up to the first one that is not below the largest value."""
+        """Round values from 0 to the first one that is not below the largest value."""
         return [index * self.step for index in range(ceil(self.largest / self.step - 1e-9) + 1)]
 
     def at(self, value: float) -> float:
-        """Pixel of a value."""
+        """Pixel coordinate of a value."""
         return self.begin + (self.end - self.begin) * value / self.marks[-1]
 
 
 def svg(title: str, x_label: str, y_label: str, lines: Mapping[str, Line]) -> str:
-    """A drawing of named lines `(x, y)`, both from 0 on, at least one point in all."""
+    """A plot of named lines of points `(x, y)`, both 0 or more; at least one point."""
     points = [point for line in lines.values() for point in line]
     x = Axis(x_label, max(point[0] for point in points), LEFT, WIDTH - RIGHT)
     y = Axis(y_label, max(point[1] for point in points), HEIGHT - BOTTOM, TOP)

@@ -1,4 +1,4 @@
-"""Profiles as tables: in the terminal, and as Markdown. Both show the same rows."""
+"""Profiles as tables, in the terminal and as Markdown, with the same rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from profiling.layers.rollups import Blocks, Row, by_block, by_kind, by_module
 from profiling.layers.timings import LayerTiming, Profile
 
 MODULE_ROWS = 20
-# An operator's name says what it does; TensorRT's kernels are told by what they hold.
+# Layers of these operators are shown without their contents; TensorRT's kernels with them.
 ONNX_OPERATORS = frozenset(name for names in KINDS.values() for name in names if name[0].isupper())
-LONG_CONTENTS = 8
+MAX_CONTENTS = 8
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text: the first `words` columns are words, the others numbers. `note` stands below it."""
+    """A table as text: the first `num_text` columns are text, the others numbers. `note` is printed below it."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    words: int = 1
+    num_text: int = 1
     note: str = ""
 
 
@@ -43,7 +43,7 @@ def grids(profile: Profile, top: int, depth: int) -> Iterator[Grid]:
 
 
 def wall_grid(profile: Profile) -> Grid:
-    """Wall time beside the sum of layers, and the difference by its name."""
+    """Wall time, the sum of layers, and their difference."""
     rows = (
         ("wall time of an execute, p50", _ms(profile.wall.p50_ms)),
         ("wall time of an execute, p95", _ms(profile.wall.p95_ms)),
@@ -51,8 +51,8 @@ def wall_grid(profile: Profile) -> Grid:
         (f"sum of {len(profile.layers)} layers, p50", _ms(profile.layer_sum_p50_ms)),
         (profile.gap_name, _ms(profile.gap_ms)),
     )
-    words = ("wall time is without the profiler: the sum of layers is not the latency", *profile.notes)
-    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(words))
+    notes = ("wall time is measured without the profiler; the sum of layers is not the latency", *profile.notes)
+    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(notes))
 
 
 def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
@@ -64,7 +64,7 @@ def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
 
 
 def block_grid(blocks: Blocks) -> Grid:
-    """Equal blocks side by side."""
+    """Equal blocks, a column for each."""
     rows = [(name, *map(_ms, part.average_ms)) for name, part in blocks.parts.items()]
     rows.append(("sum", *map(_ms, blocks.whole.average_ms)))
     columns = ("part", *(str(index) for index in blocks.indices))
@@ -72,18 +72,18 @@ def block_grid(blocks: Blocks) -> Grid:
 
 
 def layer_grid(profile: Profile, top: int) -> Grid:
-    """The slowest layers, with their rooflines where the work is known."""
+    """The layers with the longest times, with their rooflines where the work is known."""
     slowest = sorted(profile.layers, key=lambda layer: -layer.total_ms)[:top]
     columns: tuple[str, ...] = ("layer", "kind", "ms", "median", "share", "GFLOP/s", "GB/s")
     columns += ("bound", "of roof") if profile.ceilings else ()
     rows = tuple(_layer_row(layer, profile)[: len(columns)] for layer in slowest)
     title = f"slowest {len(slowest)} of {len(profile.layers)} layers"
     note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
-    return Grid(title, columns, rows, words=2, note=note)
+    return Grid(title, columns, rows, num_text=2, note=note)
 
 
 def ceilings_text(profile: Profile) -> str:
-    """The ceilings in words; empty without any."""
+    """The ceilings as text; empty without any."""
     top = profile.ceilings
     if top is None:
         return ""
@@ -91,23 +91,23 @@ def ceilings_text(profile: Profile) -> str:
 
 
 def contents_text(layer: LayerTiming) -> str:
-    """What a fused layer holds: 'Div 2, Mul 3'; empty for a single operator."""
+    """The operators in a fused layer: 'Div 2, Mul 3'; empty for a single operator."""
     if len(layer.contents) < 2:
         return ""
     counts = {name: layer.contents.count(name) for name in sorted(layer.contents)}
     shown = [name if count == 1 else f"{name} {count}" for name, count in counts.items()]
-    return ", ".join(shown[:LONG_CONTENTS]) + (", ..." if len(shown) > LONG_CONTENTS else "")
+    return ", ".join(shown[:MAX_CONTENTS]) + (", ..." if len(shown) > MAX_CONTENTS else "")
 
 
 def show(profile: Profile, top: int, depth: int, console: Console) -> None:
-    """All tables, for people at a terminal."""
+    """Print all tables."""
     for grid in grids(profile, top, depth):
         table = Table(title=grid.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for index, column in enumerate(grid.columns):
             if index == 0:
                 table.add_column(column, overflow="fold")
             else:
-                table.add_column(column, justify="left" if index < grid.words else "right", no_wrap=True)
+                table.add_column(column, justify="left" if index < grid.num_text else "right", no_wrap=True)
         for row in grid.rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -117,12 +117,12 @@ def show(profile: Profile, top: int, depth: int, console: Console) -> None:
 
 
 def markdown(profile: Profile, top: int, depth: int) -> str:
-    """All tables, for a document."""
+    """All tables as Markdown."""
     return "\n".join(_markdown(grid) for grid in grids(profile, top, depth))
 
 
 def _markdown(grid: Grid) -> str:
-    rule = ["---" if index < grid.words else "---:" for index in range(len(grid.columns))]
+    rule = ["---" if index < grid.num_text else "---:" for index in range(len(grid.columns))]
     lines = [f"### {grid.title}", "", _line(grid.columns), _line(rule), *map(_line, grid.rows)]
     return "\n".join([*lines, *(f"\n*{line}*" for line in grid.note.splitlines()), ""])
 
@@ -142,7 +142,7 @@ def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
 
 
 def _shortened(rows: Sequence[Row], limit: int) -> list[Row]:
-    """The first rows, and one for all others, so that the sum stays whole."""
+    """The first rows, and one row for the sum of all others."""
     head, rest = list(rows[:limit]), rows[limit:]
     if rest:
         name = f"({len(rest)} more)"
@@ -151,7 +151,7 @@ def _shortened(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def _speed(per_s: float) -> str:
-    """In billions per second."""
+    """A rate in billions per second."""
     value = per_s / 1e9
     return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2g}"
 

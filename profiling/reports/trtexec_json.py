@@ -1,7 +1,7 @@
 """Profiles as JSON with trtexec's field names (--exportProfile, --exportLayerInfo), and read back.
 
-Rows have trtexec's five fields and no more: tools that read its files know rows by their number of fields. What we know
-beyond that is in the first record, beside its count.
+Rows have trtexec's five fields and no more: tools that read its files recognize rows by their number of fields. All
+other properties are in the first record, which has the number of executes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from profiling.layers.timings import LayerTiming, Profile
 from runtime.errors import ConfigError
 
 SCHEMA = 1
-OURS = "tickrt"
+EXTRA_KEY = "tickrt"
 
 
 def profile_records(profile: Profile) -> list[dict[str, Any]]:
-    """As trtexec's --exportProfile."""
+    """The records of trtexec's --exportProfile."""
     layers = [
         {
             "name": layer.name,
@@ -30,11 +30,11 @@ def profile_records(profile: Profile) -> list[dict[str, Any]]:
         }
         for layer in profile.layers
     ]
-    return [{"count": profile.runs, OURS: beyond(profile)}, *layers]
+    return [{"count": profile.runs, EXTRA_KEY: extra(profile)}, *layers]
 
 
-def beyond(profile: Profile) -> dict[str, Any]:
-    """What trtexec's file has no place for; `layers` in the order of the rows."""
+def extra(profile: Profile) -> dict[str, Any]:
+    """Properties that trtexec's file does not have; `layers` in the order of the rows."""
     ceilings = profile.ceilings
     return {
         "schema": SCHEMA,
@@ -52,7 +52,7 @@ def beyond(profile: Profile) -> dict[str, Any]:
 
 
 def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
-    """One layer, beyond its times."""
+    """Properties of one layer, without its times."""
     roof = layer.roof(profile.ceilings)
     return {
         "op": layer.op_type,
@@ -68,7 +68,7 @@ def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
 
 
 def layer_info(profile: Profile) -> dict[str, Any]:
-    """As trtexec's --exportLayerInfo: the inspector's own records where there are some, built alike where not."""
+    """The records of trtexec's --exportLayerInfo: TensorRT's own, or for ONNX Runtime the same fields."""
     shapes: Mapping[str, Any] = profile.about.get("shapes", {})
     return {"Layers": [_layer_record(layer) for layer in profile.layers], "Bindings": list(shapes)}
 
@@ -97,7 +97,7 @@ def _tensors(name: str, shapes: Any) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file, one record per line where it is a list."""
+    """Write a JSON file; a list with one record per line."""
     if isinstance(content, list):
         text = "[\n" + ",\n".join(json.dumps(record) for record in content) + "\n]\n"
     else:
@@ -106,21 +106,21 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its times as numbers; releases before 8.5 have no median."""
+    """A row with its times as floats; releases before 8.5 have no median."""
     average_ms = float(row["averageMs"])
     return {**row, "averageMs": average_ms, "medianMs": float(row.get("medianMs", average_ms))}
 
 
 def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    """Count, what is ours (empty in a file of trtexec's), and the rows. Raises ConfigError."""
+    """Number of executes, extra properties (empty in trtexec's own files), and the rows. Raises ConfigError."""
     try:
         head, *rows = json.loads(path.read_text(encoding="utf-8"))
-        ours = head.get(OURS, {})
-        # Files of trtexec's end with a row for the sum in some releases.
+        extras = head.get(EXTRA_KEY, {})
+        # Some releases of trtexec end the file with a row for the sum.
         rows = [_checked(row) for row in rows if "averageMs" in row]
-        if ours and (ours["schema"], len(ours["layers"])) != (SCHEMA, len(rows)):
-            raise ValueError(f"schema {ours['schema']} of {len(ours['layers'])} layers, {len(rows)} rows")
-        return int(head["count"]), ours, rows
+        if extras and (extras["schema"], len(extras["layers"])) != (SCHEMA, len(rows)):
+            raise ValueError(f"schema {extras['schema']} of {len(extras['layers'])} layers, {len(rows)} rows")
+        return int(head["count"]), extras, rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"
         raise ConfigError(what, fix="tickrt-profile CONFIG --json FILE writes one") from error

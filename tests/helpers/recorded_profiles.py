@@ -1,6 +1,6 @@
-"""Recorded TensorRT profiles of a small transformer, in the formats of 10.x and 11.x, and the graph that they name.
+"""TensorRT profiles of a small transformer, in the formats of 10.x and 11.x, and the graph of their layers.
 
-The recordings are written by hand from the documented field names; their times are the tests' own.
+The files are written by hand from the documented field names; their times are invented.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 from profiling.layers.origins import CLASSES, SCOPES, Graph, Origins, read_graph
+from profiling.layers.rollups import by_block, by_kind, by_module
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall, layer_timings
 from profiling.layers.work import layer_works
+from profiling.reports.trtexec_json import profile_records
 from runtime.engines.engine import NodeTimes
 from runtime.engines.tensorrt.layers import layer_records, node_times
 
@@ -24,12 +27,12 @@ VERSIONS = ("10", "11")
 RUNS = 20
 BLOCKS = (0, 1)
 SHAPES = {"x": (2, 8, 16)}
-BLOB = "{ForeignNode[out_norm...out_proj]}"
+FOREIGN_NODE = "{ForeignNode[out_norm...out_proj]}"
 SDPA = "aten.scaled_dot_product_attention.default"
 
 
 def recorded_nodes(version: str) -> tuple[NodeTimes, ...]:
-    """Layers as the engine's profile method gives them, from the two files of trtexec's."""
+    """Layers as Engine.profile returns them, from the two files in trtexec's format."""
     records = layer_records((FOLDER / f"layers_{version}.json").read_text(encoding="utf-8"))
     _, *rows = recorded_rows(version)
     assert set(records) == {row["name"] for row in rows}
@@ -42,15 +45,31 @@ def recorded_rows(version: str) -> list[dict[str, Any]]:
 
 
 def recorded(version: str, folder: Path, ceilings: Ceilings | None = None) -> Profile:
-    """The recording as a profile, its layers found in the graph, which is written into `folder`."""
+    """The recording as a profile; its graph is written into `folder`."""
     nodes, origins = recorded_nodes(version), Origins(transformer(folder))
     layers = layer_timings(nodes, origins, layer_works(nodes, origins, SHAPES))
     about = {"target": "tensorrt", "shapes": {name: list(shape) for name, shape in SHAPES.items()}}
     return Profile("decoder", RUNS, layers, Wall((0.7, 0.8, 0.9)), about, ceilings)
 
 
+def assert_adds_up(profile: Profile) -> None:
+    """Every rollup adds up to the layer sum, and every share to 1."""
+    assert profile.layers
+    for rows in (by_kind(profile), *(by_module(profile, depth) for depth in (1, 2, 9))):
+        assert sum(row.ms for row in rows) == pytest.approx(profile.layer_sum_ms)
+        assert sum(row.share for row in rows) == pytest.approx(1.0)
+        assert sum(row.layers for row in rows) == len(profile.layers)
+    for blocks in by_block(profile):
+        inside = [layer for layer in profile.layers if (layer.module or "").startswith(f"{blocks.prefix}.")]
+        assert sum(blocks.whole.average_ms) == pytest.approx(sum(layer.average_ms for layer in inside))
+    assert sum(layer.share for layer in profile.layers) == pytest.approx(1.0)
+    _, *rows = profile_records(profile)
+    assert sum(row["percentage"] for row in rows) == pytest.approx(100.0, abs=1e-3)
+    assert sum(row["averageMs"] for row in rows) == pytest.approx(profile.layer_sum_ms, rel=1e-4)
+
+
 def transformer(folder: Path) -> Graph:
-    """The graph, through a file."""
+    """The graph, read from a file in `folder`."""
     path = folder / "transformer.onnx"
     onnx.save(transformer_model(), path)
     return read_graph(path)
@@ -82,18 +101,18 @@ def transformer_model() -> onnx.ModelProto:
 
 
 def _block(parts: _Parts, index: int, value: str) -> str:
-    here = f"decoder.layers.{index}"
+    module = f"decoder.layers.{index}"
     names = (f"square_{index}", f"mean_{index}", f"root_{index}", f"normed_{index}")
-    normed = _norm(parts, *names, value, f"{here}.norm")
-    parts.node("MatMul", f"to_q_{index}", [normed, "w"], f"{here}.attn.to_q")
-    parts.node("MatMul", f"to_k_{index}", [normed, "w"], f"{here}.attn.to_k")
-    parts.node("Transpose", f"turned_{index}", [f"to_k_{index}"], f"{here}.attn", SDPA, perm=[0, 2, 1])
-    parts.node("MatMul", f"scores_{index}", [f"to_q_{index}", f"turned_{index}"], f"{here}.attn", SDPA)
-    parts.node("Softmax", f"weights_{index}", [f"scores_{index}"], f"{here}.attn", SDPA, axis=-1)
-    parts.node("MatMul", f"mixed_{index}", [f"weights_{index}", normed], f"{here}.attn", SDPA)
-    parts.node("MatMul", f"up_{index}", [f"mixed_{index}", "w"], f"{here}.mlp.up")
-    parts.node("Mul", f"gate_{index}", [f"up_{index}", f"up_{index}"], f"{here}.mlp")
-    parts.node("Add", f"add_{index}", [f"gate_{index}", value], here)
+    normed = _norm(parts, *names, value, f"{module}.norm")
+    parts.node("MatMul", f"to_q_{index}", [normed, "w"], f"{module}.attn.to_q")
+    parts.node("MatMul", f"to_k_{index}", [normed, "w"], f"{module}.attn.to_k")
+    parts.node("Transpose", f"turned_{index}", [f"to_k_{index}"], f"{module}.attn", SDPA, perm=[0, 2, 1])
+    parts.node("MatMul", f"scores_{index}", [f"to_q_{index}", f"turned_{index}"], f"{module}.attn", SDPA)
+    parts.node("Softmax", f"weights_{index}", [f"scores_{index}"], f"{module}.attn", SDPA, axis=-1)
+    parts.node("MatMul", f"mixed_{index}", [f"weights_{index}", normed], f"{module}.attn", SDPA)
+    parts.node("MatMul", f"up_{index}", [f"mixed_{index}", "w"], f"{module}.mlp.up")
+    parts.node("Mul", f"gate_{index}", [f"up_{index}", f"up_{index}"], f"{module}.mlp")
+    parts.node("Add", f"add_{index}", [f"gate_{index}", value], module)
     return f"add_{index}"
 
 
@@ -110,7 +129,7 @@ def _count(dims: tuple[int, ...]) -> int:
 
 
 class _Parts:
-    """Nodes with torch's notes of where they come from; a node's output has its name."""
+    """Nodes with the metadata of torch's exporter; a node's output has the node's name."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -1,4 +1,4 @@
-"""tickrt-profile as a user runs it."""
+"""tickrt-profile in a process of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_target_that_is_not_built_names_the_command(built: Built) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_diff_is_a_command_of_its_own(built: Built, tmp_path: Path) -> None:
+def test_diff_compares_two_profiles(built: Built, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     assert run(str(built().path), "--runs", "2", "--json", str(path)).returncode == 0
     result = run("diff", str(path), str(path), "--fail-over", "1")

@@ -1,4 +1,4 @@
-"""The probe counts what it says it counts, and nothing else."""
+"""The allocation probe counts NumPy's buffers, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy._core.multiarray import get_handler_name
 from profiling.bench.allocation_probe import MIN_BYTES, AllocationProbe
 
 
-def test_a_deliberate_buffer_is_counted() -> None:
+def test_a_buffer_is_counted() -> None:
     with AllocationProbe() as probe:
         np.empty(2048, np.uint8)
     assert probe.sizes == [2048]
@@ -67,7 +67,7 @@ def test_arrays_outlive_the_probe() -> None:
     gc.collect()
 
 
-def test_an_error_inside_takes_the_probe_out() -> None:
+def test_an_error_inside_removes_the_probe() -> None:
     with pytest.raises(ZeroDivisionError), AllocationProbe():
         _ = 1 // 0
     with AllocationProbe() as probe:
@@ -78,7 +78,7 @@ def test_an_error_inside_takes_the_probe_out() -> None:
 def test_probes_do_not_nest() -> None:
     with (
         AllocationProbe() as outer,
-        pytest.raises(RuntimeError, match="active already"),
+        pytest.raises(RuntimeError, match="already active"),
         AllocationProbe(),
     ):
         pass
@@ -98,7 +98,7 @@ def test_other_threads_are_not_counted() -> None:
     assert probe.count == 0
 
 
-def test_a_tracing_probe_names_the_line() -> None:
+def test_a_tracing_probe_has_the_source_line() -> None:
     with AllocationProbe(trace=True) as probe:
         for _ in range(3):
             np.empty(5000, np.uint8)  # this very line

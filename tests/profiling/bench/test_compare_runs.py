@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_changes_by_hand() -> None:
+def test_changes_of_every_figure() -> None:
     now = {**BASE, "tick_ms": {"p50": 11.0, "p95": 10.0, "p99": 1.0}, "finished_per_s": 5.0}
     found = changes(BASE, now)
     assert found["tick_ms p50"] == {"base": 10.0, "now": 11.0, "percent": 10.0}
@@ -39,7 +39,7 @@ def test_changes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SAME if name not in ("over", "values")])
-def test_what_differs_is_named(name: str) -> None:
+def test_different_properties_are_named(name: str) -> None:
     other = {**BASE, name: "other"}
     check_comparable(BASE, dict(BASE))
     assert differences(BASE, other) == [f"{name}: {BASE[name]} in the saved run, other in this one"]

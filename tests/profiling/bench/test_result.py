@@ -60,7 +60,7 @@ def test_the_table_has_budget_competitors_and_allocation_sites() -> None:
         "tick_ms": percentiles, "engine_ms": percentiles, "decoder_in_tick_ms": percentiles,
         "overhead_ms": 0.3, "overhead_ms_quartiles": [0.2, 0.4],
         "overhead_ratio": 1.05, "overhead_ratio_quartiles": [1.0, 1.2], "overhead_inside_tick": 1.1, "is_noisy": True,
-        **against_budget(Budget(1.08, 0.35), 0.3, 1.05), "beside": {"torch eager": {"p50": 8.0, "over_tick": 4.0}},
+        **against_budget(Budget(1.08, 0.35), 0.3, 1.05), "competitors": {"torch eager": {"p50": 8.0, "over_tick": 4.0}},
         "finished_per_s": 1.0, "audio_s_per_s": 2.0, "allocations_per_tick": 1.0, "shared_vs_alone": 1e-6,
         "phases_ms": {"wait": 0.5}, "commit": None, "engine_sha256": "ab" * 32,
     }  # fmt: skip

@@ -40,8 +40,8 @@ def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:
 
     with open_session(built()) as session:
         result, measured = session.measure(LOAD, 3, lambda rows: {f"constant for {rows} rows": Constant()})
-    assert measured.beside_ms == {"constant for 2 rows": [5.0] * 4}
-    assert result["beside"]["constant for 2 rows"]["p50"] == 5.0
+    assert measured.competitors_ms == {"constant for 2 rows": [5.0] * 4}
+    assert result["competitors"]["constant for 2 rows"]["p50"] == 5.0
 
 
 def test_an_error_inside_closes_everything(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

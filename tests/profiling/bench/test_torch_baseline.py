@@ -1,4 +1,4 @@
-"""PyTorch's decoder beside a tick. Needs the extra `export`."""
+"""PyTorch's decoder, timed in turn with ticks. Needs the extra `export`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_the_bench_times_it_in_turn_with_the_ticks(built: Built, tmp_path: Path)
     command = [str(built().path), "--depth", "2", "--ticks", "3", "--torch", str(checkpoint)]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    beside = json.loads(result.stdout.splitlines()[-1])["beside"]
-    assert beside.keys() == {"torch eager", "torch compiled"}
-    assert all(each["p50"] > 0 < each["over_tick"] for each in beside.values())
+    found = json.loads(result.stdout.splitlines()[-1])["competitors"]
+    assert found.keys() == {"torch eager", "torch compiled"}
+    assert all(each["p50"] > 0 < each["over_tick"] for each in found.values())
 
 
 def test_it_computes_a_velocity_for_every_row(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Workloads: which features a generation has, and what is refused."""
+"""Workloads: features of generations, and options that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.scheduling.slot import row_features, step_features
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_feature_is_what_the_tick_then_uses(feature: str, built: Built) -> None:
+def test_the_tick_uses_the_named_feature(feature: str, built: Built) -> None:
     deployment = built()
     engines = open_engines(deployment, HostDevice())
     load = workload_of(deployment, 2, features=[feature])
@@ -30,13 +30,13 @@ def test_a_feature_is_what_the_tick_then_uses(feature: str, built: Built) -> Non
     assert load.variant.split("+") == sorted(load.features, key=("guidance", "dcw", feature).index)
 
 
-def test_the_bundle_fills_in_what_is_not_said(built: Built) -> None:
+def test_the_bundle_has_the_defaults(built: Built) -> None:
     assert workload_of(built(), 3) == Workload(3, 32, 4)
     assert workload_of(built(), 3, 16, 2, guidance=2.0, sessions=2) == Workload(3, 16, 2, guidance=2.0, sessions=2)
 
 
 def test_unknown_features_and_lengths_are_refused(built: Built) -> None:
-    with pytest.raises(ConfigError, match="no feature loudness"):
+    with pytest.raises(ConfigError, match="unknown feature: loudness"):
         workload_of(built(), 1, features=["loudness", "dcw"])
     with pytest.raises(ConfigError, match="no shape range for 100000 frames"):
         workload_of(built(), 1, 100000)
@@ -51,7 +51,7 @@ def test_sessions_share_the_generations_evenly() -> None:
     assert Workload(4, 32, 4).session_of(3) == ""
 
 
-def test_deployments_of_other_sizes(built: Built) -> None:
+def test_deployments_with_other_runtime_values(built: Built) -> None:
     deep = at_depth(built(), 40)
     assert (deep.runtime.depth, deep.runtime.queue) == (40, 40)
     assert not with_runtime(built(), capture=False).runtime.capture

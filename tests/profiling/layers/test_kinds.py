@@ -1,4 +1,4 @@
-"""Kinds of layers: by operator, by what a fused layer holds, by what a kernel's name says."""
+"""Kinds of layers: by operator, by contents, by the kernel's name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_no_operator_has_two_kinds() -> None:
         ("shape_call", [("MatMul", "")], "", "reformat"),
         ("CaskConvolution", [("Conv", ""), ("Mul", "")], "", "convolution"),
         ("Reformat", [], "Reformatting CopyNode for Input Tensor 0 to {ForeignNode[a...b]}", "reformat"),
-        # Blobs: opaque, unless there is nothing to share out.
+        # Subgraphs: opaque, unless all operators are of one kind.
         ("ForeignNode", [], "{ForeignNode[a...b]}", OPAQUE),
         ("Myelin", [("MatMul", ""), ("Add", "")], "{ForeignNode[a...b]}", OPAQUE),
         ("Myelin", [("Mul", ""), ("Add", ""), ("Reshape", "")], "{ForeignNode[a...b]}", "pointwise"),

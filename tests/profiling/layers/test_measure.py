@@ -1,24 +1,99 @@
-"""Profiles of ONNX Runtime's CUDA provider, simulated: layers add up, and times are called what they are."""
+"""Measured profiles: of live engines, the simulated TensorRT and the simulated CUDA provider."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Built
+from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
 from helpers.factories import tiny_deployment
+from helpers.recorded_profiles import FOREIGN_NODE, assert_adds_up
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.build.builder import build_deployment
-from profiling.layers.ceilings import measure_ceilings
-from profiling.layers.measure import measure, sizes_of
-from profiling.layers.rollups import by_kind
+from profiling.layers.kinds import OPAQUE
+from profiling.layers.measure import measure, notes_of, sizes_of
+from profiling.layers.timings import layer_timings, make_feeds
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
+from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
+from runtime.engines.engine import NodeTimes
+from runtime.engines.loading import open_engine
+from runtime.errors import ConfigError, EngineNotBuiltError
 
 
-def test_a_profile_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "text_encoder"])
+def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
+    deployment = built()
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
+    engine = open_engine(deployment.engine_folder(), name, HostDevice())
+    feeds = make_feeds(engine, sizes)
+    engine.close()
+    profile = measure(deployment, HostDevice(), name, sizes, runs=3)
+    assert_adds_up(profile)
+    assert len(profile.wall.times_ms) == profile.runs == 3
+    assert profile.wall.p95_ms >= profile.wall.p50_ms > 0
+    assert all(layer.work is not None for layer in profile.layers)
+    assert profile.about["target"] == "cpu"
+    assert len(profile.about["engine_sha256"]) == 64
+    assert profile.about["shapes"] == {key: list(value.shape) for key, value in feeds.items()}
+
+
+@pytest.fixture(params=SIMULATED[:1], ids=str)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The simulated GPU."""
+    return request.param
+
+
+@pytest.mark.parametrize("verbosity", ["detailed", "layer_names"])
+def test_a_simulated_tensorrt_profile_assert_adds_up(verbosity: str, built: Built, backend: Backend) -> None:
+    deployment = built(backend=backend, more=FEW_VARIANTS + f'verbosity = "{verbosity}"\n')
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
+    with backend.running():
+        device = open_device("tensorrt")
+        profile = measure(deployment, device, "decoder", sizes, runs=3)
+        device.close()
+    assert_adds_up(profile)
+    assert profile.wall.p50_ms > 0
+    assert profile.about["target"] == "tensorrt"
+    if verbosity == "detailed":
+        assert {"gemm", "pointwise", "reformat"} <= {layer.kind for layer in profile.layers}
+        assert all(layer.work is not None for layer in profile.layers if layer.contents)
+    else:
+        assert [layer.kind for layer in profile.layers] == [OPAQUE]
+
+
+def test_notes_by_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [NodeTimes("a", "MatMul", (2.0,)), NodeTimes(FOREIGN_NODE, "ForeignNode", (1.0,))]
+    layers = layer_timings(nodes)
+    assert list(notes_of("cpu", layers[:-1])) == []
+    (note,) = notes_of("tensorrt", layers)
+    assert note.startswith("33% of the time is in opaque layers")
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    assert next(notes_of("cuda", layers)).startswith("layer times are those of launches")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert "wall time contains the waits" in next(notes_of("cuda", layers))
+
+
+def test_an_unbuilt_engine_is_named(built: Built) -> None:
+    with pytest.raises(EngineNotBuiltError, match="tickrt-build"):
+        measure(built(backend=CPU), HostDevice(), "nope", {}, runs=1)
+
+
+def test_a_missing_size_is_named(built: Built) -> None:
+    engine = open_engine(built().engine_folder(), "decoder", HostDevice())
+    with pytest.raises(KeyError, match="tokens"):
+        make_feeds(engine, {"rows": 1, "frames": 16})
+    engine.close()
+    with pytest.raises(ConfigError, match=r"frames, rows, tokens; no size for 'tokens'"):
+        measure(built(), HostDevice(), "decoder", {"rows": 1, "frames": 16}, runs=1)
+
+
+def test_a_profile_of_the_cuda_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
     path = tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\n', codec=False, text_encoder=False)
     deployment = load_deployment(path).model_copy(update={"target": "cuda"})
@@ -28,18 +103,7 @@ def test_a_profile_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         device = open_device("cuda")
         profile = measure(deployment, device, "decoder", sizes, runs=3)
         device.close()
-    assert sum(row.ms for row in by_kind(profile)) == pytest.approx(profile.layer_sum_ms)
+    assert_adds_up(profile)
     assert all(layer.work is not None for layer in profile.layers)
     assert len(profile.wall.times_ms) == 3
     assert "those of launches" in profile.notes[0]
-
-
-def test_the_provider_measures_ceilings_for_tensorrt_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiling.layers.ceilings.GEMM_SIZE", {"cuda": 32})
-    monkeypatch.setattr("profiling.layers.ceilings.COPY_BYTES", {"cuda": 1 << 16})
-    with simulated() as machine, simulated_provider(machine):
-        device = open_device("tensorrt")
-        top = measure_ceilings("tensorrt", device, half=True, threads=1)
-        device.close()
-    assert top.flops_per_s > 0
-    assert "32 x 32" in top.source

@@ -1,4 +1,4 @@
-"""Which of the model's nodes are behind a layer, and in which module."""
+"""The model's nodes in a layer, and their modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_origins() -> None:
     assert origin_of({}) == ""
 
 
-def test_the_common_module_of_several() -> None:
+def test_common_module() -> None:
     assert common_module(["a.b.0.q", "a.b.0.k.x"]) == "a.b.0"
     assert common_module(["a.b.1", "a.b.10"]) == "a.b"
     assert common_module(["a.b", "a.b.c", None]) == "a.b"
@@ -55,7 +55,7 @@ def names(origins: Origins, of: NodeTimes) -> list[str]:
     return [node.name for node in origins.of(of)]
 
 
-def test_a_layer_of_tensorrts_by_its_metadata_then_by_its_name(tmp_path: Path) -> None:
+def test_tensorrt_layers_are_found_by_metadata_then_by_name(tmp_path: Path) -> None:
     origins = Origins(transformer(tmp_path))
     marks = "[ONNX Layer: up_0]\x1e[ONNX Layer: gone]\x1f[ONNX Layer: gate_0]\x1e[ONNX Layer: up_0]"
     assert names(origins, layer("__myl_Mul_myl7_3", metadata=marks)) == ["up_0", "gate_0"]
@@ -80,7 +80,7 @@ def node(op_type: str, name: str, inputs: list[str], output: str) -> onnx.NodePr
     return helper.make_node(op_type, inputs, [output], name)
 
 
-def test_a_fused_layer_of_onnx_runtimes_holds_what_lies_between_common_values(tmp_path: Path) -> None:
+def test_a_fused_onnxruntime_layer_holds_the_nodes_between_common_values(tmp_path: Path) -> None:
     source = [
         node("Abs", "before", ["x"], "a"),
         node("Neg", "folded", ["c"], "d"),

@@ -39,14 +39,14 @@ SMALL = profile(
 )
 
 
-def test_modules_at_a_depth_below_what_all_share() -> None:
+def test_modules_at_a_depth_below_the_common_root() -> None:
     rows = {row.name: row.ms for row in by_module(SMALL, 1)}
     assert rows == {"layers.1": 3.0, UNKNOWN_MODULE: 2.0, "layers.0": 1.5, "out": 0.25, WHOLE_MODEL: 0.125}
     deep = {row.name: row.ms for row in by_module(SMALL, 2)}
     assert (deep["layers.0"], deep["layers.0.mlp"], deep["layers.1.mlp"]) == (0.5, 1.0, 3.0)
 
 
-def test_a_layer_over_several_parts_is_not_the_modules_own_work() -> None:
+def test_a_layer_across_several_parts_has_a_row_of_its_own() -> None:
     assert shown_module("net", 1, 2, is_wide=True) == SEVERAL
     assert shown_module("net.layers.0", 1, 2, is_wide=True) == f"layers.0.{SEVERAL}"
     # Projections of one attention, shown as deep as the attention: nothing is lost.
@@ -73,7 +73,7 @@ def test_the_outermost_number_makes_the_block() -> None:
     assert block_of(None) is None
 
 
-def test_one_block_has_no_brothers() -> None:
+def test_a_single_block_is_not_compared() -> None:
     assert by_block(profile(a=("net.layers.0", 1.0), b=("net.out", 1.0))) == []
 
 
@@ -84,7 +84,7 @@ def test_a_slow_block_is_named() -> None:
     assert blocks.verdict == "block 7 takes 1.50 of the median"
 
 
-def test_one_hiccup_makes_no_slow_block() -> None:
+def test_a_single_slow_execute_makes_no_slow_block() -> None:
     """Averages add up to the layer sum; the verdict is by the middle of all executes."""
     times = {"0": (1.0, 1.0, 1.0), "1": (1.0, 40.0, 1.0)}
     layers = [LayerTiming(index, "Add", "pointwise", ms, 0.5, f"net.layers.{index}.mlp") for index, ms in times.items()]

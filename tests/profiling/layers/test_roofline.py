@@ -36,7 +36,7 @@ def test_operations(
     assert operator_flops(op_type, attributes, values(*inputs), values(output)) == flops
 
 
-def test_bytes_are_what_goes_in_and_out() -> None:
+def test_bytes_are_inputs_and_outputs() -> None:
     assert operator_bytes("Add", values((3, 5), (5,)), values((3, 5))) == 4 * (15 + 5 + 15)
     assert operator_bytes("Reshape", values((3, 5)), values((15,))) == 0
     # A gather reads the lines that it takes, not the table.
@@ -44,7 +44,7 @@ def test_bytes_are_what_goes_in_and_out() -> None:
     assert Value((3,), 0.5).size_bytes == 2
 
 
-def test_the_nearer_ceiling_bounds() -> None:
+def test_the_lower_ceiling_bounds() -> None:
     assert TOP.ridge == 10.0
     heavy, light = measured_roof(Work(10**9, 10**6), 20.0, TOP), measured_roof(Work(10**6, 10**8), 20.0, TOP)
     assert heavy is not None
@@ -55,7 +55,7 @@ def test_the_nearer_ceiling_bounds() -> None:
     assert light.bytes_per_s == pytest.approx(5e9)
 
 
-def test_without_ceilings_there_are_speeds_alone() -> None:
+def test_without_ceilings_only_speeds_are_known() -> None:
     roof = measured_roof(Work(10**9, 10**6), 20.0, None)
     assert roof is not None
     assert (roof.bound, roof.reached) == (None, None)

@@ -1,4 +1,4 @@
-"""Shapes at given sizes, against what ONNX Runtime computes."""
+"""Inferred shapes, compared with those of a run in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_demo_models_graphs_have_the_shapes_of_a_run(name: str) -> None:
     assert {name: (found[name].shape, found[name].item_bytes) for name in expected} == expected
 
 
-def test_what_depends_on_data_is_left_out(tmp_path: Path) -> None:
+def test_shapes_that_depend_on_data_are_left_out(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
     nodes = [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Neg", ["x"], ["y"])]
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
@@ -56,7 +56,7 @@ def test_what_depends_on_data_is_left_out(tmp_path: Path) -> None:
     assert "where" not in found
 
 
-def test_arithmetic_on_sizes_that_cannot_be_done_is_left_out(tmp_path: Path) -> None:
+def test_constants_that_cannot_be_folded_are_left_out(tmp_path: Path) -> None:
     """Sizes of 5 and 7 cannot be added."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])

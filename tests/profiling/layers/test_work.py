@@ -1,4 +1,4 @@
-"""Work of layers: ONNX Runtime's by what it saw, TensorRT's by the model's graph and the engine's element types."""
+"""Work of layers: ONNX Runtime's by reported shapes, TensorRT's by the model's graph and the engine's element types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers.recorded_profiles import BLOB, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
+from helpers.recorded_profiles import FOREIGN_NODE, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
 
 from profiling.layers.origins import Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work
@@ -27,7 +27,7 @@ def works(version: str, folder: Path) -> dict[str, Work | None]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_plans_layers_have_the_work_of_what_they_hold(version: str, tmp_path: Path) -> None:
+def test_tensorrt_layers_have_the_work_of_their_nodes(version: str, tmp_path: Path) -> None:
     found = works(version, tmp_path)
     # One product in fp16: its input, its weight, its output.
     assert found["up_0"] == Work(PRODUCT, HALF * (2 * NUMBERS + WIDTH * WIDTH))
@@ -35,13 +35,13 @@ def test_a_plans_layers_have_the_work_of_what_they_hold(version: str, tmp_path: 
     scores = ROWS * FRAMES * FRAMES
     inside = found["_gemm_mha_v2"]
     assert inside == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * scores, HALF * 4 * NUMBERS)
-    blob = found[BLOB]
-    assert blob is not None
-    assert blob.flops > PRODUCT
+    subgraph = found[FOREIGN_NODE]
+    assert subgraph is not None
+    assert subgraph.flops > PRODUCT
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_reformat_that_no_node_is_behind_moves_its_tensors(version: str, tmp_path: Path) -> None:
+def test_an_inserted_reformat_moves_its_tensors(version: str, tmp_path: Path) -> None:
     nodes = recorded_nodes(version)
     (copy,) = (node for node in nodes if node.op_type == "Reformat")
     assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
@@ -49,7 +49,7 @@ def test_a_reformat_that_no_node_is_behind_moves_its_tensors(version: str, tmp_p
     assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
 
 
-def test_a_fused_kernel_of_onnx_runtimes_does_the_operations_of_what_it_holds(tmp_path: Path) -> None:
+def test_a_fused_onnxruntime_kernel_has_the_operations_of_its_nodes(tmp_path: Path) -> None:
     """An attention in one node: its operator's name says nothing of its two products."""
     source = transformer(tmp_path)
     parts = [source.by_name[f"{name}_0"] for name in ("scores", "weights", "mixed")]
@@ -92,7 +92,7 @@ def test_widths_in_both_schemas(tensor: dict[str, str], width: float) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_roof_tells_hot_from_slow(version: str, tmp_path: Path) -> None:
+def test_layers_are_compared_with_their_roofs(version: str, tmp_path: Path) -> None:
     profile = recorded(version, tmp_path, Ceilings(1e12, 1e9, "given"))
     roofs = [layer.roof(profile.ceilings) for layer in profile.layers]
     reached = [roof.reached for roof in roofs if roof is not None and roof.reached is not None]

@@ -1,4 +1,4 @@
-"""Traces: as long as what was measured, without overlap within a bucket."""
+"""Chrome traces: as long as the executes, without overlap within a thread."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from profiling.reports.chrome_trace import BLOCKS, EXECUTES, LAYERS, trace
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("bucket", [LAYERS, BLOCKS, EXECUTES])
-def test_a_bucket_is_as_long_as_all_executes(version: str, bucket: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("thread", [LAYERS, BLOCKS, EXECUTES])
+def test_every_thread_is_as_long_as_all_executes(version: str, thread: int, tmp_path: Path) -> None:
     profile = recorded(version, tmp_path)
-    events = [event for event in trace(profile)["traceEvents"] if event["ph"] == "X" and event["tid"] == bucket]
+    events = [event for event in trace(profile)["traceEvents"] if event["ph"] == "X" and event["tid"] == thread]
     assert sum(event["dur"] for event in events) == pytest.approx(profile.layer_sum_ms * RUNS * 1e3, rel=1e-4)
     for before, after in pairwise(events):
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.1)
 
 
-def test_lanes_and_layers_are_named(tmp_path: Path) -> None:
+def test_threads_and_layers_are_named(tmp_path: Path) -> None:
     profile = recorded("10", tmp_path)
     found = json.loads(json.dumps(trace(profile)))
-    buckets = {event["args"]["name"] for event in found["traceEvents"] if event["name"] == "thread_name"}
-    assert buckets == {"executes", "blocks", "layers"}
+    threads = {event["args"]["name"] for event in found["traceEvents"] if event["name"] == "thread_name"}
+    assert threads == {"executes", "blocks", "layers"}
     layers = [event for event in found["traceEvents"] if event["tid"] == LAYERS and event["ph"] == "X"]
     assert [event["name"] for event in layers] == [layer.name for layer in profile.layers] * RUNS
     assert layers[2]["args"]["flops"] > 0

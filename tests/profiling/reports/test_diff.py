@@ -1,4 +1,4 @@
-"""Comparisons: what moved, and when that is too much."""
+"""Differences between two profiles, and the limit on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def changes() -> dict[str, Change]:
     return {change.name: change for change in compare(OLD, NEW)}
 
 
-def test_by_the_whole_by_kind_by_layer() -> None:
+def test_changes_by_scope() -> None:
     scopes = [change.scope for change in compare(OLD, NEW)]
     assert scopes == sorted(scopes, key=["whole", "kind", "module", "layer"].index)
     found = changes()
@@ -44,7 +44,7 @@ def test_by_the_whole_by_kind_by_layer() -> None:
     assert [change.name for change in compare(OLD, NEW) if change.scope == "layer"][:2] == ["a", "new"]
 
 
-def test_too_slow_is_more_than_a_percentage_and_more_than_noise() -> None:
+def test_slower_is_more_than_a_percentage_and_more_than_noise() -> None:
     slower = {change.name for change in slower_than(compare(OLD, NEW), 10)}
     assert slower == {"sum of layers", "wall time, p50", "gemm", "norm", "layers.1.mlp", "a", "new"}
     assert {change.name for change in slower_than(compare(OLD, NEW), 30)} == {"norm", "layers.1.mlp", "new"}
@@ -52,12 +52,12 @@ def test_too_slow_is_more_than_a_percentage_and_more_than_noise() -> None:
     assert "gone" in {change.name for change in slower_than(compare(NEW, OLD), 10)}
 
 
-def test_other_circumstances_are_said() -> None:
+def test_differences_of_machine_or_target_are_named() -> None:
     assert list(unlike(OLD, NEW)) == ["target: cpu and cuda"]
     assert list(unlike(OLD, OLD)) == []
 
 
-def test_names_that_repeat_are_summed(tmp_path: Path) -> None:
+def test_layers_of_one_name_are_summed(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_json(path, [{"count": 1}, {"name": "a", "averageMs": 1.0}, {"name": "a", "averageMs": 2.0}])
     saved = read_saved(path)
@@ -96,7 +96,7 @@ def test_the_command_fails_past_its_limit(tmp_path: Path) -> None:
     assert run(paths[0], paths[0], "--fail-over", "0")[0] == 0
 
 
-def test_files_of_trtexecs_are_compared_by_layer() -> None:
+def test_trtexec_files_are_compared_by_layer() -> None:
     path = FOLDER / "profile_10.json"
     code, text = run(path, path)
     assert code == 0
@@ -105,7 +105,7 @@ def test_files_of_trtexecs_are_compared_by_layer() -> None:
     assert "before: a profile of trtexec's" in text
 
 
-def test_what_is_no_profile_is_said(tmp_path: Path) -> None:
+def test_other_files_are_an_error(tmp_path: Path) -> None:
     code, text = run(FOLDER / "layers_10.json", tmp_path / "nowhere.json")
     assert code == 2
     assert "is not a profile" in text

@@ -1,4 +1,4 @@
-"""The page: self-contained, and safe whatever names a model has."""
+"""The page: self-contained, and safe for every name of a layer."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def data_of(text: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_page_holds_what_it_draws(version: str, tmp_path: Path) -> None:
+def test_the_page_contains_its_data(version: str, tmp_path: Path) -> None:
     profile = recorded(version, tmp_path, Ceilings(1e12, 1e11, "given"))
     text = page(profile, 2)
     assert data_of(text) == json.loads(json.dumps(content(profile, 2)))
     assert "@" not in re.sub(r"@media", "", text.split('id="data"')[0])
 
 
-def test_every_layer_belongs_to_a_row_of_the_modules(tmp_path: Path) -> None:
+def test_every_layer_belongs_to_a_module_row(tmp_path: Path) -> None:
     held = content(recorded("10", tmp_path), 2)
     sums: dict[str, float] = {}
     for layer in held["layers"]:
@@ -51,7 +51,7 @@ def test_every_layer_belongs_to_a_row_of_the_modules(tmp_path: Path) -> None:
     assert {layer["kind"] for layer in held["layers"]} <= set(held["order"])
 
 
-def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
+def test_nothing_is_loaded(tmp_path: Path) -> None:
     text = page(recorded("10", tmp_path), 2)
     reader = Tags()
     reader.feed(text)

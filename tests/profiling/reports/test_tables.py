@@ -1,4 +1,4 @@
-"""Tables: sums, what is hidden, and text that is no markup."""
+"""Tables: sums, folded rows, and names without markup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.recorded_profiles import BLOB, recorded
+from helpers.recorded_profiles import FOREIGN_NODE, recorded
 from rich.console import Console
 
 from profiling.layers.roofline import Ceilings
@@ -27,7 +27,7 @@ def many(count: int) -> Profile:
 
 
 @pytest.mark.parametrize("count", [3, MODULE_ROWS, MODULE_ROWS + 7])
-def test_rows_and_what_is_folded_come_to_the_sum(count: int) -> None:
+def test_shown_and_folded_rows_add_up_to_the_sum(count: int) -> None:
     grid = next(grid for grid in grids(many(count), 5, 2) if grid.title == "by module")
     *rows, whole = grid.rows
     assert whole == ("sum", f"{count:.3f}", "100.0%", str(count))
@@ -39,7 +39,7 @@ def test_names_are_text_not_markup(tmp_path: Path) -> None:
     profile = recorded("11", tmp_path)
     text = shown(profile, width=250)
     assert "_gemm_mha_v2 [profile 1]_myl11_6" in text
-    assert f"{BLOB}: ForeignNode of Div, MatMul, Pow, ReduceMean, Sqrt" in text
+    assert f"{FOREIGN_NODE}: ForeignNode of Div, MatMul, Pow, ReduceMean, Sqrt" in text
     loud = replace(profile.layers[0], name="[red]a[/red] | b")
     assert "[red]a[/red] | b" in shown(replace(profile, layers=(loud,)), width=250)
     assert "a[/red] \\| b" in markdown(replace(profile, layers=(loud,)), 5, 2)

@@ -10,14 +10,14 @@ from helpers.recorded_profiles import FOLDER, RUNS, VERSIONS, recorded, recorded
 
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import LayerTiming, Profile, Wall
-from profiling.reports.trtexec_json import OURS, layer_info, profile_records, read_records, write_json
+from profiling.reports.trtexec_json import EXTRA_KEY, layer_info, profile_records, read_records, write_json
 from runtime.errors import ConfigError
 
 FIELDS = ["name", "timeMs", "averageMs", "medianMs", "percentage"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_rows_are_those_of_trtexec(version: str, tmp_path: Path) -> None:
+def test_rows_have_trtexec_fields(version: str, tmp_path: Path) -> None:
     head, *rows = profile_records(recorded(version, tmp_path))
     _, *expected = recorded_rows(version)
     assert head["count"] == RUNS
@@ -31,13 +31,13 @@ def test_rows_are_those_of_trtexec(version: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_layer_info_keeps_the_inspectors_records(version: str, tmp_path: Path) -> None:
+def test_layer_info_keeps_tensorrt_records(version: str, tmp_path: Path) -> None:
     info = layer_info(recorded(version, tmp_path))
     assert info["Layers"] == json.loads((FOLDER / f"layers_{version}.json").read_text())["Layers"]
     assert info["Bindings"] == ["x"]
 
 
-def test_layer_info_of_onnx_runtime_looks_alike() -> None:
+def test_layer_info_of_onnxruntime_has_the_same_fields() -> None:
     facts = {
         "provider": "CPUExecutionProvider",
         "input_type_shape": [{"float": [2, 4]}],
@@ -50,28 +50,28 @@ def test_layer_info_of_onnx_runtime_looks_alike() -> None:
     assert record["Metadata"] == "[ONNX Layer: a]\x1e[ONNX Layer: b]"
 
 
-def test_what_is_ours_comes_back(tmp_path: Path) -> None:
+def test_extra_properties_are_read_back(tmp_path: Path) -> None:
     profile = recorded("11", tmp_path, Ceilings(1e11, 1e12, "given"))
     write_json(tmp_path / "p.json", profile_records(profile))
-    count, ours, rows = read_records(tmp_path / "p.json")
+    count, extras, rows = read_records(tmp_path / "p.json")
     assert (count, len(rows)) == (RUNS, len(profile.layers))
-    assert [row["kind"] for row in ours["layers"]] == [layer.kind for layer in profile.layers]
-    assert [row["module"] for row in ours["layers"]] == [layer.module for layer in profile.layers]
-    assert ours["wall_p50_ms"] == profile.wall.p50_ms
-    assert ours["layer_sum_p50_ms"] + ours["gap_ms"] == pytest.approx(ours["wall_p50_ms"])
-    assert any(row["bound"] == "compute" for row in ours["layers"])
+    assert [row["kind"] for row in extras["layers"]] == [layer.kind for layer in profile.layers]
+    assert [row["module"] for row in extras["layers"]] == [layer.module for layer in profile.layers]
+    assert extras["wall_p50_ms"] == profile.wall.p50_ms
+    assert extras["layer_sum_p50_ms"] + extras["gap_ms"] == pytest.approx(extras["wall_p50_ms"])
+    assert any(row["bound"] == "compute" for row in extras["layers"])
 
 
-def test_a_file_of_trtexecs_has_nothing_of_ours() -> None:
-    count, ours, rows = read_records(FOLDER / "profile_10.json")
-    assert (count, ours) == (RUNS, {})
+def test_trtexec_files_have_no_extra_properties() -> None:
+    count, extras, rows = read_records(FOLDER / "profile_10.json")
+    assert (count, extras) == (RUNS, {})
     assert all("averageMs" in row for row in rows)
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "[1]", '[{"count": "x"}]', '[{"x": 1}]', '[{"count": 1}, {"averageMs": "x"}]']
 )
-def test_what_is_no_profile_is_refused(text: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"is not a profile[\s\S]*fix: tickrt-profile"):
@@ -79,14 +79,14 @@ def test_what_is_no_profile_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"schema": 2}, {"layers": []}])
-def test_a_profile_of_another_schema_or_cut_short_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+def test_another_schema_or_a_truncated_profile_is_refused(change: dict[str, object], tmp_path: Path) -> None:
     records = profile_records(recorded("10", tmp_path))
-    records[0][OURS] |= change
+    records[0][EXTRA_KEY] |= change
     write_json(tmp_path / "p.json", records)
     with pytest.raises(ConfigError, match=r"is not a profile[\s\S]*schema"):
         read_records(tmp_path / "p.json")
 
 
-def test_the_first_record_holds_all_that_is_not_trtexecs(tmp_path: Path) -> None:
+def test_extra_properties_are_in_the_first_record_only(tmp_path: Path) -> None:
     head = profile_records(recorded("10", tmp_path))[0]
-    assert set(head) == {"count", OURS}
+    assert set(head) == {"count", EXTRA_KEY}
