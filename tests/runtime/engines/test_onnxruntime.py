@@ -1,14 +1,28 @@
-"""Bound executions write where they are told to, and give what a plain run gives."""
+"""Engines on ONNX Runtime: bound executions on the CPU and on the simulated GPU, node times."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.factories import tiny_deployment
+from simulator.fixture import Machine, simulated
+from simulator.onnxruntime_gpu import Provider, simulated_provider
 
-from runtime.devices.device import HostDevice
+from engine_build.build.builder import build_deployment
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.devices.device import Device, HostDevice
+from runtime.devices.machine import open_device
+from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.errors import ShapeError
+from runtime.engines.onnxruntime import node_times
+from runtime.engines.onnxruntime_cuda import provider_options
+from runtime.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
+
+OUT_OF_MEMORY = "bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer of size 4294967296"
 
 
 def test_a_bound_execution_equals_a_plain_run_and_can_be_repeated(built: Built) -> None:
@@ -42,3 +56,188 @@ def test_an_output_of_the_wrong_shape_is_refused_when_bound(built: Built) -> Non
     }
     with pytest.raises(ShapeError, match="hidden_states has shape"):
         engine.bind(tensors)
+
+
+def trace_event(name: str, start_us: float, duration_us: float, op_type: str = "") -> dict[str, Any]:
+    event = {"name": name, "ts": start_us, "dur": duration_us}
+    return {**event, "cat": "Node", "args": {"op_name": op_type, "provider": "p", "other": 1}} if op_type else event
+
+
+def test_node_times_are_per_run_without_the_warm_up() -> None:
+    events = [trace_event("model_run", start_us, 50) for start_us in (0, 100, 200)]
+    events += [trace_event("a_kernel_time", start_us, 10 + start_us, "MatMul") for start_us in (1, 101, 201)]
+    events += [trace_event("a_kernel_time", 220, 2000, "MatMul"), trace_event("b_kernel_time", 230, 500, "Add")]
+    events.append(trace_event("b_fence_before", 225, 900, "Add"))
+    first, second = node_times(events, warm_up=1, runs=2)
+    assert (first.name, first.op_type, first.facts) == ("a", "MatMul", {"provider": "p"})
+    assert first.runs_ms == pytest.approx((0.111, 2.211))
+    assert (second.name, second.runs_ms) == ("b", (0.0, 0.5))
+
+
+def test_a_profile_has_the_times_of_every_node(built: Built) -> None:
+    engine = open_engine(built().engine_folder(), "decoder", HostDevice())
+    nodes = engine.profile(decoder_feeds(), 3)
+    assert {"MatMul"} <= {node.op_type for node in nodes}
+    assert all(len(node.runs_ms) == 3 for node in nodes)
+    engine.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with simulated() as machine:
+        yield machine
+
+
+@pytest.fixture
+def provider(machine: Machine) -> Iterator[Provider]:
+    with simulated_provider(machine) as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """Engines of the targets cpu and cuda."""
+    few = '[build]\nstep_variants = ["plain", "guidance"]\n'
+    found = load_deployment(tiny_deployment(tmp_path_factory.mktemp("cuda"), more=few))
+    build_deployment(found)
+    with simulated() as machine, simulated_provider(machine):
+        build_deployment(found, target="cuda")
+    return found
+
+
+@pytest.fixture
+def device(machine: Machine) -> Iterator[Any]:
+    device = open_device("cuda")
+    yield device
+    device.close()
+
+
+def opened(deployment: Deployment, name: str, device: Device, *, in_tick: bool = True) -> Engine:
+    return open_engine(deployment.engine_folder("cuda"), name, device, in_tick=in_tick)
+
+
+def decoder_feeds(seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    shapes = {"hidden_states": (2, 16, 8), "encoder_hidden_states": (2, 5, 12), "context_latents": (2, 16, 16)}
+    feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {**feeds, "timestep": np.array([0.3, 0.9], np.float32), "condition_mask": np.ones((2, 5), np.float32)}
+
+
+class Bound:
+    """The tiny decoder, bound to device memory."""
+
+    def __init__(self, engine: Engine, device: Any) -> None:
+        self.device, self.stream = device, device.main
+        self.tensors = {name: device.zeros(feed.shape, feed.dtype) for name, feed in decoder_feeds().items()}
+        self.velocity = device.zeros((2, 16, 8), np.float32)
+        self.found = device.staging((2, 16, 8), np.float32)
+        self.execution = engine.bind({**self.tensors, "velocity": self.velocity})
+
+    def upload(self, seed: int) -> None:
+        for name, feed in decoder_feeds(seed).items():
+            self.device.upload(self.tensors[name], feed, self.stream)
+
+    def result(self) -> np.ndarray:
+        self.device.download(self.found, self.velocity, self.stream)
+        self.stream.record().wait()
+        return self.found.copy()
+
+
+def expected(deployment: Deployment, seed: int) -> np.ndarray:
+    engine = open_engine(deployment.engine_folder("cpu"), "decoder", open_device("cpu"))
+    return engine.run(decoder_feeds(seed))["velocity"]
+
+
+def test_a_gpu_launch_runs_on_the_main_stream_without_waiting(
+    deployment: Deployment, machine: Machine, provider: Provider, device: Any
+) -> None:
+    engine = opened(deployment, "decoder", device)
+    (session,) = provider.sessions
+    assert session.stream == device.main.handle
+    assert session.provider_options == provider_options(device.main.handle, tf32=False)
+    assert not session.fallback
+    assert not session.options.enable_mem_pattern
+    bound = Bound(engine, device)
+    before = machine.counters["synchronizes"] + machine.counters["host_waits"]
+    for seed in range(3):
+        bound.upload(seed)
+        bound.execution.launch(bound.stream)
+    assert machine.counters["synchronizes"] + machine.counters["host_waits"] == before
+    np.testing.assert_allclose(bound.result(), expected(deployment, 2), atol=1e-6)
+
+
+def test_host_arrays_run_on_another_stream(deployment: Deployment, provider: Provider, device: Any) -> None:
+    engine = opened(deployment, "decoder", device, in_tick=False)
+    (session,) = provider.sessions
+    assert session.stream != device.main.handle
+    np.testing.assert_allclose(engine.run(decoder_feeds(1))["velocity"], expected(deployment, 1), atol=1e-6)
+    assert len(provider.sessions) == 1
+    Bound(engine, device)
+    assert len(provider.sessions) == 2
+
+
+def test_a_launch_on_another_stream_is_refused(deployment: Deployment, provider: Provider, device: Any) -> None:
+    bound = Bound(opened(deployment, "decoder", device), device)
+    with pytest.raises(EngineError, match="another stream"):
+        bound.execution.launch(device.stream())
+
+
+def test_a_release_that_cannot_be_captured_is_refused_in_a_capture(
+    deployment: Deployment, provider: Provider, device: Any
+) -> None:
+    bound = Bound(opened(deployment, "decoder", device), device)
+    bound.upload(0)
+    bound.execution.launch(bound.stream)
+    bound.upload(1)
+    bound.execution.warm_up(bound.stream)
+    np.testing.assert_allclose(bound.result(), expected(deployment, 1), atol=1e-6)
+    with pytest.raises(CaptureError, match="cannot be recorded"):
+        device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
+    bound.upload(2)
+    bound.execution.launch(bound.stream)
+    np.testing.assert_allclose(bound.result(), expected(deployment, 2), atol=1e-6)
+
+
+def test_a_release_that_can_be_captured_is_replayed(deployment: Deployment, machine: Machine, device: Any) -> None:
+    with simulated_provider(machine, recordable=True):
+        bound = Bound(opened(deployment, "decoder", device), device)
+        bound.upload(0)
+        bound.execution.warm_up(bound.stream)
+        np.testing.assert_allclose(bound.result(), expected(deployment, 0), atol=1e-6)
+        replay = device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
+        for seed in (1, 2):
+            bound.upload(seed)
+            replay.launch(bound.stream)
+            np.testing.assert_allclose(bound.result(), expected(deployment, seed), atol=1e-6)
+        replay.close()
+        bound.execution.release()
+
+
+def test_a_node_without_a_kernel_is_refused(deployment: Deployment, machine: Machine, device: Any) -> None:
+    with (
+        simulated_provider(machine, on_host=frozenset({"Tanh"})),
+        pytest.raises(EngineError, match=r"2 nodes have no CUDA kernel .* \(Tanh\)"),
+    ):
+        opened(deployment, "decoder", device)
+
+
+def test_a_provider_that_does_not_start_is_an_error(deployment: Deployment, machine: Machine, device: Any) -> None:
+    with simulated_provider(machine, starts=False), pytest.raises(EngineError, match="does not start") as raised:
+        opened(deployment, "decoder", device)
+    assert "onnxruntime-gpu" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(OUT_OF_MEMORY, OutOfMemoryError), ("No graph was found", EngineMismatchError)]
+)
+def test_errors_while_loading(
+    deployment: Deployment, machine: Machine, device: Any, text: str, kind: type[EngineError]
+) -> None:
+    with simulated_provider(machine, fails_with=text), pytest.raises(kind):
+        opened(deployment, "decoder", device)
+
+
+def test_a_missing_provider_names_the_package_to_install(deployment: Deployment, device: Any) -> None:
+    with pytest.raises(EngineError, match="without its CUDA provider") as raised:
+        opened(deployment, "decoder", device)
+    assert "tickrt[cuda]" in raised.value.fix

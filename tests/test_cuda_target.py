@@ -1,0 +1,130 @@
+"""Target cuda from build to ticks, on the simulated GPU: the same latents as on the CPU and as the parity vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import parity
+from helpers.factories import tiny_deployment
+from simulator.fixture import Machine, simulated
+from simulator.onnxruntime_gpu import Provider, simulated_provider
+
+from engine_build.build.builder import build_deployment
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.denoise.launch_cache import LaunchCounts
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engines
+from runtime.requests.request import Condition, GenerationRequest, StepParameters
+from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
+
+SCENARIOS, INPUTS, EXPECTED = parity.load()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with simulated() as machine:
+        yield machine
+
+
+@pytest.fixture
+def provider(machine: Machine) -> Iterator[Provider]:
+    with simulated_provider(machine) as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """Engines of the targets cpu and cuda."""
+    few = '[build]\nstep_variants = ["plain", "guidance"]\n'
+    found = load_deployment(tiny_deployment(tmp_path_factory.mktemp("cuda"), more=few))
+    build_deployment(found)
+    with simulated() as machine, simulated_provider(machine):
+        build_deployment(found, target="cuda")
+    return found
+
+
+@pytest.fixture
+def device(machine: Machine) -> Iterator[Any]:
+    device = open_device("cuda")
+    yield device
+    device.close()
+
+
+def test_a_build_refuses_a_graph_with_nodes_on_the_host(tmp_path: Path, machine: Machine) -> None:
+    found = load_deployment(tiny_deployment(tmp_path))
+    with simulated_provider(machine, on_host=frozenset({"Tanh"})), pytest.raises(Exception, match="no CUDA kernel"):
+        build_deployment(found, target="cuda")
+
+
+def generate(
+    deployment: Deployment, target: Target, observe: Callable[[TickRecord], object] = bool
+) -> tuple[dict[str, np.ndarray], LaunchCounts]:
+    """Latents of five requests (guided and not, two lengths, staggered) by id, and the launch counts."""
+    device = open_device(target)
+    loop = TickLoop(open_engines(deployment, device, target=target), load_bundle(deployment.bundle), deployment, device)
+    random = np.random.default_rng(5)
+    events: list[Event] = []
+    loop.observers.append(observe)
+    for index in range(5):
+        frames = (32, 32, 16, 32, 32)[index]
+        positive, negative = (random.standard_normal((tokens, 12)).astype(np.float32) for tokens in (3 + index, 4))
+        guided = {"negatives": (Condition(negative),), "parameters": StepParameters(guidance=3.0)} if index % 2 else {}
+        context = random.standard_normal((frames, 16)).astype(np.float32)
+        request = GenerationRequest(
+            frames, (Condition(positive),), steps=6, seed=index, context=context, id=str(index), **guided
+        )
+        loop.submit(request, events.append)
+    while loop.tick() is not None:
+        pass
+    counts = loop._buckets.launch_counts.copy()
+    loop.close()
+    device.close()
+    failed = [event.error for event in events if isinstance(event, Failed)]
+    assert failed == []
+    return {event.request_id: event.latents for event in events if isinstance(event, Finished)}, counts
+
+
+@pytest.mark.parametrize("recordable", [False, True])
+def test_latents_equal_those_of_the_cpu(deployment: Deployment, machine: Machine, recordable: bool) -> None:
+    expected_latents, _ = generate(deployment, "cpu")
+    with simulated_provider(machine, recordable=recordable):
+        found, counts = generate(deployment, "cuda")
+    assert found.keys() == expected_latents.keys() == set("01234")
+    for name, latents in expected_latents.items():
+        np.testing.assert_allclose(found[name], latents, atol=2e-5)
+    assert (counts.captured > 0) == (counts.replayed > 0) == recordable
+    assert (counts.failed > 0) == (not recordable)
+
+
+def test_ticks_in_flight_never_synchronize(deployment: Deployment, machine: Machine, provider: Provider) -> None:
+    seen: list[int] = []
+    generate(deployment, "cuda", lambda record: seen.append(machine.counters["synchronizes"]))
+    assert len(seen) >= 6
+    assert seen[-1] == seen[0] == 0
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The parity vectors' decoder, built for the target cuda."""
+    depth = max(scenario["depth"] for scenario in SCENARIOS.values())
+    found = load_deployment(parity.write_deployment(tmp_path_factory.mktemp("parity"), depth=depth))
+    with simulated() as machine, simulated_provider(machine):
+        build_deployment(found, target="cuda")
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_parity_scenarios(reference: Deployment, provider: Provider, device: Any, name: str) -> None:
+    engines = open_engines(reference, device, target="cuda")
+    loop = TickLoop(engines, load_bundle(reference.bundle), reference, device)
+    run = parity.run_scenario(loop, SCENARIOS[name], INPUTS)
+    loop.close()
+    for _, request_id in SCENARIOS[name]["finishes"]:
+        np.testing.assert_allclose(run.finals[request_id], EXPECTED[f"{name}/{request_id}/final"], atol=2e-4, rtol=0)
