@@ -43,12 +43,13 @@ class StreamTiming:
 def server_process(config: Path) -> Iterator[str]:
     """Run a tickrt-serve process and yield its URL once it is ready."""
     command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    try:
-        yield _ready_url(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield _ready_url(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:
@@ -68,15 +69,17 @@ async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}connection: close\r\ncontent-length: {len(payload)}\r\n\r\n".encode() + payload)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise SystemExit(f"error: {status.decode().strip()}: {(await reader.read(2000)).decode(errors='replace')}")
-    await reader.readuntil(b"\r\n\r\n")
-    size_bytes, first_s = 0, 0.0
-    while part := await reader.read(65536):
-        first_s = first_s or time.monotonic()
-        size_bytes += len(part)
-    writer.close()
+    try:
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"error: {status.decode().strip()}: {(await reader.read(2000)).decode(errors='replace')}")
+        await reader.readuntil(b"\r\n\r\n")
+        size_bytes, first_s = 0, 0.0
+        while part := await reader.read(65536):
+            first_s = first_s or time.monotonic()
+            size_bytes += len(part)
+    finally:
+        writer.close()
     return StreamTiming(started_s, first_s, time.monotonic(), size_bytes)
 
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import safetensors
@@ -29,6 +30,9 @@ class Format:
     name: str
     suffix: str
     media_type: str
+
+
+FormatName = Literal["wav", "pcm", "flac", "ogg", "latents"]
 
 
 FORMATS = {

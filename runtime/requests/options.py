@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from runtime.errors import RequestError
@@ -23,6 +24,8 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
+NEEDS_SOURCE: JsonDict = {"x-needs-source": True}
+PER_CHANNEL: JsonDict = {"x-length": "latent_channels"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
 DcwStrength = Annotated[Values, bounded(-10.0, 10.0)]
 NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
 GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
-GainChannels = Annotated[list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS)]
+GainChannels = Annotated[list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS, json_schema_extra=PER_CHANNEL)]
 Gain = Annotated[
     GainValue | GainChannels | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES)],
     OneOf("expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
@@ -139,10 +142,14 @@ class StepOptions(_Options):
         default=None, description="Pulls the guided velocity back to the size of the unguided one; 0 is off."
     )
     x0_strength: UnitCurve | None = Field(
-        default=None, description="Draws the second half of the steps to the target (or the source); 0 is off."
+        default=None,
+        description="Draws the second half of the steps to the target (or the source); 0 is off.",
+        json_schema_extra=NEEDS_SOURCE,
     )
     sde_curve: UnitCurve | None = Field(
-        default=None, description="With a source: sde steps that keep the generation (1) or the source (0)."
+        default=None,
+        description="With a source: sde steps that keep the generation (1) or the source (0).",
+        json_schema_extra=NEEDS_SOURCE,
     )
     ode_noise: NoiseScale | None = Field(
         default=None, description="Fresh noise after each ode step, times the noise left."
@@ -176,6 +183,7 @@ class GenerationOptions(StepOptions):
     denoise: Share | None = Field(
         default=None,
         description="1 starts from noise; below 1 a cover stays that close to its source. Default: the model's.",
+        json_schema_extra=NEEDS_SOURCE,
     )
     guidance_mode: Literal["full", "self", "initialize"] = Field(
         default="full",
@@ -183,19 +191,26 @@ class GenerationOptions(StepOptions):
     )
     solver: Literal["ode", "sde"] = Field(default="ode", description="ode: Euler; sde: fresh noise in each step.")
     initial_noise_curve: UnitCurve | None = Field(
-        default=None, description="With a source: how much of each moment starts as noise (1) or as the source (0)."
+        default=None,
+        description="With a source: how much of each moment starts as noise (1) or as the source (0).",
+        json_schema_extra=NEEDS_SOURCE,
     )
     mask: UnitCurve | None = Field(
-        default=None, description="With a source: 1 generates a moment anew, 0 keeps the source there."
+        default=None,
+        description="With a source: 1 generates a moment anew, 0 keeps the source there.",
+        json_schema_extra=NEEDS_SOURCE,
     )
     repaint: list[Span] | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_SPANS,
         description="With a source: only these segments of time are generated anew.",
+        json_schema_extra=NEEDS_SOURCE,
     )
     target_curve: UnitCurve | None = Field(
-        default=None, description="With a target or a source: how strongly each moment is drawn to it."
+        default=None,
+        description="With a target or a source: how strongly each moment is drawn to it.",
+        json_schema_extra=NEEDS_SOURCE,
     )
     target_gate: Share = Field(default=0.0, description="The share of the steps before target_curve sets in.")
 

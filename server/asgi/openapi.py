@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import Field, create_model
 from pydantic.json_schema import models_json_schema
 
-from runtime.audio.formats import FORMATS
-from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, GenerationOptions
+from runtime.audio.formats import FORMATS, FormatName
+from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"
-SOURCE_ONLY = ("initial_noise_curve", "mask", "repaint", "target_curve", "x0_strength", "sde_curve")
 OPEN_PATH = "/health/live"
 ADMIN_HEADER = "X-Admin-Key"
 SECURITY_SCHEMES = {
@@ -43,7 +41,7 @@ STATUS_TEXTS = {
 class GenerationBody(GenerationOptions):
     """The body of POST /v1/audio/generations: the options of a generation, and the format of the response."""
 
-    response_format: Literal["wav", "pcm", "flac", "ogg", "latents"] = Field(
+    response_format: FormatName = Field(
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), or latents (safetensors, float32 [T, C]).",
     )
@@ -125,7 +123,7 @@ def openapi_document(
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
     if latent_channels is not None:
-        _fix_gain(schemas["GenerationBody"], latent_channels)
+        _set_channels(schemas, latent_channels)
     schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
     if has_key:
         _require_key(document)
@@ -142,18 +140,18 @@ def _require_key(document: dict[str, Any]) -> None:
             operation["security"] = [{**other, name: []} for other in others for name in SECURITY_SCHEMES]
 
 
-def _fix_gain(schema: dict[str, Any], channels: int) -> None:
-    for branch in schema["properties"]["channel_gain"]["anyOf"]:
-        if branch.get("type") == "array":
-            row = branch["items"] if branch["items"].get("type") == "array" else branch
-            row.update(minItems=channels, maxItems=channels)
+def _set_channels(node: Any, channels: int) -> None:
+    """Set the length of every array that the options mark as one value per latent channel."""
+    if isinstance(node, dict):
+        if node.get("x-length") == PER_CHANNEL["x-length"]:
+            node.update(minItems=channels, maxItems=channels)
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            _set_channels(child, channels)
 
 
 def _without_source(schema: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request that brings no source: fields that need one are not there, denoise is 1."""
-    result = deepcopy(schema)
-    result["title"] = "TextGenerationBody"
-    for name in SOURCE_ONLY:
-        result["properties"].pop(name)
-    result["properties"]["denoise"] = {"anyOf": [{"const": 1}, {"type": "null"}], "default": None}
-    return result
+    """The body of a request without a source: without the options that need one."""
+    properties = {name: item for name, item in schema["properties"].items() if not item.get("x-needs-source")}
+    return {**schema, "title": "TextGenerationBody", "properties": properties}

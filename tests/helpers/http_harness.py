@@ -1,4 +1,4 @@
-"""A real server on a loopback port, in a thread of the test's own process, and clients for it."""
+"""A real server on a loopback port in a thread of the test process, its fixtures, and clients for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import prometheus_client.parser
+import pytest
 from fastapi import FastAPI
 
 from runtime.config.deployment import Deployment
@@ -24,19 +25,19 @@ from server.service import Service
 
 GENERATIONS = "/v1/audio/generations"
 PROBLEM = "application/problem+json"
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 @dataclass
 class Served:
-    """A running server. `hold()` stops the tick loop between two ticks; `tick_s` makes every tick last that long."""
+    """A running server. `pause()` stops the tick loop between two ticks; `tick_s` is added to every tick."""
 
     url: str
     app: FastAPI
     server: TickServer
     tick_s: float = 0.0
-    aio: asyncio.AbstractEventLoop | None = None
-    _go: threading.Event = field(default_factory=threading.Event)
+    event_loop: asyncio.AbstractEventLoop = field(init=False)
+    _running: threading.Event = field(default_factory=threading.Event)
 
     @property
     def service(self) -> Service:
@@ -51,29 +52,24 @@ class Served:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    @property
-    def service_loop(self) -> asyncio.AbstractEventLoop:
-        assert self.aio is not None
-        return self.aio
-
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **options)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, **options)
 
     def post(self, **body: Any) -> httpx.Response:
-        """One generation, whole."""
+        """One generation, its whole body."""
         with self.client() as client:
             return client.post(GENERATIONS, json={"prompt": "a", "seed": 1, **body})
 
-    def warm_up(self) -> None:
-        self._go.clear()
+    def pause(self) -> None:
+        self._running.clear()
 
-    def go(self) -> None:
-        self._go.set()
+    def resume(self) -> None:
+        self._running.set()
 
     def observe(self, _: object) -> None:
         if self.tick_s:
             time.sleep(self.tick_s)
-        self._go.wait(PATIENCE_S)
+        self._running.wait(TIMEOUT_S)
 
     def metrics(self) -> dict[str, float]:
         """Every sample: "name{label=value}" -> value."""
@@ -89,15 +85,15 @@ class Served:
 @contextmanager
 def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     """Serve a built deployment until the block ends."""
-    told = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
-    listener = open_socket(told.host, told.port, told.send_buffer_bytes)
-    app = create_app(lambda: _started(open_pipeline(deployment)), told)
-    server = TickServer(app, told)
+    options = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
+    listener = open_socket(options.host, options.port, options.send_buffer_bytes)
+    app = create_app(lambda: _started(open_pipeline(deployment)), options)
+    server = TickServer(app, options)
     served = Served(url_of(listener), app, server)
-    served.go()
+    served.resume()
 
     async def serve() -> None:
-        served.aio = asyncio.get_running_loop()
+        served.event_loop = asyncio.get_running_loop()
         await server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
@@ -107,11 +103,41 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
         served.pipeline.loop.observers.append(served.observe)
         yield served
     finally:
-        served.go()
+        served.resume()
         server.drain()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         listener.close()
     assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture(scope="session")
+def tiny(built: Callable[..., Deployment]) -> Callable[..., Deployment]:
+    """`tiny(depth=2, queue=3)`: the shared engines with that many slots and queue places."""
+
+    def sized(*, depth: int = 4, queue: int = 8) -> Deployment:
+        deployment = built(max_rows=16)
+        runtime = deployment.runtime.model_copy(update={"depth": depth, "queue": queue})
+        return deployment.model_copy(update={"runtime": runtime})
+
+    return sized
+
+
+@pytest.fixture
+def serve(tiny: Callable[..., Deployment]) -> Iterator[Callable[..., Served]]:
+    """`serve(depth=2, queue=3, api_key="k")`: a server for this test."""
+    with ExitStack() as running:
+
+        def start(*, depth: int = 4, queue: int = 8, **settings: Any) -> Served:
+            return running.enter_context(serving(tiny(depth=depth, queue=queue), **settings))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    """One server for all tests of a module that do not change its state."""
+    with serving(tiny()) as server:
+        yield server
 
 
 def _started(pipeline: Pipeline) -> Pipeline:
@@ -119,8 +145,8 @@ def _started(pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
-    """Wait until it is true; fails the test if it does not become so."""
+def eventually(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until `condition` is true; fail the test after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "did not become true in time"
@@ -128,7 +154,7 @@ def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> N
 
 
 def problem(response: httpx.Response, status: int, code: str = "") -> dict[str, Any]:
-    """The problem document of a response, checked for what every one of them has."""
+    """The problem document of a response, after checking the members that all of them have."""
     assert (response.status_code, response.headers["content-type"]) == (status, PROBLEM)
     document: dict[str, Any] = response.json()
     assert document["status"] == status
@@ -149,13 +175,13 @@ def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "PO
 
 @contextmanager
 def connected(served: Served) -> Iterator[socket.socket]:
-    """A raw connection."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
+    """A raw TCP connection."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=TIMEOUT_S) as connection:
         yield connection
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the other side closes."""
+    """Read until the server closes the connection."""
     parts = []
     while True:
         try:

@@ -47,7 +47,7 @@ def test_every_counter_equals_what_was_done(serve: Serve) -> None:
 
 
 def fill_and_leave(served: Served) -> None:
-    served.warm_up()
+    served.pause()
     body = json.dumps({"prompt": "a", "steps": 9}).encode()
     with connected(served) as first, connected(served) as second:
         for connection in (first, second):
@@ -56,7 +56,7 @@ def fill_and_leave(served: Served) -> None:
         with ThreadPoolExecutor(3) as pool:
             assert {answer.status_code for answer in pool.map(lambda _: served.post(), range(3))} == {503}
     eventually(lambda: not served.service.admission.permits)
-    served.go()
+    served.resume()
     eventually(lambda: served.service.admission.num_pending == 0)
 
 

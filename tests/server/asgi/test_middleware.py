@@ -161,7 +161,7 @@ def test_options_says_what_is_allowed(served: Served) -> None:
 
 def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
     served = serve(max_connections=1)
-    served.warm_up()
+    served.pause()
     with connected(served) as first:
         first.sendall(raw_request(b'{"prompt": "a"}'))
         while not served.service.admission.num_pending:
@@ -170,7 +170,7 @@ def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
             busy = client.get("/health/live")
         problem(busy, 503, "busy")
         assert int(busy.headers["retry-after"]) >= 1
-        served.go()
+        served.resume()
         assert first.recv(100).startswith(b"HTTP/1.1 200 ")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from helpers.http_harness import GENERATIONS, PATIENCE_S, Served, connected, eventually, problem, raw_request, read_all
+from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, eventually, problem, raw_request, read_all
 
 Serve = Callable[..., Served]
 
@@ -55,13 +55,13 @@ def test_eight_at_once_all_hear_something_before_the_first_is_done(serve: Serve)
 def test_eight_that_are_there_take_the_ticks_of_one(serve: Serve) -> None:
     served = serve(depth=8)
     served.post(steps=10)
-    served.warm_up()
+    served.pause()
     before = served.pipeline.loop.stats().ticks
     with ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(served.post, seed=seed, steps=10) for seed in range(8)]
         eventually(lambda: served.service.admission.num_pending == 8)
         eventually(lambda: served.pipeline.loop.stats().queue_depth + served.pipeline.loop.stats().slots_active == 8)
-        served.go()
+        served.resume()
         assert {future.result().status_code for future in pending} == {200}
     assert served.pipeline.loop.stats().ticks - before <= 10 + 1
 
@@ -96,15 +96,15 @@ def test_the_same_seed_gives_the_same_bytes_also_among_others(serve: Serve) -> N
 
 def test_exactly_all_places_are_given_and_the_rest_is_told_to_come_back(serve: Serve) -> None:
     served = serve(depth=2, queue=3)
-    served.warm_up()
+    served.pause()
     with ThreadPoolExecutor(50) as pool:
         pending = [pool.submit(served.post, seed=seed) for seed in range(50)]
         eventually(lambda: sum(future.done() for future in pending) == 45)
         refused = [future.result() for future in pending if future.done()]
         assert served.service.admission.num_pending == 5
         assert served.pipeline.loop.stats().slots_active + served.pipeline.loop.stats().queue_depth == 5
-        served.go()
-        accepted = [future.result(PATIENCE_S) for future in pending if future.result().status_code == 200]
+        served.resume()
+        accepted = [future.result(TIMEOUT_S) for future in pending if future.result().status_code == 200]
     assert len(accepted) == 5
     for response in refused:
         assert problem(response, 503, "queue_full")
@@ -133,12 +133,12 @@ def test_a_long_generation_keeps_its_place_between_its_segments(serve: Serve) ->
 
 def test_one_client_gets_no_more_than_its_share(serve: Serve) -> None:
     served = serve(depth=4, client_in_flight=2)
-    served.warm_up()
+    served.pause()
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(served.post) for _ in range(3)]
         eventually(lambda: any(future.done() for future in pending))
         refused = next(future.result() for future in pending if future.done())
-        served.go()
+        served.resume()
         statuses = sorted(future.result().status_code for future in pending)
     problem(refused, 429, "too_many_requests")
     assert "retry-after" in refused.headers
@@ -213,12 +213,12 @@ def timed(action: Callable[[], httpx.Response]) -> float:
 
 def test_who_waits_too_long_for_a_slot_is_told(serve: Serve) -> None:
     served = serve(depth=1, queue=1, queue_timeout_s=0.3)
-    served.warm_up()
+    served.pause()
     with ThreadPoolExecutor(2) as pool:
         pending = [pool.submit(served.post) for _ in range(2)]
         eventually(lambda: any(future.done() for future in pending))
         late = next(future.result() for future in pending if future.done())
-        served.go()
+        served.resume()
         statuses = sorted(future.result().status_code for future in pending)
     problem(late, 504, "queue_timeout")
     assert statuses[-1] == 504
@@ -282,7 +282,7 @@ def test_the_event_loop_is_never_blocked(serve: Serve) -> None:
         together(served, [{"seed": i, "seconds": 5, "response_format": name} for i, name in enumerate(formats)])
         assert served.post(**big).status_code == 200
 
-    assert any(max(lateness(served.service_loop, work)) < 0.05 for _ in range(5))
+    assert any(max(lateness(served.event_loop, work)) < 0.05 for _ in range(5))
 
 
 def lateness(aio: asyncio.AbstractEventLoop, work: Callable[[], None]) -> list[float]:

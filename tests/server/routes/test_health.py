@@ -83,12 +83,12 @@ def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monk
 
 def test_a_tick_loop_that_hangs_is_not_live_until_it_moves_again(serve: Serve) -> None:
     served = serve(depth=1, tick_timeout_s=0.2)
-    served.warm_up()
+    served.pause()
     with ThreadPoolExecutor(1) as pool, served.client() as client:
         pending = pool.submit(served.post)
         eventually(lambda: client.get("/health/live").status_code == 503)
         assert "last tick" in problem(client.get("/health/ready"), 503, "tick_overdue")["detail"]
-        served.go()
+        served.resume()
         assert pending.result().status_code == 200
         eventually(lambda: client.get("/health/live").status_code == 200)
 
@@ -104,7 +104,7 @@ def test_rest_is_not_a_hang(serve: Serve) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> None:
     served = serve(depth=1, queue=2)
-    served.warm_up()
+    served.pause()
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(served.post) for _ in range(3)]
         eventually(lambda: served.service.admission.num_pending == 3)
@@ -113,7 +113,7 @@ def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> Non
             raise RuntimeError("the device fell off the bus")
 
         served.pipeline.loop.observers.append(die)
-        served.go()
+        served.resume()
         for future in pending:
             problem(future.result(), 503)
     eventually(lambda: served.server.exit_code == 1)

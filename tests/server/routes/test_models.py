@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import TinySpec, tiny_deployment
+from helpers.http_harness import Served, problem, serving
+
+from runtime.cli import app
+from runtime.requests.options import DcwOptions, GenerationOptions
+
+SPEC = TinySpec()
+
+
+def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -> None:
+    with served.client() as client:
+        models = client.get("/v1/models").json()
+        one = client.get("/v1/models/tiny").json()
+        assert client.get("/v1/models/none").json()["code"] == "model_not_found"
+    assert models == {"object": "list", "data": [one]}
+    assert (one["id"], one["object"], one["owned_by"]) == ("tiny", "model", "tickrt")
+    assert (one["sample_rate_hz"], one["canvas_seconds"], one["latent_channels"]) == (8000, 1.28, 8)
+    assert (one["takes_text"], one["takes_source"]) == (True, True)
+    assert one["defaults"]["steps"] == 4
+    assert len(one["engines"]["decoder"]["sha256"]) == 64
+
+
+def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served: Served) -> None:
+    """All of them come from GenerationOptions; dcw, an object, has one flag per field."""
+    with served.client() as client:
+        properties = set(client.get("/v1/schema").json()["properties"])
+    flags = [flag for item in typer.main.get_command(app).params for flag in item.opts if flag.startswith("--")]
+    options = set(GenerationOptions.model_fields)
+    assert properties - options == {"response_format", "stream"}
+    assert options <= properties
+    flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
+    assert {f"--{name.replace('_', '-')}" for name in flat} <= set(flags)
+    assert len(flags) == len(set(flags))
+
+
+@pytest.fixture(scope="module")
+def file_without_text_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("without-text")
+    path = tiny_deployment(folder, text_encoder=False, more=FEW_VARIANTS)
+    bundle = folder / "tiny" / "bundle.toml"
+    bundle.write_text(bundle.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
+    np.save(bundle.with_name("null.npy"), np.full((1, SPEC.condition_width), 0.5, np.float32))
+    return path
+
+
+def test_a_model_without_text_encoder_says_so_and_generates_from_its_null_condition(
+    built: Built, file_without_text_encoder: Path
+) -> None:
+    with serving(built(file_without_text_encoder)) as served:
+        with served.client() as client:
+            (card,) = client.get("/v1/models").json()["data"]
+        assert card["takes_text"] is False
+        assert len(served.post(prompt="", seconds=1.0, response_format="pcm").content) == 8000 * 2 * 2
+        refused = problem(served.post(prompt="piano"), 422)
+        assert "takes no text" in refused["detail"]
+        assert "leave the text empty" in str(refused)

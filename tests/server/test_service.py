@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import pytest
+from helpers.http_harness import Served
+
+from runtime.config.deployment import Deployment
+from runtime.errors import ConfigError
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from server.asgi.problems import ProblemError
+from server.config import ServerSettings
+from server.service import Service, default_codec_workers, open_decoders, warm_up
+
+Serve = Callable[..., Served]
+
+
+def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
+    async def run() -> ProblemError:
+        def refuse() -> Pipeline:
+            raise ConfigError("no deployment")
+
+        service = Service(refuse, ServerSettings())
+        with pytest.raises(ProblemError) as loading:
+            service.ready_pipeline()
+        assert loading.value.code == "loading"
+        service.start()
+        await service.opened()
+        with pytest.raises(ProblemError) as failed:
+            service.ready_pipeline()
+        await service.close()
+        return failed.value
+
+    error = asyncio.run(run())
+    assert (error.status, error.code, error.what) == (503, "failed", "no deployment")
+
+
+def test_an_open_service_has_the_deployments_capacity(serve: Serve) -> None:
+    service = serve(depth=2, queue=3, codec_workers=2).service
+    assert service.admission.capacity == 5
+    assert service.first_audio_tracker.size == 2
+    assert len(service.codecs) == 2
+    assert service.codecs[0] is service.ready_pipeline().codec
+
+
+def test_a_reload_that_fails_keeps_the_engines(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    before = served.post().content
+
+    def refuse(_: Pipeline) -> None:
+        raise ConfigError("the engine is for another machine")
+
+    monkeypatch.setattr(Pipeline, "reload", refuse)
+    asyncio.run_coroutine_threadsafe(served.service.reload(), served.event_loop).result(10)
+    assert "for another machine" in caplog.text
+    is_the_same = served.post().content == before
+    assert is_the_same
+
+
+def test_codec_workers_are_one_per_core_on_the_cpu_and_one_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert [default_codec_workers(target) for target in ("cpu", "cuda", "tensorrt")] == [4, 1, 1]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert default_codec_workers("cpu") == 2
+
+
+def test_warm_up_runs_one_step_and_raises_what_the_codec_raises(
+    tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_pipeline(tiny()) as pipeline:
+        warm_up(pipeline)
+        assert pipeline.loop.stats().ticks == 1
+
+        def decode(*_: object) -> None:
+            raise ConfigError("the codec is broken")
+
+        monkeypatch.setattr(pipeline.codec, "decode", decode)
+        with pytest.raises(ConfigError, match="codec is broken"):
+            warm_up(pipeline)
+
+
+def test_decoders_are_engines_of_their_own(tiny: Callable[..., Deployment]) -> None:
+    with open_pipeline(tiny()) as pipeline:
+        engines = open_decoders(pipeline, 2)
+        assert {engine.manifest.name for engine in engines} == {"codec_decode"}
+        assert len({id(engine) for engine in engines}) == 2
+        for engine in engines:
+            engine.close()
