@@ -38,9 +38,7 @@ class Audio:
     def pcm(self) -> NDArray[np.float32]:
         """Samples, float32 `[n, channels]`, full scale -1..1. Raises ConfigError where the bundle has no codec."""
         if self._pcm is None:
-            raise ConfigError(
-                f"bundle {self.bundle[0]!r} has no codec: it makes latents, not audio", fix="use .latents"
-            )
+            raise ConfigError(f"bundle {self.bundle[0]!r} makes latents, not audio", fix="use .latents")
         return self._pcm
 
     def __len__(self) -> int:

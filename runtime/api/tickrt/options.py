@@ -1,7 +1,5 @@
 """The options of a generation as types: the fields of GenerationOptions, for type checkers and editors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path

@@ -1,0 +1,82 @@
+"""Audio: its length, its files, and how a notebook shows it."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import tickrt
+
+from runtime.audio.formats import read_latents
+from runtime.errors import FileError
+
+RATE_HZ = 48_000
+LATENTS = np.random.default_rng(1).standard_normal((25, 4)).astype(np.float32)
+PCM = np.random.default_rng(2).uniform(-0.5, 0.5, (RATE_HZ, 2)).astype(np.float32)
+OPTIONS = {"prompt": "a", "seed": 3}
+
+
+def audio(pcm: np.ndarray | None = PCM) -> tickrt.Audio:
+    return tickrt.Audio(LATENTS, 25.0, 0 if pcm is None else RATE_HZ, 3, OPTIONS, ("tiny", "1.0.0"), pcm)
+
+
+def test_length_and_text() -> None:
+    assert (len(audio()), audio().seconds) == (RATE_HZ, 1.0)
+    assert repr(audio()) == "<tickrt.Audio: 1.00 s, 48000 Hz, 2 channels, seed 3>"
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".WAV"])
+def test_a_lossless_file_has_every_sample(suffix: str, tmp_path: Path) -> None:
+    audio().save(tmp_path / f"a{suffix}")
+    read, rate_hz = soundfile.read(tmp_path / f"a{suffix}", dtype="float32")
+    assert rate_hz == RATE_HZ
+    assert np.abs(read - PCM).max() < 1e-4
+
+
+@pytest.mark.parametrize("suffix", [".ogg", ".opus"])
+def test_an_opus_file_has_the_length(suffix: str, tmp_path: Path) -> None:
+    audio().save(str(tmp_path / f"a{suffix}"))
+    assert soundfile.info(tmp_path / f"a{suffix}").frames == pytest.approx(RATE_HZ, abs=8)
+
+
+def test_latents_and_what_they_were_made_with(tmp_path: Path) -> None:
+    audio().save(tmp_path / "a.safetensors")
+    latents, metadata = read_latents(tmp_path / "a.safetensors", 4, 100)
+    assert np.array_equal(latents, LATENTS)
+    assert json.loads(metadata.pop("options")) == OPTIONS
+    assert metadata == {"bundle": "tiny", "bundle_version": "1.0.0", "frame_rate_hz": "25.0"}
+
+
+def test_a_format_comes_before_the_suffix(tmp_path: Path) -> None:
+    audio().save(tmp_path / "a.bin", format="pcm")
+    assert (tmp_path / "a.bin").read_bytes() == audio().to_bytes("pcm")
+    assert len(audio().to_bytes("pcm")) == RATE_HZ * 2 * 2
+
+
+def test_what_cannot_be_saved_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_text("old")
+    for name, kind in (("a.mp4", tickrt.RequestError), ("nowhere/a.wav", FileError), ("a.wav", tickrt.ConfigError)):
+        with pytest.raises(kind):
+            audio(None).save(tmp_path / name) if kind is tickrt.ConfigError else audio().save(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+    assert (tmp_path / "a.wav").read_text() == "old"
+
+
+def test_a_notebook_shows_a_player() -> None:
+    html = audio()._repr_html_()
+    assert html is not None
+    (data,) = re.findall(r'^<audio controls src="data:audio/flac;base64,([^"]+)"></audio>$', html)
+    assert len(soundfile.read(io.BytesIO(base64.b64decode(data)))[0]) == RATE_HZ
+
+
+def test_latents_without_a_codec() -> None:
+    latents = audio(None)
+    assert (len(latents), latents.seconds, latents._repr_html_()) == (25, 1.0, None)
+    assert repr(latents) == "<tickrt.Audio: 1.00 s, latents, seed 3>"
+    assert latents.to_bytes("latents")
+    with pytest.raises(tickrt.ConfigError, match="'tiny' makes latents, not audio"):
+        _ = latents.pcm

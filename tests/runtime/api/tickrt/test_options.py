@@ -1,0 +1,84 @@
+"""The types of the options say what GenerationOptions takes."""
+
+import inspect
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import tickrt
+from pydantic import BaseModel
+from tickrt.options import INPUTS, plain_values
+
+from runtime.requests import options as source
+
+TYPED_DICTS = {
+    source.WeightedPrompt: tickrt.WeightedPrompt,
+    source.Span: tickrt.Span,
+    source.DcwOptions: tickrt.DcwOptions,
+}
+CURVE, FRAMES = "curve", "frames of channels"
+
+
+def kinds(annotation: Any) -> frozenset[Any]:
+    """What an annotation accepts, in one form for models and TypedDicts: numbers or lists of numbers are a CURVE."""
+    if get_origin(annotation) is Annotated:
+        return kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _merged(frozenset().union(*map(kinds, get_args(annotation))))
+    if get_origin(annotation) in (list, Sequence):
+        (item,) = (kinds(argument) for argument in get_args(annotation))
+        return frozenset({FRAMES if item & {list[float], CURVE} else list[next(iter(item))]})
+    if get_origin(annotation) is np.ndarray:
+        return frozenset({list[float]})
+    return frozenset({TYPED_DICTS.get(annotation, annotation)})
+
+
+def _merged(found: frozenset[Any]) -> frozenset[Any]:
+    return (found - {float, list[float]}) | {CURVE} if list[float] in found else found
+
+
+def assert_same_fields(model: type[BaseModel], typed: Any, hidden: tuple[str, ...] = ()) -> None:
+    hints = get_type_hints(typed)
+    fields = {name: field for name, field in get_type_hints(model).items() if name in model.model_fields}
+    assert set(hints) == set(fields) - set(hidden)
+    for name, hint in hints.items():
+        assert kinds(hint) == kinds(fields[name]), name
+
+
+@pytest.mark.parametrize("model", TYPED_DICTS, ids=lambda model: model.__name__)
+def test_nested_types_have_the_models_fields(model: type[BaseModel]) -> None:
+    assert_same_fields(model, TYPED_DICTS[model])
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    assert TYPED_DICTS[model].__required_keys__ == required
+
+
+def test_options_have_the_fields_of_generation_options() -> None:
+    assert_same_fields(source.GenerationOptions, tickrt.Options, hidden=("prompt",))
+    assert kinds(tickrt.Prompt) == kinds(source.GenerationOptions.model_fields["prompt"].annotation)
+    assert not tickrt.Options.__required_keys__
+
+
+def test_a_type_that_differs_would_be_found() -> None:
+    assert kinds(float | list[float]) == kinds(tickrt.Curve)
+    assert kinds(float) != kinds(tickrt.Curve)
+    assert kinds(float | None) == {float, NoneType} != kinds(float)
+
+
+def test_inputs_are_the_arguments_that_are_no_options() -> None:
+    assert set(INPUTS) == get_type_hints(tickrt.Arguments).keys() - get_type_hints(tickrt.Options).keys()
+    assert get_type_hints(tickrt.Generation).keys() - get_type_hints(tickrt.Arguments).keys() == {"prompt"}
+
+
+@pytest.mark.parametrize("item", [tickrt.Arguments, tickrt.Model.generate, tickrt.Model.stream])
+def test_docstrings_describe_every_argument(item: Any) -> None:
+    text = inspect.getdoc(item) or ""
+    for name, field in source.GenerationOptions.model_fields.items():
+        assert name == "prompt" or f"    {name}: {field.description}" in text
+    assert all(f"    {name}: " in text for name in INPUTS)
+
+
+def test_arrays_become_lists() -> None:
+    given = {"a": np.arange(2.0), "b": ({"weight": np.float32(0.5)},), "c": "text", "d": None}
+    assert plain_values(given) == {"a": [0.0, 1.0], "b": [{"weight": 0.5}], "c": "text", "d": None}

@@ -1,0 +1,39 @@
+"""Engines that are missing are built in a process of their own; errors of the build are raised."""
+
+from pathlib import Path
+
+import pytest
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import tiny_deployment
+
+from runtime.config.deployment import load_deployment
+from runtime.errors import BuildError
+from runtime.pipeline.building import build_engines, open_built_pipeline
+
+
+def test_only_missing_and_unfit_engines_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path, more=FEW_VARIANTS, codec=False, text_encoder=False))
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "__init__.py").write_text("raise AssertionError('a module of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    open_built_pipeline(deployment).close()
+    assert "decoder  (not built yet)" in capsys.readouterr().err
+    open_built_pipeline(deployment).close()
+    assert capsys.readouterr().err == ""
+    with (deployment.engine_folder() / "decoder.onnx").open("ab") as file:
+        file.write(b"changed")
+    open_built_pipeline(deployment).close()
+    said = capsys.readouterr().err
+    assert "built" in said
+    assert "decoder" in said
+    assert said.count("reused") > 1
+
+
+def test_a_failed_build_raises_its_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_deployment(tmp_path, codec=False, text_encoder=False)
+    (tmp_path / "tiny" / "decoder.onnx").write_bytes(b"not a graph")
+    with pytest.raises(BuildError, match=r"decoder\.onnx"):
+        build_engines(path, "cpu", quiet=True)
+    assert capsys.readouterr().err == ""
