@@ -34,7 +34,7 @@ def convert_audio(pcm: Pcm, from_rate_hz: int, sample_rate_hz: int, channels: in
     packed = np.ascontiguousarray(pcm, np.float32).reshape(1, -1)
     frame = av.AudioFrame.from_ndarray(packed, format="flt", layout=LAYOUTS[pcm.shape[1] - 1])
     frame.sample_rate = from_rate_hz
-    return _collect(_resampled([frame], sample_rate_hz, channels), sample_rate_hz, max_seconds)
+    return _collect(_resampled([frame] if len(pcm) else [], sample_rate_hz, channels), sample_rate_hz, max_seconds)
 
 
 def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) -> Pcm:

@@ -88,3 +88,10 @@ def test_options_cannot_be_changed() -> None:
     options = parse_options({"prompt": "x"})
     with pytest.raises(ValidationError):
         options.steps = 3  # type: ignore[misc]
+
+
+def test_an_unknown_option_names_a_similar_one() -> None:
+    with pytest.raises(RequestError, match="leave guidanse out, or did you mean guidance?"):
+        parse_options({"prompt": "a", "guidanse": 2.0})
+    with pytest.raises(RequestError, match="leave volume out$"):
+        parse_options({"prompt": "a", "volume": 2.0})

@@ -46,3 +46,20 @@ def test_an_id_is_inside_once() -> None:
     registry.enter("a", lambda event: None)
     with pytest.raises(RequestError, match="inside already"):
         registry.enter("a", lambda event: None)
+
+
+def test_a_caller_that_waits_takes_the_next_free_place() -> None:
+    registry, is_inside = Registry(slots=1, queue=0), threading.Event()
+
+    def enter() -> None:
+        registry.enter("b", lambda event: None, wait=True)
+        is_inside.set()
+
+    registry.enter("a", lambda event: None)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert "b" not in registry
+    registry.leave(Cancelled("a"), "cancelled")
+    assert is_inside.wait(30)
+    thread.join()
+    assert registry.ids() == ["b"]
