@@ -91,7 +91,7 @@ def test_options_cannot_be_changed() -> None:
 
 
 def test_an_unknown_option_names_a_similar_one() -> None:
-    with pytest.raises(RequestError, match="leave guidanse out, or did you mean guidance?"):
+    with pytest.raises(RequestError, match="leave guidanse out, or did you mean guidance"):
         parse_options({"prompt": "a", "guidanse": 2.0})
-    with pytest.raises(RequestError, match="leave volume out$"):
+    with pytest.raises(RequestError, match=r"leave volume out$"):
         parse_options({"prompt": "a", "volume": 2.0})
