@@ -1,4 +1,4 @@
-"""What to build: the deployment's `[build]` table, and whether bundle and shape ranges can go together."""
+"""Build options: the deployment's `[build]` table, and the check of its shape ranges against the bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 
 Features = frozenset[str]
-# Raised whenever a precision recipe does something else to a graph: engines of an older one are built again.
+# Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
 RECIPE_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -28,10 +28,14 @@ STEP_VARIANTS = (
     "guidance+target", "ode_noise", "guidance+ode_noise", "sde", "guidance+sde", "guidance+rcfg", ALL_STEP_FEATURES,
 )  # fmt: skip
 ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
+# The options that change what TensorRT builds.
+TENSORRT_OPTIONS = (
+    "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
+    "hardware_compatibility", "tf32",
+)  # fmt: skip
 
-
-# The largest error that is accepted, relative to an output's largest value, where [build] names none. A GPU adds up in
-# another order than the reference does; TF32 keeps 10 bits of a factor, as float16 does, bfloat16 keeps 7.
+# The largest accepted error, relative to an output's largest value, where [build] names none. A GPU sums in another
+# order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7.
 CPU_TOLERANCE = 1e-4
 GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2}
 
@@ -40,19 +44,19 @@ class BuildConfig(BaseModel):
     """The `[build]` table.
 
     tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: what the GPU targets compute decoder and text_encoder in. codec_precision: the same for the
-    codec, whose rounding is heard as noise. Rows and step graphs and the target cpu are always float32.
+    all cores. precision: of decoder and text encoder on the GPU targets. codec_precision: of the codec, whose rounding
+    is audible as noise. Rows and step graphs and the target cpu are always float32.
 
-    ONNX Runtime. optimization: how far it rewrites a graph. "extended" is valid on every machine of one architecture;
+    ONNX Runtime. optimization: its graph optimization level. "extended" is valid on every machine of one architecture;
     "all" adds layouts of the processor it runs on, and its manifest names that processor. inline_limit_bytes: weights
-    that are larger together go into a data file of their own (one ONNX file holds 2 GiB, and rewriting may add
+    whose sum is larger go into a separate data file (an ONNX file holds at most 2 GiB, and optimization may add
     constants).
 
-    TensorRT. optimization_level: 0 builds fastest, 5 searches longest. workspace_mib: memory that a tactic may use
-    (none = the whole device). refit: weights can be exchanged. verbosity: "detailed" lets a profile see single kernels.
-    max_aux_streams: streams beside the tick's own (none = TensorRT's choice, 0 = one stream). version_compatible and
-    hardware_compatibility: plans that run elsewhere, slower. tf32: factors of float32 products are rounded to 10 bits.
-    timing_cache: true, false, or the folder for it, relative to the deployment file.
+    TensorRT. optimization_level: 0 builds fastest, 5 searches longest. workspace_mib: memory limit of a tactic (none =
+    the whole device). refit: weights can be replaced in the plan. verbosity: "detailed" shows single kernels in
+    profiles. max_aux_streams: streams beside the tick's (none = TensorRT's choice, 0 = one stream). version_compatible
+    and hardware_compatibility: plans that run on other versions or GPUs, slower. tf32: factors of float32 products are
+    rounded to 10 bits. timing_cache: true, false, or its folder, relative to the deployment file.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -83,7 +87,7 @@ class BuildConfig(BaseModel):
         return tuple(dict.fromkeys([*names, ALL_STEP_FEATURES]))
 
     def tolerance_for(self, target: str, precision: str) -> float:
-        """The largest error that is accepted of a target's engines in a precision."""
+        """The largest accepted error of a target's engines in a precision."""
         if self.tolerance is not None:
             return self.tolerance
         if target == "cpu":
@@ -93,7 +97,7 @@ class BuildConfig(BaseModel):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """One run of the builder: deployment, bundle and options, checked against each other."""
+    """The input of one build: deployment, bundle and options, checked against each other."""
 
     deployment: Deployment
     bundle: Bundle
@@ -135,7 +139,7 @@ def read_options(deployment: Deployment, threads: int | None = None) -> BuildCon
 
 
 def check_ranges(deployment: Deployment, bundle: Bundle) -> None:
-    """The shape ranges hold what the bundle makes. Raises ConfigError with the file and the entry."""
+    """Check that the shape ranges contain the bundle's sizes. Raises ConfigError with the file and the entry."""
     for index, ranges in enumerate(deployment.shapes):
         _check_frames(f"{deployment.path}: shapes.{index}.frames", ranges, bundle)
     where = f"{deployment.path}: shapes"
@@ -143,7 +147,7 @@ def check_ranges(deployment: Deployment, bundle: Bundle) -> None:
     if not any(ranges.frames.holds(canvas) for ranges in deployment.shapes):
         held = ", ".join(f"{ranges.frames.min}..{ranges.frames.max}" for ranges in deployment.shapes)
         raise ConfigError(
-            f"{where}: no range holds the bundle's canvas of {canvas} frames (frames: {held})",
+            f"{where}: no range contains the bundle's canvas of {canvas} frames (frames: {held})",
             fix=f"let a frames range include {canvas}",
         )
     _check_tokens(where, deployment, bundle)
@@ -168,7 +172,7 @@ def _check_tokens(where: str, deployment: Deployment, bundle: Bundle) -> None:
     wanted = bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
     if deployment.max_tokens < wanted:
         raise ConfigError(
-            f"{where}: at most {deployment.max_tokens} tokens, the bundle's text_encoder makes up to {wanted}",
+            f"{where}: at most {deployment.max_tokens} tokens, the bundle's text encoder makes up to {wanted}",
             fix=f"tokens = {{ max = {wanted} }} or more",
         )
 

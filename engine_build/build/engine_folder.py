@@ -1,4 +1,4 @@
-"""The folder that engines are written to: one build at a time, whole engines only, nothing left behind."""
+"""The folder of a deployment's engines: one build at a time, complete engines only, no leftovers of failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_build.build.rebuild_check import Decision, leftovers
+from engine_build.build.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
 from runtime.errors import BuildError, EngineError
 
@@ -18,7 +18,7 @@ PARTIAL_SUFFIX = ".partial"
 
 
 def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
-    """Give a whole engine its place in `folder`: data, engine, manifest. Interrupted in between, none of them stays."""
+    """Move a complete engine into `folder`: data, engine, manifest. Interrupted in between, all of them are removed."""
     names = [*manifest.data_files, manifest.engine_file, f"{manifest.name}{MANIFEST_SUFFIX}"]
     try:
         for name in names:
@@ -31,7 +31,7 @@ def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def partial_folder(folder: Path, name: str) -> Iterator[Path]:
-    """A folder for one engine that is not whole yet; gone at the end, whatever happened. Raises BuildError."""
+    """A temporary folder for one engine that is not complete; always removed at the end. Raises BuildError."""
     partial = Path(tempfile.mkdtemp(prefix=f"{name}.", suffix=PARTIAL_SUFFIX, dir=folder))
     try:
         yield partial
@@ -43,7 +43,7 @@ def partial_folder(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made where it is missing, held against a second build; what a killed one left is removed."""
+    """Create the folder if needed and lock it against a second build; leftovers of a killed one are removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -54,14 +54,14 @@ def locked(folder: Path) -> Iterator[None]:
         remove_partials(folder)
         try:
             yield
-        finally:  # an interrupt may fall between a folder's making and its with block
+        finally:  # an interrupt may come between the creation of a partial folder and its with block
             remove_partials(folder)
     finally:
         os.close(descriptor)
 
 
 def remove_partials(folder: Path) -> None:
-    """Take away what is not whole. Only for whoever holds the folder."""
+    """Remove incomplete engines. The caller holds the folder's lock."""
     for left in folder.glob(f"*{PARTIAL_SUFFIX}"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -70,12 +70,12 @@ def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BuildError(f"another build is at work in {folder}", fix="wait until it is done") from None
+        raise BuildError(f"another build is running in {folder}", fix="wait until it is done") from None
 
 
-def remove_leftovers(folder: Path, decisions: list[Decision]) -> Iterator[str]:
-    """Take away engines that the deployment no longer has; gives their names."""
-    for path in leftovers(folder, decisions):
+def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[str]:
+    """Remove engines that the deployment no longer has; yields their names."""
+    for path in unwanted_manifests(folder, decisions):
         with contextlib.suppress(EngineError):
             manifest = read_manifest(path)
             for file in (manifest.engine_file, *manifest.data_files):

@@ -1,7 +1,7 @@
-"""The engines of a deployment, each as a job: its graph, what its tensors mean, and the sizes they may have.
+"""The engines of a deployment, each as an EngineSpec: its graph, the roles of its tensors, and their sizes.
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
-K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text_encoder's output tokens.
+K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Range = tuple[int, int, int]
 SAMPLE_FRAMES = 32
 # Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
 LARGEST_SAMPLE = 6000
-_TOKENIZER_FIX = "let text_encoder.tokenizer in bundle.toml name a tokenizer.json"
+_TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Job:
-    """One engine to build. Verification runs at the sizes in `samples`; memory is counted at those in `largest`.
+class EngineSpec:
+    """One engine to build. Verification runs at the sizes in `samples`; memory is computed from those in `largest`.
 
     `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles.
     """
@@ -54,20 +54,20 @@ class Job:
         return self.name.partition(".")[0]
 
 
-def jobs_of(request: BuildRequest) -> list[Job]:
-    """Every engine of a deployment, decoder first. Raises ConfigError or BuildError where a graph does not fit."""
+def engine_specs(request: BuildRequest) -> list[EngineSpec]:
+    """Every engine of a deployment, decoder first. Raises ConfigError, BuildError where graph and bundle differ."""
     bundle, deployment = request.bundle, request.deployment
-    jobs = [_decoder_job(bundle, deployment)]
-    jobs += [_rows_job(bundle, deployment, name) for name in ROWS_VARIANTS]
-    jobs += [_step_job(bundle, deployment, name) for name in request.options.step_variants]
+    specs = [_decoder_spec(bundle, deployment)]
+    specs += [_rows_spec(bundle, deployment, name) for name in ROWS_VARIANTS]
+    specs += [_step_spec(bundle, deployment, name) for name in request.options.step_variants]
     if bundle.codec is not None:
-        jobs += _codec_jobs(bundle, bundle.codec, deployment)
+        specs += _codec_specs(bundle, bundle.codec, deployment)
     if bundle.text_encoder is not None:
-        jobs.append(_text_encoder_job(bundle, bundle.text_encoder, jobs[0]))
-    return jobs
+        specs.append(_text_encoder_spec(bundle, bundle.text_encoder, specs[0]))
+    return specs
 
 
-def _decoder_job(bundle: Bundle, deployment: Deployment) -> Job:
+def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
     names = bundle.decoder.inputs
     ports = [
         Port("decoder.inputs.latents", names.latents, "RTC"),
@@ -86,7 +86,7 @@ def _decoder_job(bundle: Bundle, deployment: Deployment) -> Job:
         raise ConfigError(f"{graph.label}: the last dimension of {names.condition!r} is free, expected a fixed width")
     free = _extent(deployment)
     check_free(graph, (*ports, *outputs), free)
-    return Job(
+    return EngineSpec(
         name="decoder",
         graph=graph,
         inputs=tuple(ports),
@@ -108,9 +108,9 @@ def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
 def tick_ranges(
     deployment: Deployment, features: Collection[str], *, is_step: bool, row_multiple: int = 1
 ) -> tuple[dict[str, Range], ...]:
-    """What rows and step graphs may meet: every slot with all its conditions, at every length of a shape range.
+    """Sizes of the rows and step graphs: up to all slots with all their conditions, at every length of a shape range.
 
-    Rows of all executes of a tick lie in one buffer, each execute's at a multiple of `row_multiple`. Only blends have
+    Rows of all executes of a tick are in one buffer, each execute's at a multiple of `row_multiple`. Only blends have
     more than one positive and one negative row.
     """
     depth, first = deployment.runtime.depth, deployment.shapes[0].frames
@@ -144,7 +144,7 @@ def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:
 
 
 def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
-    """Corners of a range, kept small: all at min, opt lengths, the longest with fewest rows, most rows but short.
+    """Corners of a range, kept small: all at min; opt lengths; max lengths with min rows; max rows with min frames.
 
     Of these only the first may be more work than LARGEST_SAMPLE.
     """
@@ -158,16 +158,16 @@ def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
     yield from (sizes for sizes in others if sizes["R"] * sizes["T"] <= LARGEST_SAMPLE)
 
 
-def _rows_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
+def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
     features = frozenset() if variant == PLAIN else frozenset(variant.split(FEATURE_SEPARATOR))
     outputs = [_output("hidden_states", "RTC")]
     if "mask" in features:
         outputs.append(_output("masked_latents", "STC"))
     graph = graph_of(rows_graph(bundle.latents.channels, features))
-    return _tick_job(f"rows.{variant}", graph, rows_inputs(features), outputs, features, bundle, deployment)
+    return _tick_spec(f"rows.{variant}", graph, rows_inputs(features), outputs, features, bundle, deployment)
 
 
-def _step_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
+def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
     features = parse_variant(variant)
     outputs = [_output("next_latents", "STC"), Port("finite", "finite", "S", "bool")]
     if "guidance" in features:
@@ -176,31 +176,31 @@ def _step_job(bundle: Bundle, deployment: Deployment, variant: str) -> Job:
         outputs.append(_output("next_cached_negative_velocity", "STC"))
     graph = graph_of(step_graph(bundle.latents.channels, features))
     name = f"step.{variant_name(features)}"
-    return _tick_job(name, graph, step_inputs(features), outputs, features, bundle, deployment)
+    return _tick_spec(name, graph, step_inputs(features), outputs, features, bundle, deployment)
 
 
-def _tick_job(
+def _tick_spec(
     name: str,
     graph: Graph,
-    specs: Iterable[InputSpec],
+    tensors: Iterable[InputSpec],
     outputs: list[Port],
     features: frozenset[str],
     bundle: Bundle,
     deployment: Deployment,
-) -> Job:
+) -> EngineSpec:
     multiple, conditions = bundle.latents.frame_multiple, 2 if "blend" in features else 1
     known = {"C": bundle.latents.channels, "1": 1}
     latents = bundle.latents
-    # Canvases are whole multiples of the smallest: what aligns that one aligns them all.
+    # Every length is a multiple of frame_multiple, so rows aligned for that length are aligned for all.
     aligned = row_multiple(latents.frame_multiple, latents.channels)
     ranges = tick_ranges(deployment, features, is_step=name.startswith("step."), row_multiple=aligned)
     samples = [(1, 1, multiple), (3, 7, bundle.latents.round_up(SAMPLE_FRAMES)), (2, 4, multiple * 5)]
     inside = [_inside(ranges[0], *sample) for sample in samples]
     largest = (deployment.runtime.depth, deployment.max_rows, _max_frames(deployment))
-    return Job(
+    return EngineSpec(
         name=name,
         graph=graph,
-        inputs=tuple(_tick_port(spec) for spec in specs),
+        inputs=tuple(_tick_port(tensor) for tensor in tensors),
         outputs=tuple(outputs),
         samples=tuple(_tick_sizes(*sample, conditions, known) for sample in inside),
         largest=_tick_sizes(*largest, conditions, known),
@@ -225,19 +225,21 @@ def _tick_sizes(slots: int, rows: int, frames: int, conditions: int, known: Size
     return {**known, "S": slots, "R": rows, "T": frames, "B": bands, "K": conditions, "N": conditions}
 
 
-def _tick_port(spec: InputSpec) -> Port:
-    if spec.dtype == "bool":
-        return Port(spec.name, spec.name, spec.letters, "bool", "flag")
-    if spec.dtype == "int64":
-        return Port(spec.name, spec.name, spec.letters, "int64", "count", "S" if spec.name == "row_slots" else "R")
-    return Port(spec.name, spec.name, spec.letters, values="normal" if "C" in spec.letters else "unit")
+def _tick_port(tensor: InputSpec) -> Port:
+    if tensor.dtype == "bool":
+        return Port(tensor.name, tensor.name, tensor.letters, "bool", "flag")
+    if tensor.dtype == "int64":
+        return Port(
+            tensor.name, tensor.name, tensor.letters, "int64", "count", "S" if tensor.name == "row_slots" else "R"
+        )
+    return Port(tensor.name, tensor.name, tensor.letters, values="normal" if "C" in tensor.letters else "unit")
 
 
 def _output(name: str, letters: str) -> Port:
     return Port(name, name, letters)
 
 
-def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[Job]:
+def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[EngineSpec]:
     known = {"C": bundle.latents.channels, "A": codec.channels}
     window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
     frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
@@ -250,15 +252,15 @@ def _codec_jobs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Ite
         ports.append(Port("codec.decode.inputs.start_frame", names.start_frame, "B", "int64", "count", "T"))
     audio = Port("codec.decode.outputs.audio", codec.decode.outputs.audio, "BAW")
     ranges = codec_ranges(codec.hop_samples, codec.decode)
-    yield _file_job("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
+    yield _file_spec("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
     if codec.encode is not None:
         audio = Port("codec.encode.inputs.audio", codec.encode.inputs.audio, "BAW", values="unit")
         latents = Port("codec.encode.outputs.latents", codec.encode.outputs.latents, "BTC")
         ranges = codec_ranges(codec.hop_samples, codec.encode)
-        yield _file_job("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
+        yield _file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
-def _text_encoder_job(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: Job) -> Job:
+def _text_encoder_spec(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> EngineSpec:
     longest = text_encoder.max_tokens
     known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
     ports = [
@@ -271,7 +273,7 @@ def _text_encoder_job(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: Jo
     ]
     samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
     ranges = token_ranges(longest)
-    return _file_job("text_encoder", bundle, text_encoder.graph, ports, outputs, samples, samples[-1], ranges)
+    return _file_spec("text_encoder", bundle, text_encoder.graph, ports, outputs, samples, samples[-1], ranges)
 
 
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
@@ -284,10 +286,10 @@ def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
     except OSError as error:
         raise ConfigError(f"no tokenizer at {path}: {error.strerror}", fix=_TOKENIZER_FIX) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no Hugging Face tokenizer file: {error!r}", fix=_TOKENIZER_FIX) from error
+        raise ConfigError(f"{path} is not a Hugging Face tokenizer file: {error!r}", fix=_TOKENIZER_FIX) from error
 
 
-def _file_job(
+def _file_spec(
     name: str,
     bundle: Bundle,
     file: str,
@@ -296,25 +298,25 @@ def _file_job(
     samples: list[dict[str, int]],
     largest: Mapping[str, int],
     ranges: tuple[Mapping[str, Range], ...],
-) -> Job:
+) -> EngineSpec:
     graph = read_graph(bundle.graph_path(file))
     check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACD"})
     check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
-    return Job(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
+    return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 
 
-def profiles_of(job: Job) -> list[dict[str, str]]:
+def optimization_profiles(spec: EngineSpec) -> list[dict[str, str]]:
     """Per optimization profile: input name -> its smallest, usual and largest shape, as "1x2x8 4x32x8 8x64x8"."""
-    return [{port.name: _shapes(port, job.largest, ranges) for port in job.inputs} for ranges in job.ranges]
+    return [{port.name: _shapes(port, spec.largest, ranges) for port in spec.inputs} for ranges in spec.ranges]
 
 
 def _shapes(port: Port, fixed: Sizes, ranges: Mapping[str, Range]) -> str:
     sizes = [ranges.get(letter, (fixed[letter],) * 3) for letter in port.letters]
-    return " ".join("x".join(str(size[place]) for size in sizes) for place in range(3))
+    return " ".join("x".join(str(size[end]) for size in sizes) for end in range(3))
 
 
 def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:
-    """(min, max) over all shape ranges of what varies at run time."""
+    """(min, max) over all shape ranges, by letter, of the dimensions that vary at run time."""
     dimensions = {"R": "rows", "T": "frames", "L": "tokens"}
     ranges = {letter: [getattr(shape, name) for shape in deployment.shapes] for letter, name in dimensions.items()}
     return {letter: (min(r.min for r in found), max(r.max for r in found)) for letter, found in ranges.items()}

@@ -1,4 +1,4 @@
-"""Where a build takes place: versions and device of a target here, or exactly what is missing for it."""
+"""The build environment of a target on this machine: tool versions and device, or exactly what is missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-ELSEWHERE = "build on the machine that will serve, or with --target cpu"
+# The fields of the device that must be equal for a plan to run, by hardware_compatibility.
+VALID_ON = {
+    "none": ("arch", "gpu", "compute_capability"),
+    "same_compute_capability": ("arch", "compute_capability"),
+    "ampere_plus": ("arch",),
+}
+OTHERWISE = "build on the machine that will serve, or with --target cpu"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What an engine's identity says of where it is valid. `facts` goes into manifests; `missing`: why not here."""
+class BuildEnvironment:
+    """The machine's part of an engine's identity. `facts` go into manifests; `missing`: why it cannot build."""
 
     tool_versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, str] = field(default_factory=dict)
@@ -32,13 +38,13 @@ class Place:
     missing: TickError | None = None
 
 
-def place_of(target: Target, options: BuildConfig) -> Place:
-    """This machine for a target. Raises BuildError with what is missing and the command that gets it."""
+def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
+    """This machine's environment. Raises BuildError with all that is missing and the commands that install it."""
     if target == "cpu":
         onnxruntime()
         here = machine()
         device = here if options.optimization == "all" else {"arch": here["arch"]}
-        return Place(tool_versions(target), device, here["cpu"])
+        return BuildEnvironment(tool_versions(target), device, here["cpu"])
     need_package = need_tensorrt if target == "tensorrt" else lambda: need_provider(onnxruntime())
     missing = _all_missing(need_package, lambda: need_gpu(target))
     if missing is not None:
@@ -46,16 +52,16 @@ def place_of(target: Target, options: BuildConfig) -> Place:
     return _on_gpu(target, options)
 
 
-def place_or_why_not(target: Target, options: BuildConfig) -> Place:
-    """As place_of, for looking only: what is missing is part of the answer."""
+def probe_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
+    """As build_environment, but what is missing is returned in `missing`."""
     try:
-        return place_of(target, options)
+        return build_environment(target, options)
     except BuildError as error:
-        return Place(missing=error)
+        return BuildEnvironment(missing=error)
 
 
 def need_tensorrt() -> None:
-    """Raises BuildError where TensorRT or CUDA's Python bindings are not installed, or do not load."""
+    """Raises BuildError where the Python packages of TensorRT or CUDA are not installed or do not load."""
     if importlib.util.find_spec("tensorrt") is None:
         raise BuildError(
             "target tensorrt needs the package tensorrt, which is not installed",
@@ -73,9 +79,9 @@ def need_tensorrt() -> None:
 
 
 def need_gpu(target: Target) -> Any:
-    """The GPU, asked before any object of TensorRT exists: without a driver one would end the process.
+    """The GPU's properties; raises BuildError where there is no GPU or no driver.
 
-    Raises BuildError.
+    Called before any TensorRT object is created: without a driver that would crash the process.
     """
     from runtime.devices.cuda import probe
 
@@ -89,7 +95,7 @@ def need_gpu(target: Target) -> Any:
 
 
 def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
-    """Everything that is missing, in one message."""
+    """All that is missing, as one error; None where nothing is."""
     errors: list[TickError] = []
     for need in needs:
         try:
@@ -102,11 +108,11 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
     for found in errors:
         if not any(found.fix in fix for fix in fixes):
             fixes.append(found.fix)
-    return BuildError("; ".join(found.what for found in errors), fix="; ".join([*fixes, ELSEWHERE]))
+    return BuildError("; ".join(found.what for found in errors), fix="; ".join([*fixes, OTHERWISE]))
 
 
 def driver_release(file: Path = DRIVER_FILE) -> str:
-    """The release of the NVIDIA driver ("580.82.07"), "" where the system does not tell."""
+    """The release of the NVIDIA driver ("580.82.07"); "" where it cannot be read."""
     try:
         found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -114,7 +120,7 @@ def driver_release(file: Path = DRIVER_FILE) -> str:
     return found[0] if found else ""
 
 
-def _on_gpu(target: Target, options: BuildConfig) -> Place:
+def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
     gpu = need_gpu(target)
     device = gpu_machine(gpu)
     facts = {
@@ -125,11 +131,4 @@ def _on_gpu(target: Target, options: BuildConfig) -> Place:
         "cuda": gpu.cuda_version,
     }
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
-    return Place(tool_versions(target), {name: device[name] for name in kept}, gpu.name, facts)
-
-
-VALID_ON = {
-    "none": ("arch", "gpu", "compute_capability"),
-    "same_compute_capability": ("arch", "compute_capability"),
-    "ampere_plus": ("arch",),
-}
+    return BuildEnvironment(tool_versions(target), {name: device[name] for name in kept}, gpu.name, facts)

@@ -39,7 +39,7 @@ def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> Non
 def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool) -> None:
     """ONNX Runtime's offline optimization for its CUDA provider, at most "extended": "all" adds layouts of a CPU.
 
-    Raises BuildError, also where data would travel through the host because an operator has no CUDA kernel.
+    Raises BuildError, also where an operator has no CUDA kernel, so that data would be copied through the host.
     """
     level = "extended" if options.optimization == "all" else options.optimization
     chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
@@ -52,10 +52,10 @@ def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool
 
 
 def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph at opset CUDA_OPSET where it says nothing that came later; else unchanged.
+    """The same graph at opset CUDA_OPSET, where it uses nothing newer; else unchanged.
 
     The CUDA provider registers most kernels for one version of an operator: Pad, Equal, ReduceMin and ReduceMax of
-    opsets 19 and 20, which only take more types than before, run on the host (onnxruntime issue 26393).
+    opsets 19 and 20, which differ only in the types they accept, run on the host (onnxruntime issue 26393).
     """
     lower = onnx.ModelProto()
     lower.CopyFrom(model)
@@ -79,15 +79,15 @@ def _is_known(node: onnx.NodeProto) -> bool:
 
 
 def open_cuda(engine: Path, options: BuildConfig, *, tf32: bool) -> Any:
-    """A session over a file that was compiled for the CUDA provider, on a stream of its own. Raises BuildError."""
+    """A session over an engine of target cuda, on its own stream. Raises BuildError."""
     return _cuda_session(engine, exact_options(options.threads), str(engine), tf32)
 
 
 def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
     """Session options that optimize a graph and write the result to `engine`.
 
-    Large weights go into a file beside the engine; so do weights that come from such a file, because ONNX Runtime would
-    otherwise write a graph that still points to the original.
+    Large weights go into a file beside the engine; so do weights of a graph with external data, because ONNX Runtime
+    would otherwise write a graph that refers to the original file.
     """
     ort = onnxruntime()
     levels = {
@@ -106,7 +106,7 @@ def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
 
 
 def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> Any:
-    """A session of the CUDA provider on a stream of its own. Raises BuildError."""
+    """A session of the CUDA provider on its own stream. Raises BuildError."""
     name = source if isinstance(source, bytes) else str(source)
     try:
         return open_session(onnxruntime(), name, chosen, stream=None, tf32=tf32)
@@ -117,7 +117,7 @@ def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> 
 
 
 def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
-    """Raises BuildError where a node on the host reads data; sizes are computed there on purpose."""
+    """Raises BuildError where a node on the host reads data; nodes that compute sizes run there by design."""
     data = _data_values(compiled.graph)
     reading = {node.name for node in compiled.graph.node if data.intersection(node.input) and node.op_type != "Shape"}
     parts = opened.get_provider_graph_assignment_info()
@@ -131,7 +131,7 @@ def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
 
 
 def _data_values(graph: onnx.GraphProto) -> set[str]:
-    """The values that depend on more than the sizes of the inputs."""
+    """The values that depend on the inputs' content, not only on their sizes."""
     found = {value.name for value in graph.input}
     for node in graph.node:
         if node.op_type not in ("Shape", "Size") and found.intersection(node.input):

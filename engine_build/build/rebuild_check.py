@@ -1,4 +1,4 @@
-"""Per engine: build or reuse, and why. Reads, never writes."""
+"""Decides per engine whether to build or to reuse it, with the reason. Writes nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine_build.build.engine_specs import Job, jobs_of, profiles_of
-from engine_build.build.environment import Place, place_of
-from engine_build.build.worker import TENSORRT_OPTIONS
-from engine_build.config import RECIPE_VERSION, BuildConfig, BuildRequest
+from engine_build.build.engine_specs import EngineSpec, engine_specs, optimization_profiles
+from engine_build.build.environment import BuildEnvironment, build_environment
+from engine_build.config import RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
 from runtime.config.deployment import Target
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -28,10 +27,10 @@ from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What will be done about one engine. `last` is its manifest of the last build, where there is a readable one."""
+class RebuildDecision:
+    """Whether one engine is built or reused. `last`: the manifest of its last build, if readable."""
 
-    job: Job
+    spec: EngineSpec
     wanted: Identity
     action: Literal["build", "reuse"]
     reason: str
@@ -39,120 +38,126 @@ class Decision:
 
     @property
     def size_bytes(self) -> int:
-        """The engine's files: what they are, or the graph's own size where there are none yet."""
-        return self.last.size_bytes if self.last and self.action == "reuse" else self.job.graph.size_bytes
+        """Size of the engine's files; the graph's size where the engine will be built."""
+        return self.last.size_bytes if self.last and self.action == "reuse" else self.spec.graph.size_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """What it will hold when open: weights, and its tensors at the largest shape (not what happens inside)."""
-        return self.weights_bytes + tensor_bytes(self.job)
+        """Memory of the open engine: weights, inputs and outputs at the largest shape; without its internal buffers."""
+        return self.weights_bytes + tensor_bytes(self.spec)
 
     @property
     def weights_bytes(self) -> int:
-        """Weights in memory; a built engine may hold more constants than its graph."""
-        weights = self.job.graph.weights_bytes
+        """Memory of the weights; a built engine may hold more constants than its graph."""
+        weights = self.spec.graph.weights_bytes
         return max(weights, self.size_bytes) if self.action == "reuse" else weights
 
 
-def decide(request: BuildRequest, target: Target, *, force: bool = False, place: Place | None = None) -> list[Decision]:
-    """What to do about every engine of a deployment. Raises ConfigError, BuildError.
+def check_rebuilds(
+    request: BuildRequest, target: Target, *, force: bool = False, environment: BuildEnvironment | None = None
+) -> list[RebuildDecision]:
+    """The decision for every engine of a deployment. Raises ConfigError, BuildError.
 
-    `place`: where it will be done; here, where none is given. One with something missing can only be looked at: engines
-    count as valid where they were built.
+    `environment`: default this machine. Where it lacks something, an engine's own device and versions count as wanted.
     """
     folder, options = request.deployment.engine_folder(target), request.options
-    place = place or place_of(target, options)
-    return [_decide_one(job, identity(job, target, options, place), folder, force, place) for job in jobs_of(request)]
+    environment = environment or build_environment(target, options)
+    return [
+        _check_engine(spec, identity(spec, target, options, environment), folder, force, environment)
+        for spec in engine_specs(request)
+    ]
 
 
-def identity(job: Job, target: Target, options: BuildConfig, place: Place) -> Identity:
-    """Everything that governs whether an engine of this job may be used."""
+def identity(spec: EngineSpec, target: Target, options: BuildConfig, environment: BuildEnvironment) -> Identity:
+    """Everything that decides whether an engine of this spec may be reused."""
     return Identity(
-        name=job.name,
+        name=spec.name,
         target=target,
-        tool_versions=place.tool_versions,
-        device=place.device,
-        graph_sha256=job.graph.sha256,
-        build=build_options(job, target, options),
-        shapes=job.shapes,
-        features=job.features,
+        tool_versions=environment.tool_versions,
+        device=environment.device,
+        graph_sha256=spec.graph.sha256,
+        build=build_options(spec, target, options),
+        shapes=spec.shapes,
+        features=spec.features,
     )
 
 
-def precision_of(job: Job, target: Target, options: BuildConfig) -> str:
-    """What a job's engine computes in. The solver is float32 whatever the decoder is; so is all on the CPU."""
-    if target == "cpu" or job.kind in ("rows", "step"):
+def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
+    """The precision of a spec's engine. The solver's graphs, and all graphs on the CPU, are float32."""
+    if target == "cpu" or spec.kind in ("rows", "step"):
         return "fp32"
-    return options.codec_precision if job.kind.startswith("codec") else options.precision
+    return options.codec_precision if spec.kind.startswith("codec") else options.precision
 
 
-def build_options(job: Job, target: Target, options: BuildConfig) -> dict[str, Any]:
-    """The options that change the engine or what is accepted as one."""
-    precision = precision_of(job, target, options)
+def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dict[str, Any]:
+    """The options that change the engine, and its tolerance."""
+    precision = engine_precision(spec, target, options)
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
     if target == "tensorrt":
-        chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_exact(job)}
-        return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles_of(job)}
+        chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_without_tf32(spec)}
+        return {**_recipe(precision), **tolerance, **chosen, "profiles": optimization_profiles(spec)}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
     if target == "cuda":
-        chosen |= {**_recipe(precision), "tf32": options.tf32, **_exact(job)}
+        chosen |= {**_recipe(precision), "tf32": options.tf32, **_without_tf32(spec)}
     return {**tolerance, **chosen}
 
 
 def _recipe(precision: str) -> dict[str, Any]:
-    """The precision, and which version of its recipe."""
+    """The precision, and the version of its recipe."""
     return {"precision": precision} if precision == "fp32" else {"precision": precision, "recipe": RECIPE_VERSION}
 
 
-def _exact(job: Job) -> dict[str, bool]:
-    """Rows and step graphs multiply in whole float32: their results are the state itself."""
-    return {"tf32": False} if job.kind in ("rows", "step") else {}
+def _without_tf32(spec: EngineSpec) -> dict[str, bool]:
+    """Rows and step graphs never use TF32: their results are the state itself."""
+    return {"tf32": False} if spec.kind in ("rows", "step") else {}
 
 
-def tensor_bytes(job: Job) -> int:
-    """Bytes of all inputs and outputs at the job's largest sizes."""
+def tensor_bytes(spec: EngineSpec) -> int:
+    """Bytes of all inputs and outputs at the spec's largest sizes."""
     return sum(
-        np.dtype(port.dtype).itemsize * prod(job.largest[letter] for letter in port.letters)
-        for port in (*job.inputs, *job.outputs)
+        np.dtype(port.dtype).itemsize * prod(spec.largest[letter] for letter in port.letters)
+        for port in (*spec.inputs, *spec.outputs)
     )
 
 
-def total_memory_bytes(decisions: Iterable[Decision]) -> int:
-    """What all engines hold when open. Variants of one kind (step.*, rows.*) work on the same tensors."""
+def total_memory_bytes(decisions: Iterable[RebuildDecision]) -> int:
+    """Memory of all engines when open. Variants of one kind (step.*, rows.*) share their tensors."""
     weights, tensors = 0, dict[str, int]()
     for decision in decisions:
-        kind = decision.job.name.partition(".")[0]
+        kind = decision.spec.kind
         weights += decision.weights_bytes
-        tensors[kind] = max(tensors.get(kind, 0), tensor_bytes(decision.job))
+        tensors[kind] = max(tensors.get(kind, 0), tensor_bytes(decision.spec))
     return weights + sum(tensors.values())
 
 
-def leftovers(folder: Path, decisions: list[Decision]) -> list[Path]:
+def unwanted_manifests(folder: Path, decisions: list[RebuildDecision]) -> list[Path]:
     """Manifests of engines that the deployment no longer has."""
-    wanted = {manifest_path(folder, decision.job.name) for decision in decisions}
+    wanted = {manifest_path(folder, decision.spec.name) for decision in decisions}
     return sorted(set(folder.glob(f"*{MANIFEST_SUFFIX}")) - wanted)
 
 
-def _decide_one(job: Job, wanted: Identity, folder: Path, force: bool, place: Place) -> Decision:
+def _check_engine(
+    spec: EngineSpec, wanted: Identity, folder: Path, force: bool, environment: BuildEnvironment
+) -> RebuildDecision:
     try:
-        last = read_manifest(manifest_path(folder, job.name))
+        last = read_manifest(manifest_path(folder, spec.name))
     except EngineNotBuiltError:
-        return Decision(job, wanted, "build", "not built yet", None)
+        return RebuildDecision(spec, wanted, "build", "not built yet", None)
     except EngineMismatchError:
-        return Decision(job, wanted, "build", "its manifest is damaged or of another version", None)
+        return RebuildDecision(spec, wanted, "build", "its manifest is damaged or of another version", None)
     if force:
-        return Decision(job, wanted, "build", "--force", last)
-    if place.missing is not None:
+        return RebuildDecision(spec, wanted, "build", "--force", last)
+    if environment.missing is not None:
         wanted = wanted.model_copy(update={"tool_versions": last.tool_versions, "device": last.device})
     matches, reason = metadata_matches(last, wanted)
     if not matches:
-        return Decision(job, wanted, "build", reason, last)
-    return _decide_by_file(job, wanted, folder, last)
+        return RebuildDecision(spec, wanted, "build", reason, last)
+    return _check_file(spec, wanted, folder, last)
 
 
-def _decide_by_file(job: Job, wanted: Identity, folder: Path, last: Manifest) -> Decision:
+def _check_file(spec: EngineSpec, wanted: Identity, folder: Path, last: Manifest) -> RebuildDecision:
     try:
         verify_file(last, folder)
     except EngineError as error:
-        return Decision(job, wanted, "build", error.what, last)
-    return Decision(job, wanted, "reuse", "up to date", last)
+        return RebuildDecision(spec, wanted, "build", error.what, last)
+    return RebuildDecision(spec, wanted, "reuse", "up to date", last)

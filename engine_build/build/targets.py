@@ -1,130 +1,167 @@
-"""How each target is built and measured: one table. What an engine's precision costs belongs to its measure."""
+"""How engines of each target are compiled and measured: one table, COMPILERS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_build.build.environment import Place
+from engine_build.build.engine_folder import PARTIAL_SUFFIX
+from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
-from engine_build.build.rebuild_check import Decision
-from engine_build.build.worker import BuildLog, BuildProcess
-from engine_build.config import BuildConfig
+from engine_build.build.rebuild_check import RebuildDecision
+from engine_build.build.timing_cache import FOLDER, cache_path
+from engine_build.build.worker import BuildLog, PlanRequest, RunRequest, Worker, build_plan, run_engine
+from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.errors import BuildError
 
-# Running a graph of this size on the CPU for comparison takes minutes per shape: the first shapes are enough.
+# Running a graph of this size on the CPU for comparison takes minutes per shape: only the first shapes are compared.
 LARGE_GRAPH_BYTES = 1 << 30
 LARGE_GRAPH_SAMPLES = 2
 
+Facts = dict[str, Any]
+
 
 @dataclass(frozen=True)
-class Work:
-    """One engine in the making: `graph` is the job's in the precision that is wanted, `engine` the file to write.
+class BuildTask:
+    """One engine to build: `graph` is the spec's graph in the wanted precision, `engine` the file to write.
 
-    `process` does what may crash.
+    `worker` runs what may crash the process.
     """
 
-    decision: Decision
+    decision: RebuildDecision
     graph: Graph
     engine: Path
     deployment: Deployment
     options: BuildConfig
-    place: Place
-    process: BuildProcess
+    environment: BuildEnvironment
+    worker: Worker
     log: BuildLog
 
     @property
     def tolerance(self) -> float:
-        """The largest error that is accepted."""
+        """The largest accepted error."""
         return float(self.decision.wanted.build["tolerance"])
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """How one target is built: the engine file's suffix; what writes it and gives facts; what measures its error."""
+    """One target: the engine file's suffix; the function that writes it and returns facts; the one that measures it."""
 
     suffix: str
-    compile: Callable[[Work], dict[str, Any]]
-    measure: Callable[[Work], tuple[dict[str, float], dict[str, Any]]]
+    compile: Callable[[BuildTask], Facts]
+    measure: Callable[[BuildTask], tuple[dict[str, float], Facts]]
 
 
-def measured(work: Work) -> tuple[dict[str, float], dict[str, Any]]:
-    """The error of an engine that was just compiled, and what else was found out. Raises BuildError."""
+def measured(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """The error of an engine that was just compiled, and facts for its manifest. Raises BuildError."""
     try:
-        error, facts = COMPILERS[work.decision.wanted.target].measure(work)
+        error, facts = COMPILERS[task.decision.wanted.target].measure(task)
     except onnxruntime_errors() as cause:
         raise BuildError(
-            f"{work.decision.job.graph.label} fails to run at a shape of the deployment's ranges: {cause}",
+            f"{task.decision.spec.graph.label} fails to run at a shape of the deployment's ranges: {cause}",
             fix="check frame_multiple in bundle.toml and the shape ranges",
         ) from cause
-    return {**error, **_recipe_error(work)}, facts
+    return {**error, **_recipe_error(task)}, facts
 
 
-def _compile_cpu(work: Work) -> dict[str, Any]:
-    compile_onnxruntime(work.graph, work.engine, work.options)
-    return {}
-
-
-def _measure_cpu(work: Work) -> tuple[dict[str, float], dict[str, Any]]:
-    from engine_build.build.verify import verify
-
-    graph = graph_session(work.decision.job.graph, work.options)
-    engine = open_onnxruntime(work.engine, work.options)
-    return verify(work.decision.job, graph, engine, work.tolerance), {}
-
-
-def _compile_cuda(work: Work) -> dict[str, Any]:
-    compile_cuda(work.graph, work.engine, work.options, tf32=work.decision.wanted.build["tf32"])
-    return {}
-
-
-def _measure_cuda(work: Work) -> tuple[dict[str, float], dict[str, Any]]:
-    from engine_build.build.verify import verify
-
-    graph = graph_session(work.decision.job.graph, work.options)
-    engine = open_cuda(work.engine, work.options, tf32=work.decision.wanted.build["tf32"])
-    return verify(work.decision.job, graph, engine, work.tolerance), {}
-
-
-def _recipe_error(work: Work) -> dict[str, float]:
-    """What the precision alone does to the decoder, along a generation of its own; nothing for full precision."""
-    job, recipe = work.decision.job, work.decision.wanted.build.get("precision", "fp32")
-    if job.name != "decoder" or recipe == "fp32":
+def _recipe_error(task: BuildTask) -> dict[str, float]:
+    """The error of the precision recipe alone on the decoder, over the states of a generation; {} for float32."""
+    spec, recipe = task.decision.spec, task.decision.wanted.build.get("precision", "fp32")
+    if spec.name != "decoder" or recipe == "fp32":
         return {}
     from engine_build.precision.error import measure
     from engine_build.precision.recipe import without_kernel
-    from engine_build.precision.sample_states import STEPS, decoder_feeds
+    from engine_build.precision.sample_states import STEPS, decoder_sample_states
 
-    bundle, threads = load_bundle(work.deployment.bundle), work.options.threads
-    steps = 2 if job.graph.weights_bytes > LARGE_GRAPH_BYTES else STEPS
-    feeds = decoder_feeds(bundle, job.graph, steps=steps, threads=threads)
-    without = without_kernel(work.decision.wanted.target, recipe)
-    return measure(job.graph, recipe, feeds, without=without, threads=threads)
-
-
-def _compile_tensorrt(work: Work) -> dict[str, Any]:
-    from engine_build.build.tensorrt_target import compile_plan, timing_cache_of
-
-    version = work.place.tool_versions["tensorrt"]
-    cache = timing_cache_of(work.deployment, work.options, work.place.facts, version)
-    return compile_plan(work.process, work.decision, work.graph, work.engine, work.options, cache, work.log)
+    bundle, threads = load_bundle(task.deployment.bundle), task.options.threads
+    steps = 2 if spec.graph.weights_bytes > LARGE_GRAPH_BYTES else STEPS
+    states = decoder_sample_states(bundle, spec.graph, steps=steps, threads=threads)
+    without = without_kernel(task.decision.wanted.target, recipe)
+    return measure(spec.graph, recipe, states, without=without, threads=threads)
 
 
-def _measure_tensorrt(work: Work) -> tuple[dict[str, float], dict[str, Any]]:
-    from engine_build.build.tensorrt_target import try_plan
+def _compile_cpu(task: BuildTask) -> Facts:
+    compile_onnxruntime(task.graph, task.engine, task.options)
+    return {}
+
+
+def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    return _measure_session(task, open_onnxruntime(task.engine, task.options))
+
+
+def _compile_cuda(task: BuildTask) -> Facts:
+    compile_cuda(task.graph, task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
+    return {}
+
+
+def _measure_cuda(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    return _measure_session(task, open_cuda(task.engine, task.options, tf32=task.decision.wanted.build["tf32"]))
+
+
+def _measure_session(task: BuildTask, engine: Any) -> tuple[dict[str, float], Facts]:
+    from engine_build.build.verify import verify
+
+    graph = graph_session(task.decision.spec.graph, task.options)
+    return verify(task.decision.spec, graph, engine, task.tolerance), {}
+
+
+def _compile_tensorrt(task: BuildTask) -> Facts:
+    """Build the plan in the worker: TensorRT is never loaded in this process. Raises BuildError, also after a crash."""
+    build, spec = task.decision.wanted.build, task.decision.spec
+    with _graph_file(task.graph, task.engine.parent) as source:
+        request = PlanRequest(
+            label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
+            graph=source,
+            plan=task.engine,
+            options={name: build[name] for name in TENSORRT_OPTIONS},
+            profiles=build["profiles"],
+            timing_cache=_timing_cache(task),
+            threads=task.options.threads,
+        )
+        facts: Facts = task.worker.run(build_plan, request, task.log)
+    return facts
+
+
+def _timing_cache(task: BuildTask) -> Path | None:
+    """The timing cache file of this device and TensorRT version; None where the deployment turns it off."""
+    option, facts = task.options.timing_cache, task.environment.facts
+    if option is False:
+        return None
+    folder = task.deployment.engines / FOLDER if option is True else task.deployment.path.parent / option
+    version = task.environment.tool_versions["tensorrt"]
+    return cache_path(folder, version, facts["gpu"], facts["compute_capability"])
+
+
+@contextlib.contextmanager
+def _graph_file(graph: Graph, beside: Path) -> Iterator[Path]:
+    """TensorRT reads files: a graph that exists in memory only is written to one for the time of the build."""
+    if isinstance(graph.source, Path):
+        yield graph.source
+        return
+    with tempfile.TemporaryDirectory(suffix=PARTIAL_SUFFIX, dir=beside.parent) as folder:
+        path = Path(folder) / "graph.onnx"
+        path.write_bytes(graph.source)
+        yield path
+
+
+def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """Run every sample in the worker, and compare the first ones with the graph on the CPU."""
     from engine_build.build.verify import verify_outputs
 
-    job = work.decision.job
-    compared = LARGE_GRAPH_SAMPLES if job.graph.weights_bytes > LARGE_GRAPH_BYTES else len(job.samples)
-    outputs, facts = try_plan(work.process, job, work.engine.parent, compared, work.log)
-    error = verify_outputs(job, graph_session(job.graph, work.options), outputs, work.tolerance)
-    return error, {**facts, "tried_shapes": len(job.samples), "compared_shapes": compared}
+    spec = task.decision.spec
+    compared = LARGE_GRAPH_SAMPLES if spec.graph.weights_bytes > LARGE_GRAPH_BYTES else len(spec.samples)
+    request = RunRequest(spec.name, task.engine.parent, spec.inputs, spec.samples, compared)
+    outputs, memory_bytes = task.worker.run(run_engine, request, task.log)
+    error = verify_outputs(spec, graph_session(spec.graph, task.options), outputs, task.tolerance)
+    return error, {"memory_bytes": memory_bytes, "tried_shapes": len(spec.samples), "compared_shapes": compared}
 
 
 COMPILERS: Mapping[str, Compiler] = {

@@ -1,21 +1,21 @@
-"""TensorRT's builder: an ONNX graph to a plan. The only module of this room that imports tensorrt.
+"""TensorRT's builder: an ONNX graph to a plan. The only module of engine_build that imports tensorrt.
 
-It runs in a child process (build_process.py), after the driver was probed: without a driver a Builder crashes the
-process. The same calls serve TensorRT 10.16 and 11.
+It runs in the worker process (worker.py), after the driver was probed: without a driver, creating a Builder crashes the
+process. The calls are the same for TensorRT 10.16 and 11.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import tensorrt as trt
 
 from engine_build.build.timing_cache import read_cache, set_aside, updating
-from engine_build.build.worker import PlanRequest, parse_shapes
+from engine_build.build.worker import OnLog, PlanRequest
 from runtime.errors import BuildError
 
 FLAGS: Mapping[str, trt.BuilderFlag] = {
@@ -35,8 +35,6 @@ COMPATIBILITIES: Mapping[str, trt.HardwareCompatibilityLevel] = {
 }
 PARSE_ERRORS_SHOWN = 3
 
-Tell = Callable[[str, str], None]
-
 
 def versions() -> dict[str, str]:
     """TensorRT's version and its ONNX parser's."""
@@ -44,40 +42,38 @@ def versions() -> dict[str, str]:
 
 
 class Log(trt.ILogger):  # type: ignore[misc]
-    """Hands messages from INFO on to `tell(severity, text)`; TensorRT calls it from several threads."""
+    """Passes messages of INFO and above to `on_log(severity, text)`; TensorRT calls it from several threads."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, on_log: OnLog) -> None:
         trt.ILogger.__init__(self)
-        self._tell = tell
-        self._lock = threading.Lock()
+        self._on_log = on_log
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Take one message."""
+        """One message."""
         if severity != trt.ILogger.Severity.VERBOSE:
-            with self._lock:
-                self._tell(severity.name, msg)
+            self._on_log(severity.name, msg)
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-    """Ends the build at its next step once `cancelled` is set; TensorRT calls it from several threads."""
+    """Cancels the build at its next step once `cancelled` is set; TensorRT calls it from several threads."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         trt.IProgressMonitor.__init__(self)
         self._cancelled = cancelled
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        """A phase begins."""
+        """Ignored."""
 
     def step_complete(self, phase_name: str, step: int) -> bool:
-        """Whether to go on."""
+        """False cancels the build."""
         return not self._cancelled.is_set()
 
     def phase_finish(self, phase_name: str) -> None:
-        """A phase is over."""
+        """Ignored."""
 
 
 class Writer(trt.IStreamWriter):  # type: ignore[misc]
-    """Writes a plan as it comes, and hashes it on the way. `error` is why a piece could not be written."""
+    """Writes a plan's pieces to a file and hashes them. `error`: why a piece could not be written."""
 
     def __init__(self, file: BinaryIO) -> None:
         trt.IStreamWriter.__init__(self)
@@ -86,7 +82,7 @@ class Writer(trt.IStreamWriter):  # type: ignore[misc]
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
-        """Take one piece; all of it, or none: an exception must not pass through TensorRT."""
+        """Write one piece; returns 0 on failure, because an exception must not pass through TensorRT."""
         try:
             self._file.write(data)
         except OSError as error:
@@ -96,29 +92,34 @@ class Writer(trt.IStreamWriter):  # type: ignore[misc]
         return len(data)
 
 
-def build_plan(request: PlanRequest, cancelled: threading.Event, tell: Tell) -> dict[str, Any]:
+def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
     """Build a plan into `request.plan`; gives its SHA-256 and the names of the flags that were set.
 
-    Raises BuildError, also where `cancelled` was set. Whoever calls knows that there is a driver.
+    Raises BuildError, also where `cancelled` was set. The caller has checked that there is a driver.
     """
-    log = Log(tell)
+    log = Log(on_log)
     builder = trt.Builder(log)
     if request.threads:
         builder.max_threads = request.threads
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    # The network's weights lie in the parser's memory, and callbacks in ours: all of it lives until the plan is built.
+    # The network refers to the parser's memory, the config to the monitor: both must live until the plan is built.
     parser = _parse(network, log, request)
     config = _configured(builder, request)
     for index, profile in enumerate(request.profiles):
         _add_profile(builder, network, config, profile, index)
     monitor = Monitor(cancelled)
     config.progress_monitor = monitor
-    cache = _use_timing_cache(config, request, tell)
+    cache = _use_timing_cache(config, request, on_log)
     sha256 = _write(builder, network, config, request, cancelled)
     del parser, monitor
     if cache is not None and request.timing_cache is not None:
         _merge_timing_cache(config, cache, request.timing_cache)
     return {"sha256": sha256, "flags": _flag_names(config)}
+
+
+def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """ "1x2 4x2 8x2" -> ((1, 2), (4, 2), (8, 2))."""
+    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split())
 
 
 def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> trt.OnnxParser:
@@ -127,7 +128,8 @@ def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> t
         return parser
     errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
     found = "; ".join(_explained(error) for error in errors)
-    raise BuildError(f"TensorRT does not take {request.label}: {found}", fix="polygraphy inspect model FILE")
+    fix = f"polygraphy inspect model {request.label} --show layers" if Path(request.label).is_file() else ""
+    raise BuildError(f"TensorRT cannot parse {request.label}: {found}", fix=fix)
 
 
 def _explained(error: trt.ParserError) -> str:
@@ -161,7 +163,7 @@ def _add_profile(
     profile = builder.create_optimization_profile()
     for tensor in (network.get_input(index) for index in range(network.num_inputs)):
         if tensor.is_shape_tensor:
-            raise BuildError(f"TensorRT takes the input {tensor.name!r} for a shape; it must hold data")
+            raise BuildError(f"TensorRT uses the input {tensor.name!r} as a shape tensor, expected a data tensor")
         if -1 not in tuple(tensor.shape):
             continue
         low, usual, high = parse_shapes(shapes[tensor.name])
@@ -174,8 +176,8 @@ def _add_profile(
         raise BuildError(f"TensorRT refuses shape range {index}: {dict(shapes)}", fix="check [[shapes]]")
 
 
-def _use_timing_cache(config: trt.IBuilderConfig, request: PlanRequest, tell: Tell) -> trt.ITimingCache | None:
-    """The times of earlier builds. A file that TensorRT does not take is set aside, and a new one begun."""
+def _use_timing_cache(config: trt.IBuilderConfig, request: PlanRequest, on_log: OnLog) -> trt.ITimingCache | None:
+    """Load the timing cache of earlier builds; a file that TensorRT refuses is renamed, and a new one started."""
     if request.timing_cache is None:
         config.set_flag(trt.BuilderFlag.DISABLE_TIMING_CACHE)
         return None
@@ -183,15 +185,15 @@ def _use_timing_cache(config: trt.IBuilderConfig, request: PlanRequest, tell: Te
     cache = config.create_timing_cache(data)
     if cache is None or not config.set_timing_cache(cache, False):
         aside = set_aside(request.timing_cache)
-        tell("WARNING", f"the timing cache was damaged or of another device; it is now {aside}, a new one is begun")
+        on_log("WARNING", f"the timing cache was damaged or of another device: renamed to {aside}, a new one started")
         cache = config.create_timing_cache(b"")
         if cache is None or not config.set_timing_cache(cache, False):
-            raise BuildError("TensorRT takes no timing cache, not even an empty one", fix="timing_cache = false")
+            raise BuildError("TensorRT refuses even an empty timing cache", fix="timing_cache = false in [build]")
     return cache
 
 
 def _merge_timing_cache(config: trt.IBuilderConfig, cache: trt.ITimingCache, path: Path) -> None:
-    """What this build measured, together with what others wrote meanwhile."""
+    """Save this build's timings, combined with what other builds have written since."""
     with updating(path) as (data, replacement):
         others = config.create_timing_cache(data) if data else None
         if others is None or cache.combine(others, False):
@@ -212,7 +214,7 @@ def _write(
             if writer.error is not None:
                 raise writer.error
     except OSError as error:
-        raise BuildError(f"{request.plan} cannot be written: {error.strerror}", fix="make room on the disk") from error
+        raise BuildError(f"{request.plan} cannot be written: {error.strerror}", fix="free disk space") from error
     if cancelled.is_set():
         raise BuildError("cancelled")
     if not is_built:

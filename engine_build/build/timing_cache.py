@@ -1,4 +1,4 @@
-"""TensorRT's timing cache on disk: one file per version and device, locked, written whole, damaged ones set aside."""
+"""TensorRT's timing cache on disk: one file per version and device, locked, written atomically."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DAMAGED_SUFFIX = ".damaged"
 
 
 def cache_path(folder: Path, version: str, gpu: str, compute_capability: str) -> Path:
-    """Where the times of one TensorRT version on one kind of device lie."""
+    """The cache file of one TensorRT version on one GPU model."""
     device = re.sub(r"[^A-Za-z0-9]+", "-", gpu).strip("-").lower()
     return folder / f"tensorrt-{version}-{device}-cc{compute_capability}{SUFFIX}"
 
 
 def read_cache(path: Path) -> bytes:
-    """The serialized cache; nothing where there is none. Raises BuildError."""
+    """The serialized cache; empty where there is no file. Raises BuildError."""
     try:
         with _locked(path):
             return path.read_bytes() if path.is_file() else b""
@@ -34,7 +34,7 @@ def read_cache(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def updating(path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Holds the file: gives what it holds now and a list; what is put into the list replaces it. Raises BuildError."""
+    """Lock the file; yields its content and a list, whose last item replaces the content. Raises BuildError."""
     try:
         with _locked(path):
             replacement: list[bytes] = []
@@ -46,7 +46,7 @@ def updating(path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that is no timing cache, so that the next build starts a new one; gives its new name."""
+    """Rename a damaged cache file, so that the next build starts a new one; returns the new path."""
     aside = path.with_name(f"{path.name}{DAMAGED_SUFFIX}")
     with contextlib.suppress(FileNotFoundError):
         path.replace(aside)
@@ -55,7 +55,7 @@ def set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Held against other builds. The lock is a file of its own: the cache is replaced, never rewritten."""
+    """Lock against other builds. The lock is a separate file: the cache file itself is replaced, not rewritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

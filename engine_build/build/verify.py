@@ -1,10 +1,8 @@
-"""How far an engine is from its graph, on sample inputs."""
+"""The error of an engine against its graph, measured on sample inputs."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,66 +11,71 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
-from engine_build.build.engine_specs import Job, Sizes
+from engine_build.build.engine_specs import EngineSpec, Sizes
 from engine_build.graphs.tensor_roles import Port
 from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
-
-
 FREE_LETTER = "P"
+SEED = 20_251_120
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
-def verify(job: Job, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
-    """Run graph and engine, both as ONNX Runtime sessions, and measure how far they are apart.
+def verify(spec: EngineSpec, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
+    """Run graph and engine, both as ONNX Runtime sessions, and measure the difference.
 
-    Gives max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError above `tolerance`
-    (of max_rel), and where either gives a value that is not finite.
+    Returns max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError where max_rel is
+    above `tolerance`, and where either gives a value that is not finite.
     """
-    return _measure(job, _outputs(graph_session, job), _outputs(engine_session, job), tolerance)
+    return _measure(spec, _outputs(graph_session, spec), _outputs(engine_session, spec), tolerance)
 
 
-def verify_outputs(job: Job, graph_session: Any, outputs: Iterable[Arrays], tolerance: float) -> dict[str, float]:
-    """As verify, for an engine that has already run: its outputs at the job's first samples, one or more of them."""
-    return _measure(job, _outputs(graph_session, job), outputs, tolerance)
+def verify_outputs(
+    spec: EngineSpec, graph_session: Any, outputs: Iterable[Arrays], tolerance: float
+) -> dict[str, float]:
+    """As verify, for an engine that has already run: `outputs` at the first samples of the spec."""
+    return _measure(spec, _outputs(graph_session, spec), outputs, tolerance)
 
 
-def sample_feeds(job: Job) -> Iterator[dict[str, NDArray[Any]]]:
-    """Inputs for each of the job's samples: the same ones every time."""
-    return (inputs_at(job.inputs, job.samples, index) for index in range(len(job.samples)))
+def sample_inputs(spec: EngineSpec) -> Iterator[dict[str, NDArray[Any]]]:
+    """Inputs for each of the spec's samples: the same ones every time."""
+    return (inputs_at(spec.inputs, spec.samples, index) for index in range(len(spec.samples)))
 
 
-def _outputs(session: Any, job: Job) -> Iterator[Arrays]:
-    for arrays in sample_feeds(job):
+def _outputs(session: Any, spec: EngineSpec) -> Iterator[Arrays]:
+    for arrays in sample_inputs(spec):
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             results = Comparator.run([OnnxrtRunner(session, name="session")], data_loader=[arrays])
         yield results["session"][0]
 
 
-def _measure(job: Job, expected: Iterable[Arrays], found: Iterable[Arrays], tolerance: float) -> dict[str, float]:
+def _measure(
+    spec: EngineSpec, expected: Iterable[Arrays], found: Iterable[Arrays], tolerance: float
+) -> dict[str, float]:
     error = {"max_abs": 0.0, "max_rel": 0.0}
-    # The engine's outputs come first: where there are fewer of them, the graph is not run for the others.
-    for sizes, given, wanted in zip(job.samples, found, expected, strict=False):
-        for port in job.outputs:
-            where = _where(job, port, sizes)
+    # The engine's outputs come first in zip: where there are fewer of them, the graph is not run for the others.
+    for sizes, given, wanted in zip(spec.samples, found, expected, strict=False):
+        for port in spec.outputs:
+            where = _where(spec, port, sizes)
             _check_shape(where, port, wanted[port.name].shape, sizes)
             measured = _error(where, wanted[port.name], given[port.name])
             error = {name: max(error[name], value) for name, value in measured.items()}
     if error["max_rel"] > tolerance:
         raise BuildError(
-            f"engine {job.name!r} is off by {error['max_rel']:.2g} of its largest output, "
+            f"engine {spec.name!r} is off by {error['max_rel']:.2g} of its largest output, "
             f"expected at most {tolerance:.2g}",
-            fix="a lower optimization or a higher precision in [build], or a higher tolerance if that is what you want",
+            fix="set a lower optimization, a higher precision or a larger tolerance in [build]",
         )
     return error
 
 
 def _check_shape(where: str, port: Port, shape: tuple[int, ...], sizes: Sizes) -> None:
-    """The graph's output has the size that the bundle promises; how many tokens a text_encoder makes is up to it."""
-    promised = tuple(sizes[letter] for letter in port.letters)
-    if any(a != b for a, b, letter in zip(promised, shape, port.letters, strict=True) if letter != FREE_LETTER):
+    """The graph's output has the shape that bundle.toml implies; only the text encoder's token count is free."""
+    expected = tuple(sizes[letter] for letter in port.letters)
+    if any(a != b for a, b, letter in zip(expected, shape, port.letters, strict=True) if letter != FREE_LETTER):
         raise BuildError(
-            f"{where}: the graph gives shape {list(shape)}, bundle.toml promises {list(promised)}",
+            f"{where}: the graph gives shape {list(shape)}, bundle.toml implies {list(expected)}",
             fix="correct hop_samples, channels or frame_multiple in bundle.toml",
         )
 
@@ -89,20 +92,14 @@ def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str,
     return {"max_abs": largest, "max_rel": largest / max(peak, SMALLEST_PEAK)}
 
 
-def _where(job: Job, port: Port, sizes: Sizes) -> str:
-    shape = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys(_letters(job.inputs)) if letter in sizes)
-    return f"{job.name}: {port.name} at {shape}"
+def _where(spec: EngineSpec, port: Port, sizes: Sizes) -> str:
+    shape = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys(_letters(spec.inputs)) if letter in sizes)
+    return f"{spec.name}: {port.name} at {shape}"
 
 
 def _letters(ports: Iterable[Port]) -> Iterator[str]:
     for port in ports:
         yield from (letter for letter in port.letters if letter.isalpha())
-
-
-Arrays = Mapping[str, NDArray[Any]]
-
-
-SEED = 20_251_120
 
 
 def inputs_at(inputs: Sequence[Port], samples: Sequence[Mapping[str, int]], index: int) -> dict[str, NDArray[Any]]:
@@ -124,17 +121,3 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
     if port.values == "unit":
         return random.uniform(0.05, 1.0, shape).astype(port.dtype)
     return random.standard_normal(shape).astype(port.dtype)
-
-
-def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays under their names into a .npz file."""
-    with zipfile.ZipFile(path, "w") as file:
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-
-
-def load_arrays(path: Path) -> Arrays:
-    """Read them back."""
-    with np.load(path) as arrays:
-        return dict(arrays)

@@ -1,175 +1,45 @@
-"""The worker process that builds and tries plans: its requests, its log, and how it is cancelled."""
+"""A worker process for work that may crash the process: building a TensorRT plan, running a built engine.
+
+The parent sends (task, request) over a pipe; the worker answers with log messages and then one result or one error.
+When the pipe closes, also because the parent ended, the worker cancels its task and ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from numpy.typing import NDArray
 
 from engine_build.graphs.tensor_roles import Port
-from runtime.errors import BuildError
+from runtime.errors import BuildError, TickError
 
 CANCEL_S = 1.0
-
-
 STDERR_LINES = 5
-
-
-CRASH_FIX = "the same command again; where it crashes again, a lower optimization_level in [build]"
-
-
-class BuildProcess:
-    """One process, asked for one piece of work after the other; a context. It begins when it is first asked.
-
-    Interrupted, it is told to end by the end of its input, and killed where it does not within CANCEL_S seconds.
-    """
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        # Open for as long as the process lives; __exit__ closes it.
-        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-
-    def __enter__(self) -> BuildProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            if self._process is not None:
-                _end(self._process)
-        finally:
-            self._errors.close()
-
-    def ask(self, work: str, request: BaseModel, log: BuildLog) -> dict[str, Any]:
-        """Do `work` ("plan" or "smoke"); gives the facts that it found out.
-
-        Raises BuildError: what the process said, or how it ended, with the last lines of its log.
-        """
-        process = self._process = self._process or self._start()
-        last = _listen(process, work, request, log)
-        if last is None:
-            _end(process)
-            raise BuildError(self._crash(process.returncode, log), fix=CRASH_FIX)
-        if last["event"] == "failed":
-            words = f" ({log.last_words})" if log.last_words and log.last_words not in last["what"] else ""
-            raise BuildError(f"{last['what']}{words}", fix=last["fix"])
-        facts: dict[str, Any] = last["facts"]
-        return facts
-
-    def _start(self) -> subprocess.Popen[str]:
-        """In a session of its own: Ctrl-C goes to us alone. It imports from where we do."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "engine_build.build.worker_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
-
-    def _crash(self, status: int, log: BuildLog) -> str:
-        how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.readlines()[-STDERR_LINES:]]
-        said = "; ".join(line for line in (log.last_words, *lines) if line)
-        return f"the build process ended with {how}; it last said: {said or 'nothing'}"
-
-
-def _listen(process: subprocess.Popen[str], work: str, request: BaseModel, log: BuildLog) -> dict[str, Any] | None:
-    """The event that ends the work; None where the process ended before."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    line = json.dumps({"work": work, "request": request.model_dump(mode="json")})
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(f"{line}\n")
-        process.stdin.flush()
-    for text in process.stdout:
-        event: dict[str, Any] = json.loads(text)
-        if event["event"] != "log":
-            return event
-        log.add(event["severity"], event["text"])
-    return None
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to end, by the end of its input; kill it where it does not."""
-    try:
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(CANCEL_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-TENSORRT_OPTIONS = (
-    "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
-    "hardware_compatibility", "tf32",
-)  # fmt: skip
-
-
-class PlanRequest(BaseModel):
-    """One plan to build: the graph's file, where the plan goes, and everything that decides what it becomes.
-
-    `options` are those of TENSORRT_OPTIONS; `profiles` map inputs to their smallest, usual and largest shapes, as text.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    label: str
-    graph: Path
-    plan: Path
-    options: dict[str, Any]
-    profiles: list[dict[str, str]]
-    timing_cache: Path | None = None
-    threads: int = 0
-
-
-class SmokeRequest(BaseModel):
-    """An engine to run once at every sample (sizes of the shape letters of `inputs`).
-
-    Outputs of the first samples go into the files of `results` (numpy's .npz); all of them must be finite.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    folder: Path
-    inputs: list[Port]
-    samples: list[dict[str, int]]
-    results: list[Path]
-
-
-def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    """ "1x2 4x2 8x2" -> ((1, 2), (4, 2), (8, 2))."""
-    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split())
-
-
+CRASH_FIX = "run the command again; if it crashes again, set a lower optimization_level in [build]"
 KEPT_LINES = 8
-
-
 ERRORS = ("INTERNAL_ERROR", "ERROR")
-
-
 SKIPPED_TACTIC = "skipping tactic"
+
+OnLog = Callable[[str, str], None]
+Task = Callable[[Any, threading.Event, OnLog], Any]
 
 
 class BuildLog:
-    """Messages of one build, by severity ("ERROR", "WARNING", ...). One thread at a time."""
+    """Messages of one build, by severity ("ERROR", "WARNING", ...). Not thread-safe."""
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
@@ -178,7 +48,7 @@ class BuildLog:
         self._warnings: Counter[str] = Counter()
 
     def add(self, severity: str, text: str) -> None:
-        """Take one message."""
+        """Add one message."""
         line = " ".join(text.split())
         if SKIPPED_TACTIC in line.lower():
             self.skipped_tactics += 1
@@ -190,13 +60,196 @@ class BuildLog:
             self._warnings[line] += 1
 
     @property
-    def last_words(self) -> str:
-        """The last errors, else the last lines of any kind; for a message."""
+    def last_lines(self) -> str:
+        """The last errors, or the last lines of any severity where there are no errors; for an error message."""
         return "; ".join(self.errors or self.latest)
 
     def summary(self) -> list[str]:
-        """Every warning once with its count, and one line for all tactics that were skipped."""
+        """Every warning once with its count, and one line for all skipped tactics."""
         lines = [line if count == 1 else f"{line} ({count} times)" for line, count in self._warnings.items()]
         if self.skipped_tactics:
-            lines.append(f"{self.skipped_tactics} tactics were skipped, mostly for want of memory: others are used")
+            lines.append(f"{self.skipped_tactics} tactics were skipped, most for lack of memory; others were used")
         return lines
+
+
+class Worker:
+    """One process that runs tasks one after the other; a context manager. It starts with the first task.
+
+    On exit, also after Ctrl-C, the pipe is closed; a process that has not ended after CANCEL_S seconds is killed.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Any] | None = None
+        # Open for as long as the process runs; __exit__ closes it.
+        self._stderr = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._end()
+        finally:
+            self._stderr.close()
+
+    def run(self, task: Task, request: Any, log: BuildLog) -> Any:
+        """Run `task(request, cancelled, on_log)`, a function of a module, in the worker; returns its result.
+
+        Raises BuildError: the task's own error, or how the process ended, with the last lines of its log and stderr.
+        """
+        connection = self._connection or self._start()
+        try:
+            connection.send((task, request))
+            while (message := connection.recv())[0] == "log":
+                log.add(*message[1:])
+        except (EOFError, OSError):
+            raise BuildError(self._crash(log), fix=CRASH_FIX) from None
+        kind, *content = message
+        if kind == "failed":
+            what, fix = content
+            words = f" ({log.last_lines})" if log.last_lines and log.last_lines not in what else ""
+            raise BuildError(f"{what}{words}", fix=fix)
+        return content[0]
+
+    def _start(self) -> Connection[Any, Any]:
+        """In a session of its own: Ctrl-C reaches the parent only. What libraries print goes to the stderr file."""
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            )
+        return self._connection
+
+    def _end(self) -> int:
+        """Close the pipe, wait, kill if needed; returns the exit status."""
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
+            return 0
+        self._process = self._connection = None
+        connection.close()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CANCEL_S)
+        finally:
+            process.kill()  # no effect where it has ended
+            status = process.wait()
+        return status
+
+    def _crash(self, log: BuildLog) -> str:
+        status = self._end()
+        how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.readlines()[-STDERR_LINES:]]
+        output = "; ".join(line for line in (log.last_lines, *lines) if line)
+        return f"the build process ended with {how}; its last output: {output or 'none'}"
+
+
+def main(descriptor: int) -> None:
+    """The worker process: run tasks from the pipe until it closes."""
+    connection: Connection[Any, Any] = Connection(descriptor)
+    requests: Queue[tuple[Task, Any] | None] = Queue()
+    cancelled, lock = threading.Event(), threading.Lock()
+    threading.Thread(target=_receive, args=(connection, requests, cancelled), daemon=True).start()
+
+    def send(*message: Any) -> None:
+        """Also called by TensorRT's threads, through which no exception may pass: a closed pipe is no error."""
+        with lock, contextlib.suppress(OSError):
+            connection.send(message)
+
+    while (received := requests.get()) is not None:
+        task, request = received
+        try:
+            result = task(request, cancelled, lambda severity, text: send("log", severity, text))
+        except TickError as error:
+            send("failed", error.what, error.fix)
+        else:
+            send("done", result)
+
+
+def _receive(
+    connection: Connection[Any, Any], requests: Queue[tuple[Task, Any] | None], cancelled: threading.Event
+) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            requests.put(connection.recv())
+    cancelled.set()
+    requests.put(None)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One plan to build: the graph's file, where the plan goes, and all options that affect it.
+
+    `options` are those of config.TENSORRT_OPTIONS; `profiles` map inputs to their min, opt and max shapes, as text.
+    """
+
+    label: str
+    graph: Path
+    plan: Path
+    options: Mapping[str, Any]
+    profiles: Sequence[Mapping[str, str]]
+    timing_cache: Path | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """An engine to run once at every sample (sizes of the shape letters of `inputs`).
+
+    The outputs of the first `num_results` samples are returned; all outputs must be finite.
+    """
+
+    name: str
+    folder: Path
+    inputs: Sequence[Port]
+    samples: Sequence[Mapping[str, int]]
+    num_results: int
+
+
+def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
+    """Task: build a plan; gives its SHA-256, flags and versions."""
+    from engine_build.build import tensorrt_compiler
+
+    facts = tensorrt_compiler.build_plan(request, cancelled, on_log)
+    return {**facts, "versions": tensorrt_compiler.versions()}
+
+
+def run_engine(request: RunRequest, cancelled: threading.Event, on_log: OnLog) -> tuple[list[Any], int]:
+    """Task: open an engine as the runtime does and run every sample; gives the outputs, and its device memory in bytes.
+
+    Memory counts all that the engine takes, weights included.
+    """
+    from engine_build.build.verify import inputs_at
+    from runtime.devices.cuda import CudaDevice
+    from runtime.engines.loading import open_engine
+
+    device, results = CudaDevice(), []
+    try:
+        free_bytes = device.free_bytes
+        engine = open_engine(request.folder, request.name, device)
+        for index, sizes in enumerate(request.samples):
+            if cancelled.is_set():
+                raise BuildError("cancelled")
+            outputs = engine.run(inputs_at(request.inputs, request.samples, index))
+            _check_finite(request.name, sizes, outputs)
+            if index < request.num_results:
+                results.append(outputs)
+        used_bytes = free_bytes - device.free_bytes
+        engine.close()
+    finally:
+        device.close()
+    return results, used_bytes
+
+
+def _check_finite(name: str, sizes: Mapping[str, int], outputs: Mapping[str, NDArray[Any]]) -> None:
+    for output, values in outputs.items():
+        if not np.isfinite(values).all():
+            where = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+            raise BuildError(f"{name}: {output} at {where}: values that are not finite", fix="check the weights")

@@ -13,18 +13,14 @@ from runtime.engines import operator_flops as flops
 from runtime.engines.operator_flops import PRODUCTS, Shape
 from runtime.errors import BuildError
 
-# Whoever computes in float64 has a reason to: that is no business of a recipe's.
+# Precision recipes leave float64 as it is.
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-
-
 TIME, DATA = 1, 2
-
-
 SHAPE_OPS = frozenset({"Shape", "Size"})
 
 
 class GraphView:
-    """Edges of a model's main graph. Nodes are named by their place in it: names may be missing or double.
+    """Edges of a model's main graph. Nodes are identified by index: names may be missing or not unique.
 
     `types` maps a value to its element type; `initializers` a constant to its tensor. Raises BuildError where a value's
     type cannot be inferred.
@@ -36,12 +32,12 @@ class GraphView:
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.inputs = [value for value in model.graph.input if value.name not in self.initializers]
         self.outputs = {value.name for value in model.graph.output}
-        self.producers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
+        self.producers = {name: index for index, node in enumerate(self.nodes) for name in node.output if name}
         self.readers: dict[str, list[int]] = defaultdict(list)
-        for place, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             for name in node.input:
-                if name and place not in self.readers[name][-1:]:
-                    self.readers[name].append(place)
+                if name and index not in self.readers[name][-1:]:
+                    self.readers[name].append(index)
         self.types = _types(model)
         self._sources = self._data_sources()
 
@@ -53,40 +49,40 @@ class GraphView:
         """Whether a value is an initializer."""
         return value in self.initializers
 
-    def floats_in(self, place: int) -> list[str]:
+    def floats_in(self, index: int) -> list[str]:
         """The floating-point inputs of a node, constants included."""
-        return [name for name in self.nodes[place].input if name and self.is_float(name)]
+        return [name for name in self.nodes[index].input if name and self.is_float(name)]
 
-    def floats_out(self, place: int) -> list[str]:
+    def floats_out(self, index: int) -> list[str]:
         """The floating-point outputs of a node."""
-        return [name for name in self.nodes[place].output if name and self.is_float(name)]
+        return [name for name in self.nodes[index].output if name and self.is_float(name)]
 
-    def maker(self, value: str) -> onnx.NodeProto | None:
-        """The node that makes a value; None for inputs and constants."""
-        place = self.producers.get(value)
-        return None if place is None else self.nodes[place]
+    def producer(self, value: str) -> onnx.NodeProto | None:
+        """The node that produces a value; None for inputs and constants."""
+        index = self.producers.get(value)
+        return None if index is None else self.nodes[index]
 
     def sources(self, value: str) -> int:
-        """What a value's numbers come from: TIME (inputs with one number per row), DATA (other inputs), both or 0.
+        """What a value depends on: TIME (inputs with one number per row), DATA (other inputs), both or 0.
 
-        Sizes do not count: what only depends on how long something is, is a table.
+        Dependence on sizes does not count.
         """
         return self._sources.get(value, 0)
 
-    def makers_before(self, value: str) -> set[int]:
-        """Every node that a value comes from; sizes do not count."""
+    def ancestors(self, value: str) -> set[int]:
+        """The indices of all nodes that a value depends on; dependence on sizes does not count."""
         pending, found = [value], set[int]()
         while pending:
-            place = self.producers.get(pending.pop())
-            if place is not None and place not in found and self.nodes[place].op_type not in SHAPE_OPS:
-                found.add(place)
-                pending += self.nodes[place].input
+            index = self.producers.get(pending.pop())
+            if index is not None and index not in found and self.nodes[index].op_type not in SHAPE_OPS:
+                found.add(index)
+                pending += self.nodes[index].input
         return found
 
-    def reading(self, place: int) -> Iterator[int]:
-        """The nodes that read something of a node, each once."""
+    def readers_of(self, index: int) -> Iterator[int]:
+        """The indices of the nodes that read an output of a node, each once."""
         seen: set[int] = set()
-        for name in self.nodes[place].output:
+        for name in self.nodes[index].output:
             for reader in self.readers.get(name, ()):
                 if reader not in seen:
                     seen.add(reader)
@@ -104,7 +100,7 @@ class GraphView:
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """A node's name; its first output's where it has none."""
+    """A node's name, or its first output's where it has none."""
     return str(node.name or node.output[0])
 
 
@@ -114,7 +110,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 
 def replace_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Give a model these nodes, some of which may be its own."""
+    """Replace a model's nodes; `nodes` may contain some of its own."""
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
     model.graph.node.extend(copies)
@@ -126,21 +122,21 @@ def _source(value: onnx.ValueInfoProto) -> int:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types of all values. Weights in files of their own are not needed, nor read."""
+    """Element types of all values. External weights are not read."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.graph.value_info[:]
     try:
         graph = shape_inference.infer_shapes(bare, strict_mode=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
-        fix = "polygraphy inspect model FILE"
+        fix = "export the graph with static types, or run polygraphy surgeon sanitize --fold-constants"
         raise BuildError(f"types of the graph cannot be inferred: {error}", fix=fix) from error
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for values in (graph.input, graph.output, graph.value_info):
         types.update({value.name: value.type.tensor_type.elem_type for value in values})
     unknown = [name for node in graph.node for name in node.output if name and not types.get(name)]
     if unknown:
-        raise BuildError(f"the type of {unknown[0]!r} cannot be inferred, nor of {len(unknown) - 1} more values")
+        raise BuildError(f"the type of {unknown[0]!r} cannot be inferred, nor that of {len(unknown) - 1} more values")
     return types
 
 

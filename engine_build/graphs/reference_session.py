@@ -58,7 +58,7 @@ def session(source: Path | bytes, options: Any, label: str) -> Any:
     try:
         return onnxruntime().InferenceSession(name, options, providers=[CPU_PROVIDER])
     except onnxruntime_errors() as error:
-        fix = f"polygraphy inspect model {label}"
+        fix = f"polygraphy inspect model {source}" if isinstance(source, Path) else ""
         raise BuildError(f"ONNX Runtime does not load {label}: {error}", fix=fix) from error
 
 

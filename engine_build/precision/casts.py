@@ -1,4 +1,4 @@
-"""Rewrites a graph so that each part runs in its precision: casts where precisions meet, weights stored as used."""
+"""Applies node rules to a graph: casts where precisions differ, weights stored in the precision of their use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import GraphView, replace_nodes
-from engine_build.precision.node_rules import NodePart
+from engine_build.precision.node_rules import NodeRule
 from runtime.errors import BuildError
 
 DATA_MIN_BYTES = 1024
@@ -19,7 +19,7 @@ DATA_ALIGNMENT_BYTES = 4096
 
 
 class Weights(Protocol):
-    """Where a rewritten graph's constants come from and go to."""
+    """Reads the constants of the source graph and writes those of the new one."""
 
     def read(self, tensor: TensorProto) -> NDArray[Any]:
         """The numbers of a constant of the source graph."""
@@ -28,11 +28,11 @@ class Weights(Protocol):
         """A constant of the new graph."""
 
     def keep(self, tensor: TensorProto) -> TensorProto:
-        """A constant that is taken over as it is."""
+        """A constant of the new graph that equals one of the source."""
 
 
 class InlineWeights:
-    """Constants inside the new graph; those of the source may lie in files of its `folder`."""
+    """Constants stored inside the new graph; those of the source may be files in its `folder`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path()
@@ -42,7 +42,7 @@ class InlineWeights:
         return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._folder)))
 
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """A constant that holds its numbers itself."""
+        """A constant stored inside the graph."""
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         return helper.make_tensor(name, kind, array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
 
@@ -52,7 +52,7 @@ class InlineWeights:
 
 
 class FileWeights(InlineWeights):
-    """Large constants in one file beside the new graph. One constant at a time is in memory."""
+    """Large constants stored in one file beside the new graph. One constant at a time is in memory."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         super().__init__(folder)
@@ -60,7 +60,7 @@ class FileWeights(InlineWeights):
         target.write_bytes(b"")
 
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """A constant; one of DATA_MIN_BYTES or more lies in the file."""
+        """A constant; one of DATA_MIN_BYTES or more is written to the file."""
         if array.nbytes < DATA_MIN_BYTES:
             return super().write(name, array)
         with self._target.open("ab") as file:
@@ -75,7 +75,7 @@ class FileWeights(InlineWeights):
         return tensor
 
     def keep(self, tensor: TensorProto) -> TensorProto:
-        """The constant; moved into the new file where it lay in another."""
+        """The constant; copied into the new file where it is external."""
         if tensor.data_location != TensorProto.EXTERNAL:
             return tensor
         return self.write(tensor.name, self.read(tensor))
@@ -84,8 +84,8 @@ class FileWeights(InlineWeights):
 class Rewriter:
     """One pass over a graph's nodes, in order. `kind` is the low precision's ONNX data type, `label` its name."""
 
-    def __init__(self, view: GraphView, parts: list[NodePart], kind: int, label: str, weights: Weights) -> None:
-        self._view, self._parts, self._weights = view, parts, weights
+    def __init__(self, view: GraphView, rules: list[NodeRule], kind: int, label: str, weights: Weights) -> None:
+        self._view, self._rules, self._weights = view, rules, weights
         self._kind, self._label = kind, label
         self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
         self._low: set[str] = set()
@@ -94,32 +94,32 @@ class Rewriter:
         self._casts: set[str] = set()
 
     def rewrite(self) -> onnx.ModelProto:
-        """The view's model, changed in place. Raises BuildError where a weight does not fit the low precision."""
-        for node, part in zip(self._view.nodes, self._parts, strict=True):
-            self._add(node, part)
+        """The view's model, changed in index. Raises BuildError where a weight does not fit the low precision."""
+        for node, rule in zip(self._view.nodes, self._rules, strict=True):
+            self._add(node, rule)
         for name in sorted(self._view.outputs & self._low):
             self._widen_output(name)
         return self._model()
 
-    def _add(self, node: onnx.NodeProto, part: NodePart) -> None:
+    def _add(self, node: onnx.NodeProto, rule: NodeRule) -> None:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for index, name in enumerate(node.input):
-            copy.input[index] = self._operand(name, part)
-        if part.width == "low":
+            copy.input[index] = self._operand(name, rule)
+        if rule.width == "low":
             self._low.update(name for name in node.output if self._view.is_float(name))
         self._nodes.append(copy)
 
-    def _operand(self, name: str, part: NodePart) -> str:
-        """The name under which a node reads a value, in the precision that it wants."""
+    def _operand(self, name: str, rule: NodeRule) -> str:
+        """The name under which a node reads a value in the precision of its rule."""
         view = self._view
         if not view.is_float(name):
             return self._kept(name)
         if view.is_constant(name):
-            return self._rounded(name) if part.width == "low" else self._kept(name)
-        if part.width == "index" or (name in self._low) == (part.width == "low"):
+            return self._rounded(name) if rule.width == "low" else self._kept(name)
+        if rule.width == "index" or (name in self._low) == (rule.width == "low"):
             return name
-        return self._cast(name, self._label if part.width == "low" else "fp32")
+        return self._cast(name, self._label if rule.width == "low" else "fp32")
 
     def _cast(self, name: str, label: str) -> str:
         output = f"{name}.{label}"
@@ -142,7 +142,7 @@ class Rewriter:
                 rounded = exact.astype(self._dtype)
             if (np.isfinite(exact) & ~np.isfinite(rounded.astype(np.float32))).any():
                 raise BuildError(
-                    f"constant {name!r} has values up to {np.abs(exact).max():.3g}, more than {self._label} holds",
+                    f"constant {name!r} has values up to {np.abs(exact).max():.3g}: out of {self._label}'s range",
                     fix='precision = "bf16" in [build], or "fp32"',
                 )
             self._constants[output] = self._weights.write(output, rounded)

@@ -1,8 +1,8 @@
-"""What a 16-bit graph computes, on a machine that has no 16-bit kernels.
+"""Emulates a 16-bit graph on a machine without 16-bit kernels.
 
-Every value keeps float32 as its type and holds only numbers that the 16-bit type has: an operator gets rounded inputs,
-computes in float32 and rounds its result. That is what tensor cores do: they multiply 16-bit numbers and sum in
-float32. An engine that fuses operators rounds less often, so it lies nearer to the float32 graph than this does.
+Every value is a float32 tensor of numbers that the 16-bit type can represent: an operator gets rounded inputs, computes
+in float32 and rounds its result, as tensor cores do. An engine that fuses operators rounds less often, so its error is
+smaller than the emulation's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A graph with 16-bit parts as one that ONNX Runtime's CPU provider runs, with the same results but for the order
-    of sums.
+    """A graph with 16-bit nodes as one that ONNX Runtime's CPU provider runs, equal up to the order of sums.
 
-    Weights stay stored in 16 bits (and where they lie) and are widened in the graph.
+    Weights stay stored in 16 bits, external ones in their files, and are widened in the graph.
     """
     view = GraphView(model)
     nodes = list(_widened_weights(view))

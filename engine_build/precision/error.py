@@ -1,4 +1,4 @@
-"""What a precision recipe costs in exactness, measured on a CPU with inputs that the decoder really meets."""
+"""The error of a precision recipe, measured on a CPU over the states of a real generation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecipeError:
     """A recipe against the float32 graph: errors per execute, and the work per part.
 
     max_rel: an execute's largest error over its largest output. rms_rel: root mean square of the error over that of the
-    output. flops: part -> (precision, floating-point operations of its matrix products), of the last execute.
+    output. flops: node name -> floating-point operations of its matrix product, in the last execute.
     """
 
     max_rel: tuple[float, ...]
@@ -65,14 +65,10 @@ class RecipeError:
 def measure(
     graph: Graph, recipe: RecipeName, feeds: Iterable[Arrays], *, without: Iterable[str] = (), threads: int = 0
 ) -> dict[str, float]:
-    """What a recipe does to a float32 graph: recipe_max_rel, recipe_rms_rel and recipe_low_work, for the manifest.
+    """The error of a recipe on a float32 graph: recipe_max_rel, recipe_rms_rel and recipe_low_work, for the manifest.
 
-    Runs the graph and its emulated recipe on the CPU over `feeds` (inputs by name). For the decoder:
-
-        feeds = decoder_feeds(bundle, job.graph)
-        error = verify(...) | measure(job.graph, "bf16", feeds, without=without_kernel(target, "bf16"))
-
-    Raises BuildError where an output is not finite, or the graph does not run.
+    Runs the graph and its emulated recipe on the CPU over `feeds` (inputs by name), for the decoder those of
+    decoder_sample_states. Raises BuildError where an output is not finite, or the graph does not run.
     """
     return recipe_error(graph, recipe, list(feeds), without=without, threads=threads).summary()
 
@@ -80,7 +76,7 @@ def measure(
 def recipe_error(
     graph: Graph, recipe: RecipeName, feeds: Sequence[Arrays], *, without: Iterable[str] = (), threads: int = 0
 ) -> RecipeError:
-    """As measure, with everything that was found. Two sessions are open one after the other, not at once."""
+    """As measure, with all details. The two sessions are open one after the other, not at once."""
     model = model_of(graph)
     expected, shapes = _reference(graph, model, feeds, threads)
     with TemporaryDirectory() as folder:
@@ -98,7 +94,7 @@ def recipe_error(
 def emulation_session(
     graph: Graph, recipe: RecipeName, folder: Path, *, without: Iterable[str] = (), threads: int = 0
 ) -> Any:
-    """A session that computes what the recipe computes. `folder` takes the files. Raises BuildError."""
+    """A session over the emulated recipe, written into `folder`. Raises BuildError."""
     path = folder / "emulated.onnx"
     write_emulated(graph, recipe, path, without=without)
     return session(path, exact_options(threads), f"{graph.label} in {recipe}")
@@ -154,7 +150,7 @@ def _outputs(runner: Any, feed: Arrays, label: str) -> Outputs:
     try:
         return dict(zip(names, runner.run(names, dict(feed)), strict=True))
     except onnxruntime_errors() as error:
-        raise BuildError(f"{label} does not run: {error}", fix="polygraphy inspect model FILE") from error
+        raise BuildError(f"{label} does not run: {error}", fix="check frame_multiple in bundle.toml") from error
 
 
 def _errors(expected: Outputs, found: Outputs, label: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a graph needs before its precisions are set. None of it changes what the graph computes in full precision."""
+"""Normalizes a graph before its precisions are set. The result is the same function in full precision."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from runtime.engines.operator_flops import PRODUCTS
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
-def prepared(model: onnx.ModelProto, limit: float, weights: Weights) -> onnx.ModelProto:
-    """A copy to rewrite: constants are initializers, scales stand before moves, masks stay within `limit`."""
+def normalized(model: onnx.ModelProto, limit: float, weights: Weights) -> onnx.ModelProto:
+    """A normalized copy: constants as initializers, scales before moves, attention masks bounded by `limit`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _constants_to_initializers(copy)
@@ -24,47 +24,47 @@ def prepared(model: onnx.ModelProto, limit: float, weights: Weights) -> onnx.Mod
 
 
 def hoist_scales(model: onnx.ModelProto) -> None:
-    """Multiply by a number before values are moved instead of behind it: attention's scale, on queries and keys.
+    """Move multiplications by a scalar before reshapes and transposes: attention's scale, on queries and keys.
 
-    There the values are still in full precision, so the scale itself (0.2973 for 128 channels, 0.2969 in bf16) and the
-    scaled values are rounded together, once.
+    There the values are still in full precision, so the product is rounded once, and the scale (0.2973 for 128
+    channels, 0.2969 in bf16) is not rounded itself.
     """
     view = GraphView(model)
     moved: dict[int, onnx.NodeProto] = {}
     renamed: dict[str, str] = {}
-    for place, node in enumerate(view.nodes):
-        if (first := _first_move(view, place)) is not None:
+    for index, node in enumerate(view.nodes):
+        if (first := _first_move(view, index)) is not None:
             factor, value = _factor(view, node), _scaled_value(view, node)
             early = f"{node.output[0]}.early"
             moved[first] = helper.make_node("Mul", [view.nodes[first].input[0], factor], [early], name=node.name)
             moved[first].metadata_props.extend(node.metadata_props)
             renamed[node.output[0]] = value
     nodes = []
-    for place, node in enumerate(view.nodes):
+    for index, node in enumerate(view.nodes):
         if node.output[0] in renamed:
             continue
-        if place in moved:
-            nodes.append(moved[place])
-            node.input[0] = moved[place].output[0]
+        if index in moved:
+            nodes.append(moved[index])
+            node.input[0] = moved[index].output[0]
         node.input[:] = [renamed.get(name, name) for name in node.input]
         nodes.append(node)
     replace_nodes(model, nodes)
 
 
 def bound_masks(model: onnx.ModelProto, limit: float, weights: Weights) -> None:
-    """Let what is added to attention scores be at least `-limit`: a score added to it stays a number.
+    """Bound the masks that are added to attention scores to `-limit`, so that the sums stay finite in 16 bits.
 
-    Exporters write the smallest fp32 number, which is minus infinity in 16 bits; a row of those has no softmax.
+    Exporters write the smallest fp32 number, which is minus infinity in 16 bits; softmax of a row of those is NaN.
     """
     view = GraphView(model)
     bounded: dict[str, onnx.TensorProto] = {}
-    for place in _mask_nodes(view):
-        node = view.nodes[place]
-        for index, name in enumerate(node.input):
+    for index in _mask_nodes(view):
+        node = view.nodes[index]
+        for position, name in enumerate(node.input):
             if view.is_float(name) and view.is_constant(name):
                 if name not in bounded:
                     bounded[name] = _bounded(view.initializers[name], limit, weights)
-                node.input[index] = bounded[name].name
+                node.input[position] = bounded[name].name
     model.graph.initializer.extend(tensor for name, tensor in bounded.items() if tensor.name != name)
 
 
@@ -80,12 +80,12 @@ def _constants_to_initializers(model: onnx.ModelProto) -> None:
     replace_nodes(model, nodes)
 
 
-def _first_move(view: GraphView, place: int) -> int | None:
-    """The first of the moves behind which a multiplication by a number stands; None where it stands elsewhere."""
-    node, first = view.nodes[place], None
+def _first_move(view: GraphView, index: int) -> int | None:
+    """The first of the moves before a multiplication by a scalar; None where there is no such multiplication."""
+    node, first = view.nodes[index], None
     if node.op_type != "Mul" or node.output[0] in view.outputs or not _factor(view, node):
         return None
-    reader, value = place, _scaled_value(view, node)
+    reader, value = index, _scaled_value(view, node)
     while (maker := view.producers.get(value)) is not None and view.nodes[maker].op_type in MOVES:
         if value in view.outputs or _others_read(view, value, reader):
             break
@@ -95,12 +95,12 @@ def _first_move(view: GraphView, place: int) -> int | None:
 
 
 def _others_read(view: GraphView, value: str, reader: int) -> bool:
-    """Whether anybody but `reader` reads the numbers of a value (not just its size)."""
+    """Whether nodes other than `reader` read a value's content (not only its size)."""
     return any(other != reader and view.nodes[other].op_type != "Shape" for other in view.readers[value])
 
 
 def _factor(view: GraphView, node: onnx.NodeProto) -> str:
-    """The operand of a multiplication that is one number; empty where there is none."""
+    """The scalar operand of a multiplication; "" where there is none."""
     tensors = [view.initializers[name] for name in node.input if view.is_constant(name) and view.is_float(name)]
     return next((str(tensor.name) for tensor in tensors if len(tensor.dims) == 0), "")
 
@@ -111,14 +111,14 @@ def _scaled_value(view: GraphView, node: onnx.NodeProto) -> str:
 
 
 def _mask_nodes(view: GraphView) -> set[int]:
-    """Nodes that make what is added to attention scores."""
+    """The indices of the nodes that compute masks added to attention scores."""
     found = set[int]()
     for node in view.nodes:
-        added = view.maker(node.input[0]) if node.op_type == "Softmax" else None
+        added = view.producer(node.input[0]) if node.op_type == "Softmax" else None
         if added is not None and added.op_type == "Add":
             for name in added.input:
-                before = view.makers_before(name)
-                if not any(view.nodes[place].op_type in PRODUCTS for place in before):
+                before = view.ancestors(name)
+                if not any(view.nodes[index].op_type in PRODUCTS for index in before):
                     found |= before
     return found
 

@@ -1,4 +1,4 @@
-"""Inputs that a decoder really meets: the states of a generation that it makes itself."""
+"""Realistic decoder inputs: the states of a generation by the decoder itself."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PROMPTS = ("", "slow piano and strings in C major at 80 bpm")
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def decoder_feeds(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
-    """Inputs of the decoder along a generation that it makes itself: a prompt and the null condition, with guidance.
+def decoder_sample_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
+    """The decoder's inputs along a generation of its own: a prompt and the null condition, with guidance.
 
-    One feed per step, from noise to music: rows 2, the canvas (at most LONGEST_FRAMES). Raises BuildError, ConfigError.
+    One feed per step: 2 rows, the canvas length (at most LONGEST_FRAMES). Raises BuildError, ConfigError.
     """
     names, runner = bundle.decoder.inputs, session(graph.source, exact_options(threads), graph.label)
     frames = bundle.latents.round_up(min(bundle.latents.canvas_frames, LONGEST_FRAMES))
@@ -54,7 +54,7 @@ def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[st
     longest = max(len(row) for row in tokens)
     yield names.condition, np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
     if names.condition_mask is not None:
-        mask = [[float(place < len(row)) for place in range(longest)] for row in tokens]
+        mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]
         yield names.condition_mask, np.array(mask, np.float32)
 
 
@@ -69,7 +69,7 @@ def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.f
 
 
 def _shortened(prompt: str, text_encoder: TextEncoder) -> str:
-    """As many of its words as the model takes."""
+    """The prompt, cut to as many words as the model accepts."""
     words = prompt.split()
     while words and text_encoder.token_count(" ".join(words)) > text_encoder.spec.max_tokens:
         words.pop()
@@ -77,7 +77,7 @@ def _shortened(prompt: str, text_encoder: TextEncoder) -> str:
 
 
 class _GraphEngine:
-    """A graph as an engine that is only run on host arrays."""
+    """A graph as an Engine of which only `run` works."""
 
     manifest: Manifest
 

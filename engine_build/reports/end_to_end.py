@@ -1,4 +1,4 @@
-"""Whole generations in a precision recipe, through the real tick loop: how far what is played moves."""
+"""The difference of whole generations with a recipe's decoder and with the float32 decoder, through the tick loop."""
 
 from __future__ import annotations
 
@@ -46,42 +46,42 @@ step_variants = ["guidance"]
 
 
 @dataclass(frozen=True)
-class Played:
-    """Latents `[N, T, C]` of the same requests, from the float32 decoder and from the recipe's."""
+class EndToEndComparison:
+    """Latents `[N, T, C]` of the same requests, by the float32 decoder and by the recipe's."""
 
     exact: Latents
     rounded: Latents
 
     @property
     def rms_rel(self) -> NDArray[np.float64]:
-        """Per generation: root mean square of the difference, over that of the float32 latents' variation."""
+        """Per generation: root mean square of the difference over the standard deviation of the float32 latents."""
         difference = np.sqrt(np.mean((self.rounded - self.exact).astype(np.float64) ** 2, axis=(1, 2)))
         variation = np.sqrt(np.var(self.exact.astype(np.float64), axis=(1, 2)))
         return np.asarray(difference / variation)
 
 
-def play_both(
+def compare_end_to_end(
     deployment: Deployment, recipe: RecipeName, prompts: Sequence[str], *, seed: int = 0, steps: int | None = None
-) -> Played:
+) -> EndToEndComparison:
     """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
 
     Both run the step, rows and text_encoder engines of the target cpu; only the decoder differs. The engines are built
     in a temporary folder.
     """
     with TemporaryDirectory() as scratch:
-        exact = _played(_copy(deployment, Path(scratch) / "fp32", "fp32"), prompts, seed, steps)
-        rounded = _played(_copy(deployment, Path(scratch) / recipe, recipe), prompts, seed, steps)
-    return Played(exact, rounded)
+        exact = _generate(_copy(deployment, Path(scratch) / "fp32", "fp32"), prompts, seed, steps)
+        rounded = _generate(_copy(deployment, Path(scratch) / recipe, recipe), prompts, seed, steps)
+    return EndToEndComparison(exact, rounded)
 
 
 def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
-    """A deployment of its own with a copy of the bundle, whose decoder is the emulated recipe."""
+    """Write a deployment with a copy of the bundle whose decoder is the emulated recipe."""
     shutil.copytree(deployment.bundle, folder / "bundle")
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     if recipe != "fp32":
         write_emulated(graph, recipe, folder / "bundle" / bundle.decoder.graph)
-    path = folder / "play.toml"
+    path = folder / "end_to_end.toml"
     latents, tokens = bundle.latents, deployment.max_tokens
     path.write_text(
         _DEPLOYMENT.format(multiple=latents.frame_multiple, canvas=latents.canvas_frames, tokens=tokens),
@@ -90,7 +90,7 @@ def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
     return path
 
 
-def _played(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
+def _generate(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
     build_deployment(load_deployment(path))
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
     with open_pipeline(load_deployment(path)) as pipeline:
@@ -99,18 +99,18 @@ def _played(path: Path, prompts: Sequence[str], seed: int, steps: int | None) ->
 
 
 def _finished(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> Latents:
-    """All requests at once; the latents of each. Raises the error of one that failed."""
+    """Submit all requests at once; the latents of each. Raises the error of one that failed."""
     ended: dict[str, Event] = {}
     all_ended = threading.Event()
 
-    def listen(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Finished | Failed):
             ended[event.request_id] = event
         if len(ended) == len(requests):
             all_ended.set()
 
     for request in requests:
-        pipeline.loop.submit(request, listen)
+        pipeline.loop.submit(request, on_event)
     all_ended.wait()
     events = [ended[request.id] for request in requests]
     for event in events:

@@ -1,4 +1,4 @@
-"""What is built: every engine of a deployment, where it runs and whether it fits here; and taking engines away.
+"""The inventory: which engines of a deployment are built and whether they run on this machine; removing engines.
 
 Reads manifests and headers only: no engine is opened, and no GPU is needed.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX, locked
-from engine_build.build.environment import Place
+from engine_build.build.environment import BuildEnvironment
 from engine_build.build.timing_cache import FOLDER, SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
@@ -39,24 +39,29 @@ class Entry:
     name: str
     target: str
     manifest: Manifest | None
-    why_not: str
+    unusable_reason: str
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        about = {"name": self.name, "target": self.target, "fits": not self.why_not, "why_not": self.why_not}
+        """The manifest with name, target, fits and why_not, for `list --json`."""
+        about = {
+            "name": self.name,
+            "target": self.target,
+            "fits": not self.unusable_reason,
+            "why_not": self.unusable_reason,
+        }
         return about if self.manifest is None else {**self.manifest.model_dump(mode="json"), **about}
 
 
 @dataclass(frozen=True)
-class Doomed:
-    """What a clean takes away: files and folders of ours, and their size."""
+class RemovalPlan:
+    """The files and folders that `clean` removes, and their size."""
 
     paths: tuple[Path, ...]
     size_bytes: int
 
 
-def entries(folder: Path, place: Place) -> Iterator[Entry]:
-    """Every engine in a deployment's folder for one target, by name."""
+def entries(folder: Path, environment: BuildEnvironment) -> Iterator[Entry]:
+    """Every engine in a deployment's folder of one target, sorted by name."""
     for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
@@ -64,22 +69,24 @@ def entries(folder: Path, place: Place) -> Iterator[Entry]:
         except EngineError as error:
             yield Entry(name, folder.name, None, error.what)
             continue
-        yield Entry(name, manifest.target, manifest, why_not_here(manifest, folder, place))
+        yield Entry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment))
 
 
-def why_not_here(manifest: Manifest, folder: Path, place: Place) -> str:
-    """Why an engine does not run on this machine; "" where it does. Its content is not hashed."""
+def unusable_reason(manifest: Manifest, folder: Path, environment: BuildEnvironment) -> str:
+    """Why an engine does not run on this machine; "" where it does. Its files are not hashed."""
     try:
         check_files(manifest, folder)
     except EngineError as error:
         return error.what
-    if place.missing is not None:
-        return place.missing.what
-    return machine_mismatch(manifest, {**machine(), **place.device, **place.facts}, place.tool_versions)
+    if environment.missing is not None:
+        return environment.missing.what
+    return machine_mismatch(
+        manifest, {**machine(), **environment.device, **environment.facts}, environment.tool_versions
+    )
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """The files are there, of the right size, and a plan begins as one. Raises EngineError."""
+    """Check that the files exist and have the right size and a plan's header the right version. Raises EngineError."""
     files = [folder / Path(name).name for name in (manifest.engine_file, *manifest.data_files)]
     if missing := [file.name for file in files if not file.is_file()]:
         raise EngineNotBuiltError(f"{', '.join(missing)} is missing")
@@ -92,7 +99,7 @@ def check_files(manifest: Manifest, folder: Path) -> None:
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Everything that an engine file and the manifest beside it say, its hash checked. Raises EngineError."""
+    """The facts of an engine file and of the manifest beside it, with its hash checked. Raises EngineError."""
     if not path.is_file():
         raise EngineNotBuiltError(f"no engine at {path}", fix="tickrt-build list CONFIG")
     about: dict[str, Any] = {"file": str(path), "size_bytes": path.stat().st_size}
@@ -107,37 +114,37 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def engine_folders(deployment: Deployment, target: Target | None) -> list[tuple[Target, Path]]:
-    """The folders that exist, of one target or of all."""
+    """The existing folders of one target, or of all."""
     folders = [(name, deployment.engine_folder(name)) for name in TARGETS if target in (None, name)]
     return [(name, folder) for name, folder in folders if folder.is_dir()]
 
 
-def doomed(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> Doomed:
-    """What `clean` would take away. Nothing that is not ours: engines with a manifest, and what killed builds left."""
-    paths = [path for _, folder in engine_folders(deployment, target) for path in _ours(folder)]
+def removal_plan(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> RemovalPlan:
+    """What `clean` removes: engines with a manifest, and leftovers of killed builds. Other files stay."""
+    paths = [path for _, folder in engine_folders(deployment, target) for path in _built_files(folder)]
     if timing_cache:
         paths += sorted((deployment.engines / FOLDER).glob(f"*{SUFFIX}*"))
-    return Doomed(tuple(paths), sum(_size(path) for path in paths))
+    return RemovalPlan(tuple(paths), sum(_size(path) for path in paths))
 
 
-def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> Doomed:
-    """Take it away, and folders that are empty then. Raises BuildError while a build is at work."""
-    gone = doomed(deployment, target, timing_cache=timing_cache)
+def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> RemovalPlan:
+    """Remove them, and folders that are empty then. Raises BuildError while a build is running."""
+    plan = removal_plan(deployment, target, timing_cache=timing_cache)
     folders = [folder for _, folder in engine_folders(deployment, target)]
     for folder in folders:
         with locked(folder):
-            for path in gone.paths:
+            for path in plan.paths:
                 if path.parent == folder:
                     _remove(path)
-    for path in gone.paths:
+    for path in plan.paths:
         _remove(path)
     for folder in (*folders, deployment.engines / FOLDER, deployment.engines):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-    return gone
+    return plan
 
 
-def _ours(folder: Path) -> Iterator[Path]:
+def _built_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:

@@ -98,3 +98,19 @@ def test_an_overlap_that_no_stretch_can_have_is_refused(tmp_path: Path, overlap:
 @pytest.mark.parametrize("parts", [{"context": False}, {"text_encoder": False}, {"codec": False}])
 def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]) -> None:
     assert load_request(tiny_deployment(tmp_path, **parts)).bundle.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("optimization_level = 6", "optimization_level: .*less than or equal to 5"),
+        ("workspace_mib = 0", "workspace_mib: .*greater than or equal to 1"),
+        ('verbosity = "loud"', "verbosity: .*'none', 'layer_names' or 'detailed'"),
+        ('precision = "int8"', "precision: .*'fp32', 'fp16' or 'bf16'"),
+        ("max_aux_streams = -1", "max_aux_streams: .*greater than or equal to 0"),
+        ("timing_cash = true", "timing_cash: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_request(tiny_deployment(tmp_path, more=f"[build]\n{line}"))

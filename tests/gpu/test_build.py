@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 from typer.testing import CliRunner, Result
 
 from engine_build.build.builder import build_deployment
-from engine_build.build.environment import place_or_why_not
+from engine_build.build.environment import probe_environment
 from engine_build.cli import app
 from engine_build.config import load_request, read_options
 from runtime.config.deployment import Deployment, load_deployment
@@ -28,7 +28,7 @@ FEW = '[build]\nstep_variants = ["plain", "guidance"]\n'
 
 def need(target: str, path: Path) -> None:
     """Skip with what is missing."""
-    missing = place_or_why_not(target, read_options(load_deployment(path))).missing  # type: ignore[arg-type]
+    missing = probe_environment(target, read_options(load_deployment(path))).missing  # type: ignore[arg-type]
     if missing is not None:
         pytest.skip(str(missing))
 

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 from engine_build.build.builder import build_deployment
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.reference_session import onnxruntime
-from engine_build.precision.sample_states import decoder_feeds
+from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
@@ -62,7 +62,7 @@ def test_the_demo_decoder_in_every_precision(tmp_path: Path, device: Any, precis
     assert engine.manifest.error["max_rel"] < LIMITS[precision]
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     reference = open_engine_on_cpu(tmp_path)
-    for feed in decoder_feeds(bundle, graph, steps=3):
+    for feed in decoder_sample_states(bundle, graph, steps=3):
         expected = reference.run(feed)["velocity"]
         found = launched(engine, device, feed)
         assert np.abs(found - expected).max() < LIMITS[precision] * np.abs(expected).max()
@@ -95,7 +95,7 @@ def test_a_launch_returns_before_it_is_done(tmp_path: Path, device: Any) -> None
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     engine = open_engine(deployment.engine_folder("cuda"), "decoder", device, in_tick=True)
-    feed = next(iter(decoder_feeds(bundle, graph, steps=1)))
+    feed = next(iter(decoder_sample_states(bundle, graph, steps=1)))
     many = {name: np.repeat(array, 8, axis=0) for name, array in feed.items()}
     tensors = {name: device.zeros(array.shape, array.dtype) for name, array in many.items()}
     velocity = device.zeros(many["hidden_states"].shape, np.float32)
@@ -115,7 +115,7 @@ def test_capture_works_or_says_that_it_does_not(tmp_path: Path, device: Any) -> 
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     engine = open_engine(deployment.engine_folder("cuda"), "decoder", device, in_tick=True)
-    first, second = decoder_feeds(bundle, graph, steps=2)
+    first, second = decoder_sample_states(bundle, graph, steps=2)
     tensors = {name: device.zeros(array.shape, array.dtype) for name, array in first.items()}
     velocity = device.zeros(first["hidden_states"].shape, np.float32)
     found = device.staging(first["hidden_states"].shape, np.float32)

@@ -16,13 +16,12 @@ from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build.build import engine_folder
-from engine_build.build import environment as place
+from engine_build.build import engine_folder, environment
 from engine_build.build import rebuild_check as decisions
 from engine_build.build import targets as compilers
 from engine_build.build.builder import build, build_deployment
-from engine_build.build.rebuild_check import Decision, decide
-from engine_build.build.targets import Work
+from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds
+from engine_build.build.targets import BuildTask
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.graphs import reference_session
 from runtime.config.deployment import Deployment, load_deployment
@@ -43,14 +42,14 @@ class Notes:
         self.notes: list[str] = []
 
     @contextmanager
-    def building(self, decision: Decision) -> Iterator[None]:
+    def building(self, decision: RebuildDecision) -> Iterator[None]:
         yield
 
-    def built(self, decision: Decision, manifest: Manifest) -> None:
-        self.lines[decision.job.name] = decision.reason
+    def built(self, decision: RebuildDecision, manifest: Manifest) -> None:
+        self.lines[decision.spec.name] = decision.reason
 
-    def reused(self, decision: Decision) -> None:
-        self.lines[decision.job.name] = "reused"
+    def reused(self, decision: RebuildDecision) -> None:
+        self.lines[decision.spec.name] = "reused"
 
     def removed(self, name: str) -> None:
         self.lines[name] = "removed"
@@ -185,7 +184,7 @@ def test_threads_do_not_make_another_engine(path: Path, folder: Path) -> None:
 
 
 def test_another_onnx_runtime_rebuilds_everything(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "tool_versions", lambda target: {"onnxruntime": "99.0"})
+    monkeypatch.setattr(environment, "tool_versions", lambda target: {"onnxruntime": "99.0"})
     fresh = run(path)
     assert len(fresh) == 10
     assert "tool_versions.onnxruntime" in fresh["decoder"]
@@ -295,19 +294,19 @@ def test_a_graph_that_cannot_be_built_leaves_nothing(path: Path, damage: Any, sa
     assert list(load_deployment(path).engine_folder().iterdir()) == []
 
 
-def compile_something_else(work: Work) -> dict[str, Any]:
+def compile_something_else(task: BuildTask) -> dict[str, Any]:
     """A miscompilation: the engine is another model."""
-    onnx.save(tiny_decoder(TinySpec(seed=9)), work.engine)
+    onnx.save(tiny_decoder(TinySpec(seed=9)), task.engine)
     return {}
 
 
-def fail_half_way(work: Work) -> dict[str, Any]:
-    work.engine.write_bytes(b"half")
+def fail_half_way(task: BuildTask) -> dict[str, Any]:
+    task.engine.write_bytes(b"half")
     raise OSError(28, "No space left on device")
 
 
-def interrupt(work: Work) -> dict[str, Any]:
-    work.engine.write_bytes(b"half")
+def interrupt(task: BuildTask) -> dict[str, Any]:
+    task.engine.write_bytes(b"half")
     raise KeyboardInterrupt
 
 
@@ -370,7 +369,7 @@ def test_two_builds_do_not_meet(path: Path, folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(BuildError, match="another build is at work"):
+        with pytest.raises(BuildError, match="another build is running"):
             run(path)
     finally:
         os.close(descriptor)
@@ -401,7 +400,7 @@ def test_an_environment_without_onnx_runtime_is_told_what_to_install(
 
 
 def test_decisions_count_files_and_memory(shared: Deployment) -> None:
-    found = {decision.job.name: decision for decision in decide(load_request(shared.path), "cpu")}
+    found = {decision.spec.name: decision for decision in check_rebuilds(load_request(shared.path), "cpu")}
     decoder = found["decoder"]
     assert decoder.size_bytes == (shared.engine_folder() / "decoder.onnx").stat().st_size
     rows, frames, tokens = 8, 64, 32

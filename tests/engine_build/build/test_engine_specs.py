@@ -8,8 +8,7 @@ import onnx
 import pytest
 from helpers.factories import tiny_deployment
 
-from engine_build.build.engine_specs import Job, decoder_samples, jobs_of, profiles_of
-from engine_build.build.worker import parse_shapes
+from engine_build.build.engine_specs import EngineSpec, decoder_samples, engine_specs, optimization_profiles
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
@@ -17,8 +16,8 @@ from runtime.errors import BuildError, ConfigError, TickError
 from runtime.requests.request import MAX_CONDITIONS
 
 
-def jobs(folder: Path, **changes: object) -> dict[str, Job]:
-    return {job.name: job for job in jobs_of(load_request(tiny_deployment(folder, **changes)))}  # type: ignore[arg-type]
+def specs(folder: Path, **changes: object) -> dict[str, EngineSpec]:
+    return {spec.name: spec for spec in engine_specs(load_request(tiny_deployment(folder, **changes)))}  # type: ignore[arg-type]
 
 
 def with_bundle(folder: Path, old: str, new: str) -> Path:
@@ -32,7 +31,7 @@ def with_bundle(folder: Path, old: str, new: str) -> Path:
 
 def test_a_deployment_has_these_engines(tmp_path: Path) -> None:
     expected = ["decoder", *(f"rows.{name}" for name in ROWS_VARIANTS), *(f"step.{name}" for name in STEP_VARIANTS)]
-    assert list(jobs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
+    assert list(specs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
 
 
 @pytest.mark.parametrize(
@@ -40,32 +39,32 @@ def test_a_deployment_has_these_engines(tmp_path: Path) -> None:
     [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("text_encoder", {"text_encoder"})],
 )
 def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, without: set[str]) -> None:
-    assert set(jobs(tmp_path / "all")) - set(jobs(tmp_path / "less", **{part: False})) == without
+    assert set(specs(tmp_path / "all")) - set(specs(tmp_path / "less", **{part: False})) == without
 
 
 def test_names_come_from_roles(tmp_path: Path) -> None:
-    made = jobs(tmp_path, prefix="my_")
+    made = specs(tmp_path, prefix="my_")
     assert [port.name for port in made["decoder"].inputs][:2] == ["my_hidden_states", "my_timestep"]
     assert made["text_encoder"].outputs[0].name == "my_condition"
 
 
 def test_a_decoder_without_mask_or_context_has_fewer_inputs(tmp_path: Path) -> None:
-    made = jobs(tmp_path, mask=False, context=False)
+    made = specs(tmp_path, mask=False, context=False)
     assert [port.name for port in made["decoder"].inputs] == ["hidden_states", "timestep", "encoder_hidden_states"]
 
 
 def test_features_are_in_the_job(tmp_path: Path) -> None:
-    made = jobs(tmp_path)
+    made = specs(tmp_path)
     assert made["step.dcw+guidance"].features == ("dcw", "guidance")
     assert made["step.plain"].features == made["decoder"].features == ()
 
 
 def test_every_sample_has_every_size_and_memory_too(tmp_path: Path) -> None:
-    for job in jobs(tmp_path).values():
-        letters = {letter for port in (*job.inputs, *job.outputs) for letter in port.letters}
-        limits = {port.limit for port in job.inputs} - {""}
-        for sizes in (*job.samples, job.largest):
-            assert (letters | limits) <= set(sizes), job.name
+    for spec in specs(tmp_path).values():
+        letters = {letter for port in (*spec.inputs, *spec.outputs) for letter in port.letters}
+        limits = {port.limit for port in spec.inputs} - {""}
+        for sizes in (*spec.samples, spec.largest):
+            assert (letters | limits) <= set(sizes), spec.name
 
 
 def test_samples_lie_inside_the_range() -> None:
@@ -103,7 +102,12 @@ def test_samples_of_long_canvases_stay_affordable() -> None:
         (', start_frame = "start_frame"', "", ConfigError, "the inputs start_frame"),
         ("channels = 2", "channels = 1", ConfigError, "audio channels"),
         ('tokenizer = "tokenizer.json"', 'tokenizer = "t.json"', ConfigError, "no tokenizer at .*t.json"),
-        ('tokenizer = "tokenizer.json"', 'tokenizer = "bundle.toml"', ConfigError, "no Hugging Face tokenizer file"),
+        (
+            'tokenizer = "tokenizer.json"',
+            'tokenizer = "bundle.toml"',
+            ConfigError,
+            "is not a Hugging Face tokenizer file",
+        ),
         ('tokens = "input_ids"', 'tokens = "ids"', ConfigError, "text_encoder.inputs.tokens names 'ids'"),
     ],
 )
@@ -111,7 +115,7 @@ def test_a_bundle_that_does_not_fit_its_graphs(
     tmp_path: Path, old: str, new: str, error: type[TickError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        jobs_of(load_request(with_bundle(tmp_path, old, new)))
+        engine_specs(load_request(with_bundle(tmp_path, old, new)))
 
 
 def test_another_condition_width_in_the_text_encoder_is_noticed(tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ def test_another_condition_width_in_the_text_encoder_is_noticed(tmp_path: Path) 
     tiny_deployment(tmp_path / "other", condition_width=10)
     (tmp_path / "other" / "tiny" / "text_encoder.onnx").replace(tmp_path / "tiny" / "text_encoder.onnx")
     with pytest.raises(ConfigError, match=r"condition width\) is 10, expected 12"):
-        jobs_of(load_request(path))
+        engine_specs(load_request(path))
 
 
 def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
@@ -130,26 +134,26 @@ def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
         value.type.tensor_type.shape.dim[1].dim_value = 32
     onnx.save(model, file)
     with pytest.raises(ConfigError, match=r"\(frames\) is fixed at 32, expected it free for 2\.\.64"):
-        jobs_of(load_request(path))
+        engine_specs(load_request(path))
 
 
 def test_every_range_of_a_port_holds_the_samples_and_is_in_order(tmp_path: Path) -> None:
-    for job in jobs(tmp_path).values():
-        assert len(job.ranges) == (1 if job.kind != "decoder" else len(job.shapes))
-        for ranges in job.ranges:
-            assert all(low <= usual <= high for low, usual, high in ranges.values()), job.name
-        for sample in job.samples:
+    for spec in specs(tmp_path).values():
+        assert len(spec.ranges) == (1 if spec.kind != "decoder" else len(spec.shapes))
+        for ranges in spec.ranges:
+            assert all(low <= usual <= high for low, usual, high in ranges.values()), spec.name
+        for sample in spec.samples:
             assert any(
                 all(ranges[letter][0] <= sample[letter] <= ranges[letter][2] for letter in ranges if letter in sample)
-                for ranges in job.ranges
-            ), (job.name, sample)
+                for ranges in spec.ranges
+            ), (spec.name, sample)
 
 
 @pytest.mark.parametrize(("depth", "frames"), [(1, 32), (4, 64), (64, 6000)])
 def test_tick_ranges_hold_all_that_a_tick_may_have(tmp_path: Path, depth: int, frames: int) -> None:
     path = tiny_deployment(tmp_path, depth=depth)
     path.write_text(path.read_text().replace("opt = 32, max = 64", f"opt = 4, max = {frames}"))
-    made = {job.name: job.ranges[0] for job in jobs_of(load_request(path))}
+    made = {spec.name: spec.ranges[0] for spec in engine_specs(load_request(path))}
     spare = row_multiple(2, 8)
     assert spare == 4
     most = depth * 2 * MAX_CONDITIONS * spare
@@ -163,20 +167,20 @@ def test_tick_ranges_hold_all_that_a_tick_may_have(tmp_path: Path, depth: int, f
 
 
 def test_profiles_are_shapes_of_every_input(tmp_path: Path) -> None:
-    made = jobs(tmp_path)
-    (decoder,) = profiles_of(made["decoder"])
+    made = specs(tmp_path)
+    (decoder,) = optimization_profiles(made["decoder"])
     assert decoder["timestep"] == "1 4 8"
-    assert parse_shapes(decoder["context_latents"]) == ((1, 2, 16), (4, 32, 16), (8, 64, 16))
-    (codec,) = profiles_of(made["codec_encode"])
-    low, _, high = parse_shapes(codec["audio"])
-    assert (low, high[2] % 320) == ((1, 2, 320), 0)
-    for name, job in made.items():
-        for profile in profiles_of(job):
-            assert set(profile) == {port.name for port in job.inputs}, name
+    assert decoder["context_latents"] == "1x2x16 4x32x16 8x64x16"
+    (codec,) = optimization_profiles(made["codec_encode"])
+    low, _, high = codec["audio"].split()
+    assert (low, int(high.split("x")[2]) % 320) == ("1x2x320", 0)
+    for name, spec in made.items():
+        for profile in optimization_profiles(spec):
+            assert set(profile) == {port.name for port in spec.inputs}, name
 
 
 def test_the_codec_takes_a_window_with_its_margins(tmp_path: Path) -> None:
-    job = jobs(tmp_path)["codec_decode"]
+    spec = specs(tmp_path)["codec_decode"]
     codec = load_request(tmp_path / "tiny.toml").bundle.codec
     assert codec is not None
-    assert job.ranges[0]["T"][2] == codec.decode.window_frames + 2 * codec.decode.margin_frames
+    assert spec.ranges[0]["T"][2] == codec.decode.window_frames + 2 * codec.decode.margin_frames

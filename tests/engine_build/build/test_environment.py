@@ -1,4 +1,4 @@
-"""Where a build takes place: versions and device, or all that is missing."""
+"""Where a build takes environment: versions and device, or all that is missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
-from engine_build.build.environment import driver_release, place_of, place_or_why_not
+from engine_build.build.environment import build_environment, driver_release, probe_environment
 from engine_build.config import BuildConfig
 from runtime.errors import BuildError
 
@@ -23,8 +23,8 @@ def test_the_driver_says_its_release(tmp_path: Path, text: str, release: str) ->
 
 
 def test_the_cpu_is_an_architecture_or_one_processor() -> None:
-    assert set(place_of("cpu", BuildConfig()).device) == {"arch"}
-    assert set(place_of("cpu", BuildConfig(optimization="all")).device) == {"arch", "cpu"}
+    assert set(build_environment("cpu", BuildConfig()).device) == {"arch"}
+    assert set(build_environment("cpu", BuildConfig(optimization="all")).device) == {"arch", "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -37,28 +37,28 @@ def test_the_cpu_is_an_architecture_or_one_processor() -> None:
 )
 def test_a_plan_is_valid_as_widely_as_it_was_built_for(compatibility: str, fields: set[str]) -> None:
     with simulated(gpu_name="Simulated L4", cc="8.9"):
-        place = place_of("tensorrt", BuildConfig(hardware_compatibility=compatibility))  # type: ignore[arg-type]
-    assert set(place.device) == fields
-    assert (place.facts["gpu"], place.facts["compute_capability"]) == ("Simulated L4", "8.9")
-    assert place.built_on == "Simulated L4"
-    assert set(place.tool_versions) == {"tensorrt"}
+        environment = build_environment("tensorrt", BuildConfig(hardware_compatibility=compatibility))  # type: ignore[arg-type]
+    assert set(environment.device) == fields
+    assert (environment.facts["gpu"], environment.facts["compute_capability"]) == ("Simulated L4", "8.9")
+    assert environment.built_on == "Simulated L4"
+    assert set(environment.tool_versions) == {"tensorrt"}
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:
     with pytest.raises(BuildError) as caught:
-        place_of("tensorrt", BuildConfig())
+        build_environment("tensorrt", BuildConfig())
     assert caught.value.what.count("; ") == 1
     assert caught.value.fix == (
         "pip install 'tickrt[tensorrt]'; build on the machine that will serve, or with --target cpu"
     )
-    found = place_or_why_not("tensorrt", BuildConfig())
+    found = probe_environment("tensorrt", BuildConfig())
     assert found.missing is not None
     assert found.device == {}
 
 
 def test_a_missing_driver_is_said_before_tensorrt_is_touched() -> None:
     with simulated(no_driver=True):
-        missing = place_or_why_not("tensorrt", BuildConfig()).missing
+        missing = probe_environment("tensorrt", BuildConfig()).missing
     assert missing is not None
     assert "no NVIDIA driver" in missing.what
     assert "nvidia-smi" in missing.fix

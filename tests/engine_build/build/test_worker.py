@@ -1,18 +1,206 @@
-"""A builder's log: errors kept, warnings once, noise counted."""
+"""The worker process: results, logs, errors, crashes, cancellation; and the build log."""
 
 from __future__ import annotations
 
-from engine_build.build.worker import KEPT_LINES, BuildLog
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulator.fixture import child_environment
+
+from engine_build.build.worker import CRASH_FIX, KEPT_LINES, BuildLog, Worker
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest
+from runtime.errors import BuildError
+
+Build = Callable[..., Manifest]
+
+TASKS = """
+import os, sys, time
+from runtime.errors import BuildError
+
+def double(request, cancelled, on_log):
+    on_log("INFO", "working")
+    on_log("WARNING", "careful")
+    return {"pid": os.getpid(), "double": 2 * request}
+
+def noisy(request, cancelled, on_log):
+    print("from Python")
+    os.write(1, b"from a library\\n")
+    return "done"
+
+def fail(request, cancelled, on_log):
+    on_log("ERROR", "node x has no kernel")
+    raise BuildError("it failed", fix="try another")
+
+def crash(request, cancelled, on_log):
+    os.write(2, b"one\\ntwo\\nthree\\nfour\\nfive\\nlast\\n")
+    os.abort()
+
+def leave(request, cancelled, on_log):
+    sys.exit("no license")
+
+def wait(request, cancelled, on_log):
+    open(request, "w").close()
+    cancelled.wait(60)
+    os.rename(request, request + ".cancelled")
+
+def hang(request, cancelled, on_log):
+    open(request, "w").close()
+    time.sleep(600)
+"""
 
 
-def test_errors_are_the_last_words() -> None:
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of tasks that the worker can import."""
+    (tmp_path / "worker_tasks.py").write_text(TASKS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("worker_tasks")
+    sys.modules.pop("worker_tasks")
+
+
+def test_one_process_runs_one_task_after_the_other(tasks: Any) -> None:
+    log = BuildLog()
+    with Worker() as worker:
+        first, second = worker.run(tasks.double, 4, log), worker.run(tasks.double, np.arange(3), log)
+    assert first["double"] == 8
+    np.testing.assert_array_equal(second["double"], [0, 2, 4])
+    assert first["pid"] == second["pid"] != os.getpid()
+    assert log.summary() == ["careful (2 times)"]
+    assert log.last_lines == "working; careful; working; careful"
+
+
+def test_what_libraries_print_is_neither_a_message_nor_output(tasks: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker() as worker:
+        assert worker.run(tasks.noisy, None, BuildLog()) == "done"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_comes_with_its_fix_and_the_log(tasks: Any) -> None:
+    with Worker() as worker:
+        with pytest.raises(BuildError, match=r"it failed \(node x has no kernel\)") as caught:
+            worker.run(tasks.fail, None, BuildLog())
+        assert caught.value.fix == "try another"
+        assert worker.run(tasks.double, 1, BuildLog())["double"] == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("crash", "signal SIGABRT; its last output: two; three; four; five; last"),
+        ("leave", "status 1; .*no license"),
+    ],
+)
+def test_a_crash_is_reported_with_the_last_lines_of_stderr(tasks: Any, task: str, says: str) -> None:
+    with Worker() as worker:
+        with pytest.raises(BuildError, match=says) as caught:
+            worker.run(getattr(tasks, task), None, BuildLog())
+        assert caught.value.fix == CRASH_FIX
+        assert worker.run(tasks.double, 1, BuildLog())["double"] == 2, "the next task gets a new process"
+
+
+@pytest.mark.parametrize("task", ["wait", "hang"])
+def test_an_interrupted_task_is_cancelled_or_killed(tasks: Any, task: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), Worker() as worker:
+        worker.run(getattr(tasks, task), str(started), BuildLog())
+    assert (tmp_path / "started.cancelled").exists() == (task == "wait")
+    assert not [child for child in children_of(os.getpid()) if is_running(child)]
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
+    monkeypatch.setenv("SIMULATED_FAULTS", json.dumps(found))
+
+
+def folder_of(path: Path) -> Path:
+    return load_deployment(path).engine_folder("tensorrt")
+
+
+def test_a_crash_is_an_error_message(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults(monkeypatch, build_crash=True)
+    with pytest.raises(BuildError, match="ended with signal SIGSEGV; its last output: ") as caught:
+        build_one(path)
+    assert "run the command again" in caught.value.fix
+    assert list(folder_of(path).iterdir()) == []
+    monkeypatch.delenv("SIMULATED_FAULTS")
+    assert build_one(path).name == "decoder"
+
+
+@pytest.mark.parametrize("seconds", ["60", "4000"], ids=["at the next step", "no step comes"])
+def test_ctrl_c_ends_a_build_within_two_seconds(path: Path, seconds: str) -> None:
+    words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
+    environment = child_environment(SIMULATED_BUILD_S=seconds)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, env=environment, text=True, **pipes) as process:
+        deadline = time.monotonic() + 60
+        while not list(folder_of(path).glob("decoder*.partial/decoder.plan")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = children_of(process.pid)
+        assert children
+        process.send_signal(signal.SIGINT)
+        asked_at = time.monotonic()
+        _, stderr = process.communicate(timeout=30)
+        took_s = time.monotonic() - asked_at
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert took_s < 2.0
+    assert not [child for child in children if is_running(child)]
+    assert list(folder_of(path).iterdir()) == []
+
+
+def test_a_build_process_ends_with_its_parent(path: Path) -> None:
+    words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
+    with subprocess.Popen(words, env=child_environment(SIMULATED_BUILD_S="20"), stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not children_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = children_of(process.pid)
+        process.kill()
+    deadline = time.monotonic() + 20
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children
+    assert not [child for child in children if is_running(child)]
+
+
+def test_errors_are_the_last_lines() -> None:
     log = BuildLog()
     log.add("INFO", "one thing")
-    assert log.last_words == "one thing"
+    assert log.last_lines == "one thing"
     log.add("ERROR", "it\n  broke")
     log.add("INFO", "another thing")
     log.add("INTERNAL_ERROR", "badly")
-    assert log.last_words == "it broke; badly"
+    assert log.last_lines == "it broke; badly"
 
 
 def test_only_the_last_lines_are_kept() -> None:
@@ -21,10 +209,10 @@ def test_only_the_last_lines_are_kept() -> None:
         log.add("ERROR", f"error {number}")
         log.add("INFO", f"info {number}")
     assert len(log.errors) == len(log.latest) == KEPT_LINES
-    assert log.last_words.endswith("error 99")
+    assert log.last_lines.endswith("error 99")
 
 
-def test_warnings_are_said_once_and_skipped_tactics_are_counted() -> None:
+def test_warnings_are_listed_once_and_skipped_tactics_are_counted() -> None:
     log = BuildLog()
     for number in range(30):
         log.add("WARNING", f"Skipping tactic {number} due to insufficient memory")
@@ -34,10 +222,10 @@ def test_warnings_are_said_once_and_skipped_tactics_are_counted() -> None:
     assert log.summary() == [
         "weights are not finite (30 times)",
         "once",
-        "30 tactics were skipped, mostly for want of memory: others are used",
+        "30 tactics were skipped, most for lack of memory; others were used",
     ]
-    assert "Skipping" not in log.last_words
+    assert "Skipping" not in log.last_lines
 
 
-def test_a_quiet_build_has_nothing_to_say() -> None:
-    assert (BuildLog().summary(), BuildLog().last_words) == ([], "")
+def test_an_empty_log_has_no_summary() -> None:
+    assert (BuildLog().summary(), BuildLog().last_lines) == ([], "")

@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.error import RecipeError, measure, recipe_error
-from engine_build.precision.sample_states import decoder_feeds
+from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
 
@@ -24,7 +24,7 @@ LIMITS = {"bf16": (0.03, 0.015), "fp16": (0.005, 0.003)}
 def demo() -> tuple[Graph, list[dict[str, np.ndarray]]]:
     bundle = load_bundle(ROOT / "configs/demo")
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
-    return graph, [dict(feed) for feed in decoder_feeds(bundle, graph, threads=1)]
+    return graph, [dict(feed) for feed in decoder_sample_states(bundle, graph, threads=1)]
 
 
 @pytest.fixture(scope="module", params=["bf16", "fp16"])
@@ -54,7 +54,7 @@ def test_the_error_on_real_latents_is_rounding(found: tuple[str, RecipeError]) -
 def test_no_product_that_costs_is_left_in_full_precision(found: tuple[str, RecipeError]) -> None:
     _, error = found
     assert error.low_work >= 0.95
-    full = {node.name: node.part for node in error.nodes if node.name in error.flops and node.precision == "fp32"}
+    full = {node.name: node.rule for node in error.nodes if node.name in error.flops and node.precision == "fp32"}
     assert set(full.values()) <= {"time", "output", "no kernel"}
 
 
@@ -99,6 +99,6 @@ def test_a_result_that_is_not_finite_is_refused() -> None:
 
 def test_feeds_of_bundles_without_mask_context_or_text_encoder(tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path, context=False, mask=False, text_encoder=False, codec=False))
-    feeds = list(decoder_feeds(bundle, read_graph(tmp_path / "decoder.onnx"), steps=2))
+    feeds = list(decoder_sample_states(bundle, read_graph(tmp_path / "decoder.onnx"), steps=2))
     assert set(feeds[0]) == {"hidden_states", "timestep", "encoder_hidden_states"}
     assert feeds[0]["encoder_hidden_states"].shape == (2, 8, 12)

@@ -1,4 +1,4 @@
-"""Finding the parts of a decoder by structure alone, for graphs as other exporters write them."""
+"""Node rules match by structure, also in graphs of other exporters."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ EPSILON = 1e-6
 
 
 def model_with(written: Written) -> onnx.ModelProto:
-    """Product, what is asked about, product, output projection."""
+    """Product, the nodes under test, product, output projection."""
     graph = GraphWriter("model")
     x = graph.input("x", ("rows", "frames", 8))
     hidden = graph.op("MatMul", x, graph.constant(np.eye(8) * 2, name="first"))
-    with graph.scope("asked"):
+    with graph.scope("tested"):
         hidden = written(graph, hidden)
     hidden = graph.op("MatMul", hidden, graph.constant(np.eye(8) * 3, name="second"))
     graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(8), name="last")), ("rows", "frames", 8))
     return graph.model()
 
 
-def parts(written: Written) -> dict[str, str]:
+def rules(written: Written) -> dict[str, str]:
     return {
-        node.name.removeprefix("asked/"): node.part
+        node.name.removeprefix("tested/"): node.rule
         for node in explain(model_with(written), "bf16")
-        if node.name.startswith("asked/")
+        if node.name.startswith("tested/")
     }
 
 
@@ -72,49 +72,49 @@ def fused(graph: GraphWriter, x: str) -> str:
 
 
 @pytest.mark.parametrize("written", [divided, by_reciprocal, by_power, centred, fused])
-def test_a_norm_is_a_norm_however_it_is_written(written: Written) -> None:
-    found = parts(written)
+def test_every_form_of_a_norm_is_recognized(written: Written) -> None:
+    found = rules(written)
     assert set(found.values()) == {"norm"}, found
 
 
-def test_a_root_of_something_else_is_no_norm() -> None:
-    found = parts(lambda graph, x: graph.op("Mul", x, graph.op("Sqrt", graph.op("Abs", x))))
+def test_a_root_of_other_values_is_no_norm() -> None:
+    found = rules(lambda graph, x: graph.op("Mul", x, graph.op("Sqrt", graph.op("Abs", x))))
     assert set(found.values()) == {"pointwise"}
 
 
-def test_a_sum_over_frames_is_exact_and_its_readers_are_not() -> None:
+def test_a_reduction_is_in_full_precision_and_its_readers_in_low() -> None:
     def pooled(graph: GraphWriter, x: str) -> str:
         return graph.op("Add", x, graph.op("ReduceMean", x, graph.constant([1], np.int64), keepdims=1))
 
-    assert parts(pooled) == {"ReduceMean": "reduction", "Add": "pointwise"}
+    assert rules(pooled) == {"ReduceMean": "reduction", "Add": "pointwise"}
 
 
-def test_an_unknown_operator_stays_exact() -> None:
-    assert parts(lambda graph, x: graph.op("CumSum", x, graph.constant(1, np.int64))) == {"CumSum": "unknown"}
+def test_an_unknown_operator_stays_in_full_precision() -> None:
+    assert rules(lambda graph, x: graph.op("CumSum", x, graph.constant(1, np.int64))) == {"CumSum": "unknown"}
 
 
 def test_values_are_rounded_before_they_are_moved() -> None:
-    """From exact to low: on the near side of a transposition, as half of the bytes are moved then."""
+    """The cast comes before the transposition, which then moves half of the bytes."""
 
     def moved(graph: GraphWriter, x: str) -> str:
         normal = divided(graph, x)
         there = graph.op("Transpose", normal, perm=[0, 2, 1])
         return graph.op("Transpose", there, perm=[0, 2, 1])
 
-    found = parts(moved)
+    found = rules(moved)
     assert (found["Transpose"], found["Transpose_2"]) == ("layout", "layout")
 
 
-def test_a_move_that_anybody_needs_exactly_stays_exact() -> None:
+def test_a_layout_node_with_a_full_precision_reader_stays_in_full_precision() -> None:
     def moved(graph: GraphWriter, x: str) -> str:
         there = graph.op("Transpose", divided(graph, x), perm=[0, 2, 1])
         there = graph.op("Add", there, graph.op("ReduceMean", there, graph.constant([1], np.int64), keepdims=1))
         return graph.op("Transpose", there, perm=[0, 2, 1])
 
-    assert parts(moved)["Transpose"] == "layout, full"
+    assert rules(moved)["Transpose"] == "layout, full"
 
 
-def test_sources_are_followed_through_everything_but_sizes() -> None:
+def test_sources_follow_all_operators_except_shape() -> None:
     graph = GraphWriter("sources")
     x, t = graph.input("x", ("rows", "frames", 8)), graph.input("t", ("rows",))
     table = graph.op("Expand", graph.constant(1.0), graph.op("Shape", x))

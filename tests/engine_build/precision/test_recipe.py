@@ -1,4 +1,4 @@
-"""Precision recipes: what runs in 16 bits, what does not, and that the result is a graph that every builder takes."""
+"""Precision recipes: which nodes run in 16 bits, and that the result is a valid graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.precision.node_rules import PARTS, PRODUCTS
+from engine_build.precision.node_rules import NODE_RULES, PRODUCTS
 from engine_build.precision.recipe import RECIPES, apply_recipe, explain, without_kernel, write_recipe
 from runtime.errors import BuildError
 
@@ -79,23 +79,23 @@ def test_no_cast_is_made_twice_or_undone(source: onnx.ModelProto, recipe: str) -
     assert not [node.name for node in casts if node.input[0] in made]
 
 
-def test_modules_that_must_be_exact_are_exact() -> None:
-    """By the exporter's own module names, which the recipe does not look at."""
+def test_norms_time_embedding_and_output_are_in_full_precision() -> None:
+    """By the module names of the exporter, which the recipe does not use."""
     result = apply_recipe(decoder("demo"), "bf16")
     view = GraphView(result)
     checked = Counter[str]()
     for node in view.nodes:
         module = _module(node)
-        for part in ("time_embed", "norm", "proj_out_conv"):
-            if part in module and node.op_type != "Cast" and tensor_types(result, node, view):
-                checked[part] += 1
+        for module_part in ("time_embed", "norm", "proj_out_conv"):
+            if module_part in module and node.op_type != "Cast" and tensor_types(result, node, view):
+                checked[module_part] += 1
                 assert tensor_types(result, node, view) == {TensorProto.FLOAT}, (module, node.op_type)
     assert checked["time_embed"] > 20
     assert checked["norm"] == 6 * 29
     assert checked["proj_out_conv"] == 1
 
 
-def test_tables_are_added_and_applied_exactly() -> None:
+def test_explain_agrees_with_the_rewritten_graph() -> None:
     result = apply_recipe(decoder("demo"), "bf16")
     view = GraphView(result)
     tables = [node for node in view.nodes if any("scale_shift_table" in name for name in node.input)]
@@ -132,7 +132,7 @@ def test_attention_is_scaled_before_it_is_rounded() -> None:
     scaled = [node for node in view.nodes if scale in node.input]
     assert len(scaled) == 16
     for node in scaled:
-        maker = view.maker(node.input[0])
+        maker = view.producer(node.input[0])
         assert maker is not None
         assert maker.op_type in ("Add", "Mul"), "rotation or the norm's weight, not a transposition"
         assert tensor_types(result, node, view) == {TensorProto.FLOAT}
@@ -155,18 +155,18 @@ def test_a_weight_that_does_not_fit_is_refused() -> None:
     hidden = graph.op("MatMul", x, graph.constant(np.full((4, 4), 1e5), name="huge"))
     graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(4), name="last")), ("rows", "frames", 4))
     assert apply_recipe(graph.model(), "bf16")
-    with pytest.raises(BuildError, match="'huge' has values up to 1e\\+05, more than fp16 holds") as raised:
+    with pytest.raises(BuildError, match="'huge' has values up to 1e\\+05: out of fp16's range") as raised:
         apply_recipe(graph.model(), "fp16")
     assert "bf16" in raised.value.fix
 
 
 def test_a_graph_that_is_not_fp32_is_refused() -> None:
-    with pytest.raises(BuildError, match="the graph holds bfloat16"):
+    with pytest.raises(BuildError, match="the graph has bfloat16 tensors"):
         apply_recipe(apply_recipe(decoder("tiny"), "bf16"), "bf16")
 
 
 def test_control_flow_is_refused() -> None:
-    """Its graphs read values of the outer one by name, whose type the recipe would change under them."""
+    """Subgraphs read values of the outer graph by name, whose type the recipe would change."""
     branch = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "branch",
@@ -201,36 +201,36 @@ def test_operators_without_a_kernel_stay_exact() -> None:
     kept = {node.name: node for node in explain(decoder("parity"), "fp16", without={"Conv"})}
     changed = {name for name in plain if plain[name].precision != kept[name].precision}
     assert {kept[name].op_type for name in changed} <= {"Conv", "Transpose", "Add", "Concat"}
-    assert [kept[name].part for name in changed if kept[name].op_type == "Conv"] == ["no kernel"]
+    assert [kept[name].rule for name in changed if kept[name].op_type == "Conv"] == ["no kernel"]
 
 
 def test_onnx_has_no_bf16_convolution_before_opset_22() -> None:
     (conv,) = [node for node in explain(decoder("parity"), "bf16") if node.op_type == "Conv"]
-    assert (conv.precision, conv.part) == ("fp32", "no kernel")
+    assert (conv.precision, conv.rule) == ("fp32", "no kernel")
 
 
 def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:
     nodes = explain(source, "bf16")
     assert len(nodes) == len(source.graph.node)
-    assert {node.part for node in nodes} <= set(PARTS)
-    assert all(node.why == PARTS[node.part][1] for node in nodes)
+    assert {node.rule for node in nodes} <= set(NODE_RULES)
+    assert all(node.reason == NODE_RULES[node.rule].reason for node in nodes)
     assert {node.precision for node in nodes} == {"fp32", "bf16", "index"} - (set() if _has_index(nodes) else {"index"})
-    assert all(node.precision == "bf16" for node in nodes if node.part == "product")
-    assert {node.op_type for node in nodes if node.part == "product"} <= PRODUCTS
+    assert all(node.precision == "bf16" for node in nodes if node.rule == "product")
+    assert {node.op_type for node in nodes if node.rule == "product"} <= PRODUCTS
 
 
 def test_explain_tells_what_apply_does() -> None:
     result = apply_recipe(decoder("demo"), "bf16")
     view = GraphView(result)
-    told = {node.name: node.precision for node in explain(decoder("demo"), "bf16") if node.precision != "index"}
+    explained = {node.name: node.precision for node in explain(decoder("demo"), "bf16") if node.precision != "index"}
     kinds = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}
-    done = {node.name: tensor_types(result, node, view) for node in view.nodes if node.name in told}
-    assert len(done) == len(told)
-    assert all(done[name] == {kinds[precision]} for name, precision in told.items())
+    done = {node.name: tensor_types(result, node, view) for node in view.nodes if node.name in explained}
+    assert len(done) == len(explained)
+    assert all(done[name] == {kinds[precision]} for name, precision in explained.items())
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "fp16", "bf16"])
-def test_weights_in_files_of_their_own_stay_there(tmp_path: Path, recipe: str) -> None:
+def test_external_weights_stay_external(tmp_path: Path, recipe: str) -> None:
     source = tmp_path / "source" / "decoder.onnx"
     source.parent.mkdir()
     onnx.save(decoder("demo"), source, save_as_external_data=True, location="decoder.bin", size_threshold=1024)
@@ -281,4 +281,4 @@ def _largest(model: onnx.ModelProto) -> list[float]:
 
 
 def _has_index(nodes: tuple[object, ...]) -> bool:
-    return any(getattr(node, "part", "") == "index" for node in nodes)
+    return any(getattr(node, "rule", "") == "index" for node in nodes)

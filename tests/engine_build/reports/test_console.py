@@ -10,7 +10,7 @@ from helpers.factories import tiny_deployment
 from rich.console import Console
 
 from engine_build.build.builder import build
-from engine_build.build.rebuild_check import decide
+from engine_build.build.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.reports.console import ConsoleReport, print_decisions, size
 
@@ -77,7 +77,7 @@ def test_a_terminal_gets_a_spinner_with_the_last_known_time(path: Path) -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_table_of_a_dry_run(path: Path, terminal: bool) -> None:
     out, file = console(terminal=terminal)
-    print_decisions(out, decide(load_request(path), "cpu"), "there")
+    print_decisions(out, check_rebuilds(load_request(path), "cpu"), "there")
     text = file.getvalue()
     for part in ("engine", "memory", "decoder", "not built yet", "codec_encode", "total", "there", "KiB"):
         assert part in text

@@ -8,11 +8,12 @@ import pytest
 from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
-from engine_build.build import environment as place
-from engine_build.build.engine_specs import jobs_of
+from engine_build.build import environment as environment
+from engine_build.build.engine_specs import engine_specs
+from engine_build.build.environment import probe_environment
 from engine_build.cli import app
 from engine_build.config import load_request, read_options
-from engine_build.reports.dry_run import outlines_without_bundle
+from engine_build.reports.dry_run import ranges_without_bundle
 from runtime.config.deployment import load_deployment
 
 
@@ -44,7 +45,7 @@ def test_without_the_bundle_it_says_what_can_be_known(path: Path) -> None:
     (path.parent / "tiny").rename(path.parent / "elsewhere")
     text = dry_run(path)
     for part in (
-        "unknown until the bundle is there", "decoder", "codec_decode  (where the bundle has one)", "step.plain",
+        "unknown without the bundle", "decoder", "codec_decode  (where the bundle has one)", "step.plain",
         "rows 1..4..8, frames 2..32..64, tokens 1..8..32", "no bundle at ", "engine_build.export",
         "optimization_level = 5", "missing here: ",
     ):  # fmt: skip
@@ -55,11 +56,11 @@ def test_without_the_bundle_it_says_what_can_be_known(path: Path) -> None:
 
 def test_the_outline_without_a_bundle_has_the_same_engines_and_ranges(path: Path) -> None:
     deployment = load_deployment(path)
-    outlines = {item.name: item.ranges for item in outlines_without_bundle(deployment, read_options(deployment))}
-    jobs = {job.name: job.ranges for job in jobs_of(load_request(path))}
-    assert list(outlines) == list(jobs)
-    known = {name: ranges for name, ranges in outlines.items() if ranges is not None}
-    assert known == {name: jobs[name] for name in known}
+    engines = {item.name: item.ranges for item in ranges_without_bundle(deployment, read_options(deployment))}
+    specs = {spec.name: spec.ranges for spec in engine_specs(load_request(path))}
+    assert list(engines) == list(specs)
+    known = {name: ranges for name, ranges in engines.items() if ranges is not None}
+    assert known == {name: specs[name] for name in known}
     assert len(known) == 7
 
 
@@ -76,7 +77,7 @@ def test_libraries_that_do_not_load_are_said(path: Path, tmp_path: Path, monkeyp
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("raise ImportError('libnvinfer.so.11: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(site.parent))
-    found = place.place_or_why_not("tensorrt", read_options(load_deployment(path)))
+    found = probe_environment("tensorrt", read_options(load_deployment(path)))
     assert found.missing is not None
     assert "its libraries do not load: libnvinfer.so.11" in found.missing.what
 

@@ -11,7 +11,7 @@ from helpers.factories import tiny_deployment
 from typer.testing import CliRunner, Result
 
 from engine_build.build.builder import build_deployment
-from engine_build.build.environment import Place
+from engine_build.build.environment import BuildEnvironment
 from engine_build.cli import app
 from engine_build.reports import inventory
 from runtime.config.deployment import load_deployment
@@ -22,7 +22,7 @@ from runtime.errors import BuildError
 FEW = '[build]\nstep_variants = ["plain"]\n'
 GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}
 TRT = {"tensorrt": "11.4.0.106"}
-HERE = Place(tool_versions=TRT, device=GPU, facts={"gpu": "NVIDIA H200", "compute_capability": "9.0"})
+HERE = BuildEnvironment(tool_versions=TRT, device=GPU, facts={"gpu": "NVIDIA H200", "compute_capability": "9.0"})
 
 
 def invoke(*arguments: object) -> Result:
@@ -53,25 +53,28 @@ def plan(path: Path) -> Path:
     return file
 
 
-def why_not(plan: Path, place: Place) -> str:
-    (entry,) = inventory.entries(plan.parent, place)
-    return entry.why_not
+def unusable_reason(plan: Path, environment: BuildEnvironment) -> str:
+    (entry,) = inventory.entries(plan.parent, environment)
+    return entry.unusable_reason
 
 
 def test_what_fits_here_says_so(plan: Path) -> None:
-    assert why_not(plan, HERE) == ""
+    assert unusable_reason(plan, HERE) == ""
 
 
 @pytest.mark.parametrize(
-    ("place", "says"),
+    ("environment", "says"),
     [
-        (Place(TRT, {**GPU, "gpu": "NVIDIA L4"}), "built for gpu NVIDIA H200, this machine has NVIDIA L4"),
-        (Place({"tensorrt": "10.16.1.11"}, GPU), "built for tensorrt 11.4.0.106, this machine has 10.16.1.11"),
-        (Place(missing=BuildError("there is no GPU", fix="buy one")), "there is no GPU"),
+        (BuildEnvironment(TRT, {**GPU, "gpu": "NVIDIA L4"}), "built for gpu NVIDIA H200, this machine has NVIDIA L4"),
+        (
+            BuildEnvironment({"tensorrt": "10.16.1.11"}, GPU),
+            "built for tensorrt 11.4.0.106, this machine has 10.16.1.11",
+        ),
+        (BuildEnvironment(missing=BuildError("there is no GPU", fix="buy one")), "there is no GPU"),
     ],
 )
-def test_what_does_not_fit_says_why(plan: Path, place: Place, says: str) -> None:
-    assert why_not(plan, place) == says
+def test_what_does_not_fit_says_why(plan: Path, environment: BuildEnvironment, says: str) -> None:
+    assert unusable_reason(plan, environment) == says
 
 
 def test_what_runs_elsewhere_too_fits_other_devices_and_later_versions(plan: Path) -> None:
@@ -79,7 +82,7 @@ def test_what_runs_elsewhere_too_fits_other_devices_and_later_versions(plan: Pat
     manifest = read_manifest(path)
     build = {**manifest.build, "version_compatible": True}
     write_manifest(path, manifest.model_copy(update={"build": build, "device": {"arch": GPU["arch"]}}))
-    assert why_not(plan, Place({"tensorrt": "11.5.0.1"}, {**GPU, "gpu": "NVIDIA L4"})) == ""
+    assert unusable_reason(plan, BuildEnvironment({"tensorrt": "11.5.0.1"}, {**GPU, "gpu": "NVIDIA L4"})) == ""
 
 
 def test_damage_is_said_without_loading_anything(plan: Path) -> None:
@@ -90,11 +93,11 @@ def test_damage_is_said_without_loading_anything(plan: Path) -> None:
         (content.replace(bytes([11, 4, 0, 106]), bytes([10, 16, 1, 11])), "was made by TensorRT 10.16.1.11"),
     ):
         plan.write_bytes(damaged)
-        assert says in why_not(plan, HERE)
+        assert says in unusable_reason(plan, HERE)
     plan.unlink()
-    assert why_not(plan, HERE) == "decoder.plan is missing"
+    assert unusable_reason(plan, HERE) == "decoder.plan is missing"
     manifest_path(plan.parent, "decoder").write_text("{")
-    assert "is not a manifest" in why_not(plan, HERE)
+    assert "is not a manifest" in unusable_reason(plan, HERE)
 
 
 def test_list_says_what_is_built_for_what(path: Path, plan: Path) -> None:
@@ -140,7 +143,7 @@ def test_inspect_tells_all_about_a_plan(plan: Path) -> None:
 def test_inspect_of_a_stranger_and_of_damage(plan: Path, tmp_path: Path) -> None:
     stranger = tmp_path / "some.plan"
     stranger.write_bytes(plan.read_bytes())
-    assert "none beside it" in invoke("inspect", stranger).stdout
+    assert "none beside the file" in invoke("inspect", stranger).stdout
     plan.write_bytes(plan.read_bytes()[:-1] + b"!")
     damaged = invoke("inspect", plan)
     assert damaged.exit_code == 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.reports.end_to_end import Played, play_both
+from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end
 from runtime.config.deployment import load_deployment
 
 DEMO = ROOT / "configs/demo.toml"
@@ -20,7 +20,7 @@ PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and le
 @pytest.mark.parametrize(("recipe", "limit"), [("bf16", 0.05), ("fp16", 0.01)])
 def test_four_steps_stay_the_same_music(recipe: str, limit: float) -> None:
     """At most 5% (bf16) and 1% (fp16) of the latents' own variation, guidance included."""
-    played = play_both(load_deployment(DEMO), recipe, PROMPTS, steps=4)
+    played = compare_end_to_end(load_deployment(DEMO), recipe, PROMPTS, steps=4)
     assert played.exact.shape == (2, 256, 64)
     assert (played.rms_rel < limit).all(), played.rms_rel
     assert (played.rms_rel > 1e-4).all(), "the recipe was not played"
@@ -28,8 +28,8 @@ def test_four_steps_stay_the_same_music(recipe: str, limit: float) -> None:
 
 def test_the_difference_is_measured_against_the_variation() -> None:
     exact = np.random.default_rng(0).standard_normal((1, 64, 8)).astype(np.float32) + 100
-    assert Played(exact, exact * 1).rms_rel == pytest.approx(0)
-    assert Played(exact, exact + np.float32(0.5)).rms_rel == pytest.approx(0.5, rel=0.1)
+    assert EndToEndComparison(exact, exact * 1).rms_rel == pytest.approx(0)
+    assert EndToEndComparison(exact, exact + np.float32(0.5)).rms_rel == pytest.approx(0.5, rel=0.1)
 
 
 def test_the_command_prints_parts_and_errors() -> None:

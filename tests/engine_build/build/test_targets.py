@@ -1,0 +1,149 @@
+"""Engines of each target: compiled, measured and refused; TensorRT's on the simulated GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
+from onnx import numpy_helper
+from simulator.fixture import child_environment
+
+from engine_build.build import targets
+from engine_build.graphs.graph_file import read_graph
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest, verify_file
+from runtime.engines.tensorrt.plan_file import read_plan_header
+from runtime.errors import BuildError
+
+VERSION = "11.4.0.106"
+FEW = '[build]\nstep_variants = ["plain"]\n'
+
+Build = Callable[..., Manifest]
+
+
+def with_option(path: Path, line: str) -> Path:
+    path.write_text(path.read_text() + line + "\n")
+    return path
+
+
+def folder_of(path: Path) -> Path:
+    return load_deployment(path).engine_folder("tensorrt")
+
+
+def command(path: Path, *more: str, **options: str) -> subprocess.CompletedProcess[str]:
+    """tickrt-build on the simulator."""
+    words = [sys.executable, "-m", "engine_build.cli", *more, str(path), "--target", "tensorrt"]
+    environment = child_environment(**options)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def cache_of(path: Path) -> list[Path]:
+    return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
+
+
+def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, more=FEW)
+    first = command(path, SIMULATED_TENSORRT=VERSION)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[-1].startswith("7 built")
+    again = command(path, SIMULATED_TENSORRT=VERSION)
+    assert again.stdout.splitlines()[-1].startswith("7 reused")
+    for file in folder_of(path).glob("*.plan"):
+        assert read_plan_header(file).version_text == VERSION
+    other = command(path, "--dry-run", SIMULATED_TENSORRT="11.0.0.114")
+    assert other.stdout.count(f"tool_versions.tensorrt is '{VERSION}', wanted '11.0.0.114'") == 7
+
+
+def test_a_manifest_says_all_of_it(path: Path, version: str, build_one: Build) -> None:
+    manifest = build_one(path)
+    assert manifest.tool_versions == {"tensorrt": version}
+    assert manifest.device == {"arch": os.uname().machine, "gpu": "Simulated GPU", "compute_capability": "9.0"}
+    assert manifest.build["profiles"][0]["hidden_states"] == "1x2x8 4x32x8 8x64x8"
+    assert manifest.build["profiles"][0]["encoder_hidden_states"] == "1x1x12 4x8x12 8x32x12"
+    assert manifest.error["max_rel"] <= manifest.build["tolerance"] == 1e-3
+    facts = manifest.facts
+    assert facts["flags"] == ["STRONGLY_TYPED"] or facts["flags"] == []
+    assert facts["versions"]["tensorrt"] == version
+    assert facts["memory_bytes"] > 0
+    assert facts["tried_shapes"] == facts["compared_shapes"] == 4
+    assert {"driver", "cuda", "sm_count"} <= set(facts)
+    verify_file(manifest, folder_of(path))
+    assert {file.suffix for file in folder_of(path).iterdir()} == {".plan", ".json"}
+
+
+def test_every_shape_range_is_a_profile(path: Path, build_one: Build) -> None:
+    more = "[[shapes]]\nrows = { min = 9, opt = 9, max = 16 }\nframes = { min = 2, opt = 2, max = 8 }\n"
+    text = path.read_text().replace("[runtime]", f"{more}tokens = {{ min = 1, opt = 1, max = 4 }}\n\n[runtime]")
+    path.write_text(text)
+    profiles = build_one(path).build["profiles"]
+    assert [profile["hidden_states"] for profile in profiles] == ["1x2x8 4x32x8 8x64x8", "9x2x8 9x2x8 16x8x8"]
+
+
+def test_low_precision_has_its_own_tolerance_and_error(path: Path, build_one: Build) -> None:
+    manifest = build_one(with_option(path, 'precision = "bf16"'))
+    assert 1e-4 < manifest.error["max_rel"] <= manifest.build["tolerance"]
+    assert manifest.build["precision"] == "bf16"
+    assert build_one(path, "rows.plain").build["precision"] == "fp32"
+    assert build_one(path, "codec_decode").build["precision"] == "fp32"
+
+
+def test_weights_in_files_of_their_own_are_found(path: Path, build_one: Build) -> None:
+    file = load_deployment(path).bundle / "decoder.onnx"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location="decoder.weights", size_threshold=64)
+    assert build_one(path).error["max_rel"] <= 1e-5
+    assert build_one(with_option(path, 'precision = "fp16"')).error["max_rel"] > 0
+
+
+def test_an_engine_that_computes_something_else_is_refused(
+    path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = targets.COMPILERS["tensorrt"]
+
+    def compile_another_model(task: Any) -> dict[str, Any]:
+        other = task.engine.parent.parent / "other.onnx"
+        onnx.save(tiny_decoder(TinySpec(seed=9)), other)
+        return compiler.compile(replace(task, graph=read_graph(other)))
+
+    monkeypatch.setitem(targets.COMPILERS, "tensorrt", replace(compiler, compile=compile_another_model))
+    with pytest.raises(BuildError, match=r"is off by .* of its largest output, expected at most 0\.001"):
+        build_one(path)
+    assert not list(folder_of(path).glob("decoder*"))
+
+
+def test_values_that_are_not_finite_are_refused(path: Path, build_one: Build) -> None:
+    file = load_deployment(path).bundle / "decoder.onnx"
+    model = onnx.load(file)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "w_out")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * float("nan"), "w_out"))
+    onnx.save(model, file)
+    with pytest.raises(BuildError, match=r"decoder: velocity at .*: values that are not finite"):
+        build_one(path)
+
+
+def test_a_deployment_may_name_or_refuse_a_timing_cache(path: Path, build_one: Build, tmp_path: Path) -> None:
+    build_one(with_option(path, "timing_cache = false"))
+    assert cache_of(path) == []
+    path.write_text(path.read_text().replace("timing_cache = false", 'timing_cache = "times"'))
+    build_one(path)
+    assert cache_of(path) == []
+    assert len(list((tmp_path / "times").glob("*.timing"))) == 1
+
+
+def test_without_a_driver_nothing_is_begun(path: Path) -> None:
+    result = command(path, SIMULATED_NO_DRIVER="1")
+    assert result.returncode == 3
+    assert "no NVIDIA driver" in result.stderr
+    assert "fix: " in result.stderr
+    assert "--target cpu" in result.stderr
+    assert not folder_of(path).exists()
+    dry = command(path, "--dry-run", SIMULATED_NO_DRIVER="1")
+    assert dry.returncode == 0
+    assert "missing here: an NVIDIA GPU" in dry.stdout

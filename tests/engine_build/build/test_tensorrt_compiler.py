@@ -1,0 +1,111 @@
+"""TensorRT's builder, simulated in both versions: options, profiles, parse errors, the timing cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+from simulator.fixture import child_environment
+
+from engine_build.build.worker import BuildLog
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest
+from runtime.errors import BuildError
+
+Build = Callable[..., Manifest]
+
+
+def with_option(path: Path, line: str) -> Path:
+    path.write_text(path.read_text() + line + "\n")
+    return path
+
+
+def folder_of(path: Path) -> Path:
+    return load_deployment(path).engine_folder("tensorrt")
+
+
+def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
+    monkeypatch.setenv("SIMULATED_FAULTS", json.dumps(found))
+
+
+def cache_of(path: Path) -> list[Path]:
+    return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
+
+
+def test_options_reach_the_builder(path: Path, version: str, build_one: Build) -> None:
+    with_option(path, 'refit = true\ntf32 = true\nversion_compatible = true\nverbosity = "detailed"')
+    with_option(path, 'hardware_compatibility = "ampere_plus"\nmax_aux_streams = 0\nworkspace_mib = 64')
+    manifest = build_one(path)
+    assert {"REFIT", "TF32", "VERSION_COMPATIBLE"} <= set(manifest.facts["flags"])
+    assert manifest.device == {"arch": os.uname().machine}
+    plan = (folder_of(path) / "decoder.plan").read_bytes()
+    for word in (b'"DETAILED"', b'"AMPERE_PLUS"', b'"VERSION_COMPATIBLE"', b'"aux_streams": 0'):
+        assert word in plan
+    assert "TF32" not in build_one(path, "rows.plain").facts["flags"]
+
+
+def test_a_failed_build_says_what_tensorrt_said(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults(monkeypatch, build_fails="Could not find any implementation for node {ForeignNode[a...b]}")
+    with pytest.raises(BuildError, match=r"could not build .*Error Code 4: Could not find any implementation for node"):
+        build_one(path)
+    assert list(folder_of(path).iterdir()) == []
+
+
+def test_an_operator_that_the_parser_lacks_is_named(path: Path, build_one: Build) -> None:
+    file = load_deployment(path).bundle / "decoder.onnx"
+    model = onnx.load(file)
+    node = helper.make_node("Unique", ["timestep"], ["strange"], name="the_strange_one")
+    model.graph.node.append(node)
+    onnx.save(model, file)
+    with pytest.raises(BuildError, match=r"cannot parse .*'the_strange_one' \(Unique\)"):
+        build_one(path)
+
+
+def test_skipped_tactics_are_summed_up(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMULATED_SKIPPED_TACTICS", "12")
+    log = BuildLog()
+    build_one(path, log=log)
+    assert log.summary() == ["12 tactics were skipped, most for lack of memory; others were used"]
+
+
+def test_the_timing_cache_is_per_version_and_device(path: Path, build_one: Build) -> None:
+    build_one(path)
+    (first,) = cache_of(path)
+    assert first.name == "tensorrt-11.4.0.106-simulated-gpu-cc9.0.timing"
+    entries = set(json.loads(first.read_bytes())["entries"])
+    build_one(path, "rows.plain")
+    assert set(json.loads(first.read_bytes())["entries"]) > entries
+    assert oct(first.stat().st_mode)[-3:] == "644"
+
+
+def test_a_damaged_timing_cache_is_set_aside(path: Path, build_one: Build) -> None:
+    build_one(path)
+    (cache,) = cache_of(path)
+    cache.write_bytes(b"damaged")
+    log = BuildLog()
+    build_one(path, log=log)
+    assert any("timing cache was damaged" in line for line in log.summary())
+    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == b"damaged"
+    assert json.loads(cache.read_bytes())["entries"]
+
+
+def test_a_full_disk_is_reported(path: Path) -> None:
+    words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
+
+    def small_files_only() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    options: dict[str, Any] = {"env": child_environment(), "preexec_fn": small_files_only}
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
+    assert result.returncode == 3
+    assert "decoder.plan cannot be written: File too large" in result.stderr
+    assert list(folder_of(path).iterdir()) == []
