@@ -1,4 +1,4 @@
-"""What a generation on the command line tells its user: step, tick time, and speed against real time."""
+"""Progress of a generation on the command line: segment, step, tick time, and speed against real time."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from runtime.terminal import print_line
 from runtime.tick.events import Event, Finished, Started
 from runtime.tick.events import Progress as StepDone
 
-LINE_EVERY_S = 5.0
+LINE_INTERVAL_S = 5.0
 
 
-class Meter:
-    """Counts what it is told and shows nothing."""
+class ProgressMeter:
+    """Counts segments, steps and audio; shows nothing."""
 
-    def __init__(self, segments: int) -> None:
-        self.segments = segments
+    def __init__(self, num_segments: int) -> None:
+        self.num_segments = num_segments
         self.segment = self.step = self.steps = 0
         self.tick_ms = self.audio_s = 0.0
         self._started_s = time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
-        """Since it was made."""
+        """Seconds since the meter was made."""
         return time.monotonic() - self._started_s
 
     @property
@@ -34,71 +35,75 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """How much of all steps is done, 0..1."""
-        return (max(self.segment - 1, 0) + self.step / max(self.steps, 1)) / self.segments
+        """The share of all steps that is done, 0..1."""
+        return (max(self.segment - 1, 0) + self.step / max(self.steps, 1)) / self.num_segments
 
-    def event(self, event: Event) -> None:
-        """Take note of what the loop says."""
+    @property
+    def timing(self) -> str:
+        """The elapsed time and the speed, as text."""
+        return f"made in {self.elapsed_s:.2f} s ({self.speed:.1f} x real time)"
+
+    def on_event(self, event: Event) -> None:
+        """Count an event of the tick loop."""
         if isinstance(event, Started):
             self.segment, self.step = self.segment + 1, 0
         elif isinstance(event, StepDone):
             self.step, self.steps, self.tick_ms = event.step, event.steps, event.tick_ms
 
-    def audio(self, seconds: float) -> None:
-        """Take note of audio that is written."""
+    def add_audio(self, seconds: float) -> None:
+        """Count audio that was written."""
         self.audio_s += seconds
 
     def close(self) -> None:
-        """The end, good or bad."""
+        """End the display; may be called at any time."""
 
 
-class Bar(Meter):
-    """A bar on a terminal; gone when done."""
+class ProgressBar(ProgressMeter):
+    """A bar on a terminal, removed on close."""
 
-    def __init__(self, segments: int, console: Console) -> None:
-        super().__init__(segments)
+    def __init__(self, num_segments: int, console: Console) -> None:
+        super().__init__(num_segments)
         columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("waiting", total=1.0)
         self._progress.start()
 
-    def event(self, event: Event) -> None:
-        super().event(event)
-        self._show()
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        self._update()
 
-    def audio(self, seconds: float) -> None:
-        super().audio(seconds)
-        self._show()
+    def add_audio(self, seconds: float) -> None:
+        super().add_audio(seconds)
+        self._update()
 
     def close(self) -> None:
         self._progress.stop()
 
-    def _show(self) -> None:
-        where = f"segment {self.segment}/{self.segments}, " if self.segments > 1 else ""
+    def _update(self) -> None:
+        segment = f"segment {self.segment}/{self.num_segments}, " if self.num_segments > 1 else ""
         speed = f", {self.speed:.1f} x real time" if self.audio_s else ""
-        text = f"{where}step {self.step}/{self.steps}, {self.tick_ms:.0f} ms per tick{speed}"
+        text = f"{segment}step {self.step}/{self.steps}, {self.tick_ms:.0f} ms per tick{speed}"
         self._progress.update(self._task, completed=self.share, description=text)
 
 
-class Lines(Meter):
-    """A line every few seconds, where a segment is done: for logs and pipes."""
+class ProgressLines(ProgressMeter):
+    """For logs and pipes: a line after a segment, at most one per LINE_INTERVAL_S, and one after the last segment."""
 
-    def __init__(self, segments: int, console: Console) -> None:
-        super().__init__(segments)
+    def __init__(self, num_segments: int, console: Console) -> None:
+        super().__init__(num_segments)
         self._console = console
-        self._next_s = 0.0
+        self._next_line_s = 0.0
 
-    def event(self, event: Event) -> None:
-        super().event(event)
-        if isinstance(event, Finished) and (self.elapsed_s >= self._next_s or self.segment == self.segments):
-            self._next_s = self.elapsed_s + LINE_EVERY_S
-            where = f"segment {self.segment}/{self.segments}"
-            text = f"{where}: {self.steps} steps, {self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
-            self._console.print(text, markup=False, highlight=False)
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if isinstance(event, Finished) and (self.elapsed_s >= self._next_line_s or self.segment == self.num_segments):
+            self._next_line_s = self.elapsed_s + LINE_INTERVAL_S
+            times = f"{self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
+            print_line(f"segment {self.segment}/{self.num_segments}: {self.steps} steps, {times}", self._console)
 
 
-def open_meter(segments: int, console: Console, *, quiet: bool) -> Meter:
-    """A bar on a terminal, lines elsewhere, nothing where it is to be quiet."""
+def open_progress(num_segments: int, console: Console, *, quiet: bool) -> ProgressMeter:
+    """A bar on a terminal, lines elsewhere, no output where `quiet`."""
     if quiet:
-        return Meter(segments)
-    return Bar(segments, console) if console.is_terminal else Lines(segments, console)
+        return ProgressMeter(num_segments)
+    return (ProgressBar if console.is_terminal else ProgressLines)(num_segments, console)

@@ -1,0 +1,128 @@
+"""Command line flags of the generation options, made from GenerationOptions: names, descriptions and types."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runtime.errors import FileError, RequestError
+from runtime.requests.options import DcwOptions, GenerationOptions
+
+# Options whose flags have a syntax of their own: a repeatable prompt, a repeatable span, one flag per DCW parameter.
+SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
+TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
+CURVE = "CURVE"
+
+
+def description(option: str) -> str:
+    """The description of an option."""
+    return str(GenerationOptions.model_fields[option].description)
+
+
+def option_flags() -> list[inspect.Parameter]:
+    """One keyword parameter `str | None` per option without a special syntax, and per parameter of `dcw`."""
+    return [_flag(name, entry) for name, entry in _flag_schemas().items()]
+
+
+def flag_values(prompts: list[str], repaints: list[str], flags: Mapping[str, str | None]) -> dict[str, Any]:
+    """The options given by flags, as plain values that are not validated yet. Raises RequestError, FileError."""
+    values: dict[str, Any] = {}
+    if prompts:
+        values["prompt"] = _prompt(prompts)
+    if repaints:
+        values["repaint"] = [_span(text) for text in repaints]
+    schemas = _flag_schemas()
+    for name, text in flags.items():
+        if text is not None:
+            value = text if _is_text(schemas[name]) else _value(text, name)
+            if name.startswith("dcw_"):
+                values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
+            else:
+                values[name] = value
+    return values
+
+
+def file_values(path: Path) -> dict[str, Any]:
+    """Options from a JSON file, not validated yet. Raises RequestError, FileError."""
+    values = _read_json(path)
+    if not isinstance(values, dict):
+        raise RequestError(f"{path} contains {type(values).__name__}, expected an object", field="options")
+    return values
+
+
+def _flag_schemas() -> dict[str, dict[str, Any]]:
+    """The JSON schema of every flag's option, by the flag's parameter name."""
+    options = GenerationOptions.model_json_schema()["properties"]
+    dcw = DcwOptions.model_json_schema()["properties"]
+    return {name: entry for name, entry in options.items() if name not in SPECIAL_OPTIONS} | {
+        f"dcw_{name}": entry for name, entry in dcw.items()
+    }
+
+
+def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    option = typer.Option(flag, help=schema["description"], metavar=_metavar(schema), show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _metavar(schema: dict[str, Any]) -> str:
+    branches = schema.get("anyOf", [schema])
+    if "enum" in branches[0]:
+        return "|".join(branches[0]["enum"])
+    types = [branch["type"] for branch in branches if branch["type"] != "null"]
+    return TYPE_NAMES[types[0]] if len(types) == 1 else CURVE
+
+
+def _is_text(schema: dict[str, Any]) -> bool:
+    return bool(schema.get("anyOf", [schema])[0]["type"] == "string")
+
+
+def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:
+    prompts = [_weighted(text) for text in texts]
+    return texts[0] if len(prompts) == 1 and "weight" not in prompts[0] else prompts
+
+
+def _weighted(text: str) -> dict[str, Any]:
+    """TEXT::WEIGHT; all of it is the text where no value follows the last `::`."""
+    head, separator, tail = text.rpartition("::")
+    if separator:
+        with suppress(RequestError):
+            return {"text": head, "weight": _value(tail, "prompt")}
+    return {"text": text}
+
+
+def _span(text: str) -> dict[str, Any]:
+    start, _, end = text.partition(":")
+    try:
+        return {"start_s": float(start), "end_s": float(end)}
+    except ValueError:
+        raise RequestError(
+            f"expected FROM:TO in seconds, got {text!r}", field="repaint", fix="--repaint 4:7.5"
+        ) from None
+
+
+def _value(text: str, name: str) -> Any:
+    """A number, numbers separated by commas, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    if text.startswith("@"):
+        return _read_json(Path(text[1:]))
+    for candidate in (text, f"[{text}]"):
+        with suppress(ValueError):
+            return json.loads(candidate)
+    raise RequestError(f"expected a number, 1,2,1 or @FILE, got {text!r:.60}", field=name)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}", field="options") from error

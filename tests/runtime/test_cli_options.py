@@ -1,0 +1,93 @@
+"""Flags are drawn from the options' model: names, descriptions, types; their texts become plain values."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from runtime.cli import app
+from runtime.cli_options import file_values, flag_values, option_flags
+from runtime.errors import FileError, RequestError
+from runtime.requests.options import DcwOptions, GenerationOptions
+
+
+def test_every_option_is_a_flag_with_its_description() -> None:
+    result = CliRunner().invoke(app, ["--help"], terminal_width=200)
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    for name, field in GenerationOptions.model_fields.items():
+        assert f"--{'dcw-low' if name == 'dcw' else name.replace('_', '-')}" in text
+        if name not in ("prompt", "repaint", "dcw"):
+            assert field.description is not None
+            assert field.description.split(".")[0].split("; ")[0] in text
+
+
+def test_flags_are_the_options_and_the_dcw_parameters() -> None:
+    options = set(GenerationOptions.model_fields) - {"prompt", "repaint", "dcw"}
+    assert {flag.name for flag in option_flags()} == options | {f"dcw_{name}" for name in DcwOptions.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("steps", "3", 3),
+        ("guidance", "2.5", 2.5),
+        ("guidance", "1,2,3", [1, 2, 3]),
+        ("channel_gain", "[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        ("negative_prompt", "12", "12"),
+        ("negative_prompt", "@file", "@file"),
+        ("solver", "sde", "sde"),
+    ],
+)
+def test_a_flag_is_text_or_json_by_the_type_of_its_option(flag: str, text: str, value: Any) -> None:
+    assert flag_values([], [], {flag: text, "shift": None}) == {flag: value}
+
+
+def test_dcw_flags_are_one_option() -> None:
+    assert flag_values([], [], {"dcw_mode": "pix", "dcw_low": "0.1"}) == {"dcw": {"mode": "pix", "low": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "value"),
+    [
+        (["a"], "a"),
+        (["a::b"], "a::b"),
+        (["a::2"], [{"text": "a", "weight": 2}]),
+        (["a::0,1", "b"], [{"text": "a", "weight": [0, 1]}, {"text": "b"}]),
+    ],
+)
+def test_prompts_are_a_text_or_weighted_texts(prompts: list[str], value: Any) -> None:
+    assert flag_values(prompts, [], {}) == {"prompt": value}
+
+
+def test_repaints_are_spans_of_seconds() -> None:
+    assert flag_values([], ["0.5:1", "2:3"], {}) == {
+        "repaint": [{"start_s": 0.5, "end_s": 1.0}, {"start_s": 2.0, "end_s": 3.0}]
+    }
+    with pytest.raises(RequestError, match="repaint: expected FROM:TO in seconds"):
+        flag_values([], ["1-2"], {})
+
+
+def test_values_are_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "curve.json").write_text("[1, 2.5]")
+    (tmp_path / "options.json").write_text(json.dumps({"steps": 2}))
+    assert flag_values([], [], {"guidance": f"@{tmp_path / 'curve.json'}"}) == {"guidance": [1, 2.5]}
+    assert file_values(tmp_path / "options.json") == {"steps": 2}
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "damaged.json").write_text("{")
+    with pytest.raises(RequestError, match="contains list, expected an object"):
+        file_values(tmp_path / "list.json")
+    with pytest.raises(RequestError, match="is not JSON"):
+        file_values(tmp_path / "damaged.json")
+    with pytest.raises(FileError, match=r"none\.json cannot be read"):
+        file_values(tmp_path / "none.json")
+
+
+def test_a_flag_that_is_not_json_is_refused() -> None:
+    with pytest.raises(RequestError, match="steps: expected a number, 1,2,1 or @FILE, got 'many'"):
+        flag_values([], [], {"steps": "many"})

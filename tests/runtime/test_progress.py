@@ -1,0 +1,56 @@
+"""Progress counts events and audio; it is a bar on a terminal, lines elsewhere, silent where quiet."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from runtime.progress import ProgressBar, ProgressLines, ProgressMeter, open_progress
+from runtime.tick.events import Finished, Started
+from runtime.tick.events import Progress as StepDone
+
+
+def after_half(meter: ProgressMeter) -> ProgressMeter:
+    """The meter after one and a half of two segments of four steps."""
+    for event in (
+        Started("a", 0),
+        *(StepDone("a", step, 4, step, 10.0) for step in range(1, 5)),
+        Finished("a", np.zeros((2, 2), np.float32), 4, 4),
+        Started("b", 4),
+        *(StepDone("b", step, 4, step, 12.0) for step in range(1, 3)),
+    ):
+        meter.on_event(event)
+    meter.add_audio(5.0)
+    return meter
+
+
+def test_the_meter_counts_segments_steps_and_audio() -> None:
+    meter = after_half(ProgressMeter(2))
+    assert (meter.segment, meter.step, meter.steps, meter.tick_ms) == (2, 2, 4, 12.0)
+    assert meter.share == 0.75
+    assert meter.speed == pytest.approx(5.0 / meter.elapsed_s, rel=0.1)
+
+
+def test_lines_are_few_and_the_last_one_is_after_half() -> None:
+    text = io.StringIO()
+    lines = ProgressLines(50, Console(file=text, width=120))
+    for index in range(50):
+        lines.on_event(Started(str(index), index))
+        lines.on_event(Finished(str(index), np.zeros((2, 2), np.float32), index, 4))
+    assert [line.split(":")[0] for line in text.getvalue().splitlines()] == ["segment 1/50", "segment 50/50"]
+
+
+def test_lines_without_a_terminal_and_a_bar_on_one() -> None:
+    text = io.StringIO()
+    lines = open_progress(2, Console(file=text, width=120), quiet=False)
+    assert isinstance(lines, ProgressLines)
+    after_half(lines)
+    assert text.getvalue().startswith("segment 1/2: 4 steps, 10 ms per tick")
+    assert "\x1b" not in text.getvalue()
+    screen = io.StringIO()
+    bar = open_progress(2, Console(file=screen, width=120, force_terminal=True), quiet=False)
+    assert isinstance(bar, ProgressBar)
+    after_half(bar).close()
+    assert "segment 2/2, step 2/4, 12 ms per tick" in screen.getvalue()
+    assert type(open_progress(2, Console(force_terminal=True), quiet=True)) is ProgressMeter
