@@ -98,7 +98,7 @@ class Arena:
         self._grow, self._chunk_bytes, self._record = grow, chunk_bytes, record
         self._chunks: list[_Chunk] = []
         self._returned: deque[tuple[int, int]] = deque()
-        self._waiting: deque[tuple[Event, list[tuple[int, int]]]] = deque()
+        self._waiting: deque[tuple[Event, deque[tuple[int, int]]]] = deque()
 
     def take(self, size_bytes: int) -> Block:
         """A block of at least this size with undefined content. Raises OutOfMemoryError."""
@@ -113,7 +113,7 @@ class Arena:
         """Forget all chunks: addresses of those without a live block, which can be freed, and of those with one."""
         self._give_all(self._returned)
         while self._waiting:
-            self._give_all(deque(self._waiting.popleft()[1]))
+            self._give_all(self._waiting.popleft()[1])
         idle = [chunk.address for chunk in self._chunks if chunk.free == [(chunk.address, chunk.size_bytes)]]
         used = [chunk.address for chunk in self._chunks if chunk.address not in idle]
         self._chunks.clear()
@@ -125,10 +125,10 @@ class Arena:
             self._give_all(self._returned)
             return
         if self._returned:
-            returned = [self._returned.popleft() for _ in range(len(self._returned))]
+            returned = deque(self._returned.popleft() for _ in range(len(self._returned)))
             self._waiting.append((self._record(), returned))
         while self._waiting and self._waiting[0][0].is_done:
-            self._give_all(deque(self._waiting.popleft()[1]))
+            self._give_all(self._waiting.popleft()[1])
 
     def _give_all(self, blocks: deque[tuple[int, int]]) -> None:
         while blocks:

@@ -105,10 +105,7 @@ def open_engine(
     `fix`: the build command, for EngineNotBuiltError and EngineMismatchError. Raises these, EngineError,
     OutOfMemoryError.
     """
-    path = manifest_path(folder, name)
-    if not path.is_file():
-        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix)
-    manifest = read_manifest(path, fix=fix)
+    manifest = read_manifest(manifest_path(folder, name), fix=fix)
     _check_device(manifest, device, fix)
     if manifest.target == "tensorrt":
         _need_tensorrt(name)

@@ -78,7 +78,8 @@ def read_manifest(path: Path, *, fix: str = "") -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise EngineNotBuiltError(f"no engine {_engine_name(path)!r} in {path.parent}", fix=fix) from None
+        name = path.name.removesuffix(MANIFEST_SUFFIX)
+        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix) from None
     except ValidationError as error:
         raise EngineMismatchError(
             f"{path} is not a manifest of schema 1: {explain(error)}", fix=f"{fix} --force"
@@ -163,10 +164,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _engine_name(path: Path) -> str:
-    return path.name.removesuffix(MANIFEST_SUFFIX)
 
 
 def _difference(name: str, found: object, expected: object) -> str:

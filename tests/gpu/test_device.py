@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
+from helpers.device_behaviour import *  # noqa: F403  (tests that every CUDA device passes)
 from helpers.device_behaviour import fetched, filled
 
 from runtime.devices.cuda import probe

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider on a real GPU: the same ticks as on the CPU, nothing through the host, nobody waits."""
+"""ONNX Runtime's CUDA provider on a real GPU: results, asynchronous launches, captures, refused graphs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.08}
 
 @pytest.fixture(scope="module", autouse=True)
 def _gpu() -> None:
-    """Skips, and says why, where there is no GPU or no provider."""
+    """Skip with the reason where there is no GPU or no provider."""
     try:
         need_provider(onnxruntime())
         open_device("cuda").close()
@@ -89,8 +89,8 @@ def launched(engine: Any, device: Any, feed: Any) -> np.ndarray:
     return found.copy()
 
 
-def test_a_launch_returns_before_it_is_done(tmp_path: Path, device: Any) -> None:
-    """Many executes are put on the stream faster than they run: at least one of the events is not done yet."""
+def test_a_launch_is_asynchronous(tmp_path: Path, device: Any) -> None:
+    """Launching many executes is faster than running them: the last event is not done yet."""
     deployment = demo(tmp_path, "fp32")
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
@@ -110,7 +110,7 @@ def test_a_launch_returns_before_it_is_done(tmp_path: Path, device: Any) -> None
     events[-1].wait()
 
 
-def test_capture_works_or_says_that_it_does_not(tmp_path: Path, device: Any) -> None:
+def test_a_capture_works_or_raises_capture_error(tmp_path: Path, device: Any) -> None:
     deployment = demo(tmp_path, "fp32")
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))

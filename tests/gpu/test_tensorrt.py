@@ -1,4 +1,4 @@
-"""Engines on a real GPU with a real TensorRT: what holds on the simulator holds there."""
+"""TensorRT engines on a real GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from helpers.engine_behaviour import *  # noqa: F403  (the tests that every TensorRT passes)
+from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
 from helpers.engine_behaviour import CLOSE, Bench, feeds_of, opened, written
 from simulator.plans import small_graph
 

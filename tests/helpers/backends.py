@@ -1,4 +1,4 @@
-"""Where a test's ticks run: the CPU, the simulated GPU in its moods, or a real GPU where there is one."""
+"""Where a test's ticks run: the CPU, variants of the simulated GPU, or a real GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_VARIANTS = '[build]\nstep_variants = ["plain", "dcw+guidance"]\n'
 
 @dataclass(frozen=True)
 class Backend:
-    """A target, and whether its GPU is the simulated one: `late` runs work only when somebody waits for it."""
+    """A target, and whether its GPU is simulated. `late`: simulated work runs only when it is waited for."""
 
     target: Target = "cpu"
     is_simulated: bool = False
@@ -31,8 +31,8 @@ class Backend:
     capture: bool = True
 
     def __str__(self) -> str:
-        mood = f"{'late' if self.late else 'early'}-{'captured' if self.capture else 'plain'}"
-        return f"simulated-{mood}" if self.is_simulated else self.target
+        variant = f"{'late' if self.late else 'early'}-{'captured' if self.capture else 'plain'}"
+        return f"simulated-{variant}" if self.is_simulated else self.target
 
     def skip_where_it_is_missing(self) -> Self:
         """Skips the test, and says why, where this needs a GPU that is not there."""

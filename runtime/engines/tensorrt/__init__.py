@@ -1,1 +1,1 @@
-"""Engines on TensorRT: plans, contexts, bindings, layer timings."""
+"""Engines on TensorRT: plans, execution contexts, executions, layer times."""

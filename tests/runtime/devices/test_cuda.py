@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.device_behaviour import *  # noqa: F403  (the tests that every GPU passes)
+from helpers.device_behaviour import *  # noqa: F403  (tests that every CUDA device passes)
 from helpers.device_behaviour import clear_half, fetched, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
