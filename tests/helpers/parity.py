@@ -1,7 +1,7 @@
-"""Runs scenarios of an independent implementation through the real tick loop.
+"""Scenarios with results of an independent implementation: as requests, and run by the tick loop.
 
-A folder has decoder.onnx, inputs.npz, scenarios.json and expected.npz (its README says what they hold);
-TICKRT_PARITY_DIR names another folder of the same format. Keys that are not known here are refused, never ignored.
+A folder has decoder.onnx, inputs.npz, scenarios.json and expected.npz, which its README describes; TICKRT_PARITY_DIR
+names another folder of the same format. An unknown key in a scenario is an error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SCENARIO_NAMES = {"steps", "shift", "depth", "requests", "finishes", "dcw", "sha
 
 
 def folder() -> Path:
-    """Where the vectors are."""
+    """The folder of the vectors."""
     return Path(os.environ.get("TICKRT_PARITY_DIR", DATA))
 
 
@@ -72,7 +72,7 @@ def write_deployment(target: Path, *, depth: int = 4, max_rows: int = 16) -> Pat
 
 @dataclass
 class Run:
-    """What a scenario gave: finals, states after each tick, the ticks of each first step and of each delivery."""
+    """Results by request: final latents, latents after each tick, ticks of the first step and of the delivery."""
 
     finals: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     states: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
@@ -81,21 +81,20 @@ class Run:
 
 
 def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> Run:
-    """Submit and override at the scenario's ticks, tick until all is delivered."""
+    """Submit requests and set session parameters at the scenario's ticks until everything is delivered."""
     _refuse_unknown(scenario, SCENARIO_NAMES)
-    run, shared = Run(), dict(_session_wide(scenario))
-    requests = [(item["submit_at_tick"], _request(item, scenario, inputs)) for item in scenario["requests"]]
+    run = Run()
+    requests = [(item["submit_at_tick"], request_of(item, scenario, inputs)) for item in scenario["requests"]]
     first = loop.stats().ticks
     for tick in range(max(at for at, _ in requests) + 2 * scenario["steps"]):
-        shared.update(scenario.get("shared_at_tick", {}).get(str(tick), {}))
-        loop.update(SESSION, _step_parameters(shared, inputs))
+        loop.update(SESSION, session_parameters(scenario, tick, inputs))
         live = [request.id for at, request in requests if at < tick and request.id not in run.finals]
         replies = {name: loop.freeze(name) for name in live}
         for request in (request for at, request in requests if at == tick):
             loop.submit(request, lambda event: _note(run, event, first))
         loop.tick()
         for name, reply in replies.items():
-            if reply.exception(0) is None:  # else its last step is done, and the GPU not yet
+            if reply.exception(0) is None:  # an exception: the last step is launched and not done
                 run.states.setdefault(name, []).append(reply.result(0).arrays["latents"])
     for name, final in run.finals.items():
         run.states.setdefault(name, []).append(final)
@@ -112,13 +111,19 @@ def _note(run: Run, event: Event, first: int) -> None:
         run.delivered[event.request_id] = event.tick - first
 
 
-def _session_wide(scenario: dict[str, Any]) -> dict[str, Any]:
-    return {name: scenario[name] for name in ("dcw", "channel_gain") if name in scenario}
+def session_parameters(scenario: dict[str, Any], tick: int, inputs: dict[str, NDArray[np.float32]]) -> StepParameters:
+    """The session's parameters in a tick."""
+    table = {name: scenario[name] for name in ("dcw", "channel_gain") if name in scenario}
+    for change in sorted(scenario.get("shared_at_tick", {}), key=int):
+        if int(change) <= tick:
+            table |= scenario["shared_at_tick"][change]
+    return _step_parameters(table, inputs)
 
 
-def _request(
+def request_of(
     item: dict[str, Any], scenario: dict[str, Any], inputs: dict[str, NDArray[np.float32]]
 ) -> GenerationRequest:
+    """One request of a scenario."""
     _refuse_unknown(item, REQUEST_NAMES)
     source = _value(item.get("source_latents"), inputs)
     context = _value(item["context_latents"], inputs)
@@ -177,7 +182,7 @@ def _step_parameters(table: dict[str, Any], inputs: dict[str, NDArray[np.float32
 
 
 def _value(value: Any, inputs: dict[str, NDArray[np.float32]]) -> Any:
-    """A number, the name of an input, or an expression over inputs; the batch dimension of 1 is taken off."""
+    """A number, or an expression over the inputs such as "1+4*curve_ramp"; the batch dimension of 1 is removed."""
     if not isinstance(value, str):
         return value
     result = np.asarray(eval(value, {"__builtins__": {}}, inputs), np.float32)
@@ -187,7 +192,7 @@ def _value(value: Any, inputs: dict[str, NDArray[np.float32]]) -> Any:
 def _refuse_unknown(table: dict[str, Any], known: set[str]) -> None:
     unknown = set(table) - known
     if unknown:
-        raise KeyError(f"the scenario uses {sorted(unknown)}, which this harness does not know")
+        raise KeyError(f"the scenario uses {sorted(unknown)}, which is not supported")
 
 
 BUNDLE = """
