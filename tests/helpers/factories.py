@@ -1,7 +1,7 @@
-"""Small real things for tests: a complete bundle with random weights, and a deployment that uses it.
+"""A complete small bundle with random weights, and a deployment that uses it.
 
-Everything is deterministic by seed and takes milliseconds to make. The graphs behave like the real ones: the velocity
-depends on every input of the decoder, masked tokens do not matter, the codec has a receptive field and a position.
+Both are deterministic by seed and written in milliseconds. As in real models the velocity depends on every input of the
+decoder, masked tokens do not matter, and the codec has a receptive field and depends on the position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ START_TOKEN = "<s>"
 
 @dataclass(frozen=True)
 class TinySpec:
-    """What a tiny bundle looks like."""
+    """Sizes and features of a tiny bundle."""
 
     channels: int = 8
     condition_width: int = 12
@@ -46,20 +46,20 @@ class TinySpec:
 
     @property
     def context_channels(self) -> int:
-        """X of the "known+mask" layout."""
+        """Context channels X of the layout "known+mask"."""
         return 2 * self.channels
 
     @property
     def silence(self) -> list[float]:
-        """The latent frame that means silence."""
+        """The latent frame of silence."""
         return [round(0.1 * (index - self.channels / 2), 3) for index in range(self.channels)]
 
 
 def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -> Path:
-    """Write a complete small bundle into `folder` and give the folder back.
+    """Write a complete small bundle into `folder`; returns the folder.
 
     `changes` are fields of TinySpec: `tiny_bundle(folder, channels=4, context=False, mask=False)`. `prefix` is put
-    before every tensor name, so that a test sees whether names come from the bundle's roles.
+    before every tensor name, to test that tensor names come from the bundle's roles.
     """
     spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
 
 
 def tiny_deployment(folder: Path, *, depth: int = 4, max_rows: int = 8, more: str = "", **changes: object) -> Path:
-    """Write a bundle and a deployment file that uses it; gives the path of the file.
+    """Write a bundle and a deployment file that uses it; returns the path of the file.
 
     Shape ranges: rows 1..`max_rows`, frames 2..64, tokens 1..32. `more` is TOML appended at the end.
     """

@@ -1,4 +1,4 @@
-"""Generations for tests on a tiny bundle: every feature once, and an inbox that remembers what happened to them."""
+"""Requests for a tiny bundle, one for every feature, and an inbox for their events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(name: str, frames: int = 32, **changes: Any) -> GenerationRequest:
 
 
 class Inbox:
-    """Remembers every event, by request."""
+    """Keeps all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -64,7 +64,7 @@ def run_all(loop: TickLoop, *requests: GenerationRequest) -> Inbox:
 
 
 def generate(loop: TickLoop, request: GenerationRequest) -> NDArray[np.float32]:
-    """Latents `[T, C]` of one request, by a loop whose thread runs."""
+    """Latents `[T, C]` of one request, from a loop whose thread runs."""
     events: SimpleQueue[Event] = SimpleQueue()
     loop.submit(request, events.put)
     while True:

@@ -1,4 +1,4 @@
-"""Engines for tests straight from an ONNX graph: the real ONNX Runtime, without a build."""
+"""An engine that ONNX Runtime runs from an ONNX graph, without a build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 
 
 class GraphEngine:
-    """Runs a graph; counts its calls and fails when two threads are inside at once."""
+    """Runs a graph; keeps its feeds, and fails when two threads run it at once."""
 
     manifest: Manifest
 
@@ -37,7 +37,7 @@ class GraphEngine:
         raise NotImplementedError("only run")
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        assert self._busy.acquire(blocking=False), "two threads are inside one engine"
+        assert self._busy.acquire(blocking=False), "two threads run one engine at once"
         try:
             self.feeds.append({name: np.array(feed) for name, feed in feeds.items()})
             names = list(self.outputs)

@@ -1,7 +1,7 @@
-"""The step semantics in plain numpy, float64, one generation at a time: what other implementations are held against.
+"""Reference implementation of the step semantics in numpy, float64, one generation at a time.
 
 It shares no code with the runtime but the request's types. Shapes: x, noise, source, target `[T, C]`; curves are
-scalars or `[T]`. `decode(x, t, tokens, context)` gives the velocity `[T, C]` of one condition.
+scalars or `[T]`. `decode(x, t, tokens, context)` returns the velocity `[T, C]` of one condition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class State:
-    """One generation between two steps: latents, APG momentum, the negative velocity that RCFG keeps."""
+    """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG."""
 
     x: F64
     momentum: F64
@@ -33,7 +33,7 @@ class State:
 
 @dataclass(frozen=True)
 class Noises:
-    """The random inputs: start noise and mask noise `[T, C]`, and each step's own noise."""
+    """The random inputs: start noise and mask noise `[T, C]`, and the noise of each step."""
 
     start: NDArray[np.float32]
     mask: NDArray[np.float32] | None = None
@@ -48,7 +48,7 @@ def schedule(steps: int, shift: float, denoise: float) -> F64:
 
 
 def first_state(request: GenerationRequest, noise: ArrayLike, times: F64) -> State:
-    """What the first step starts from."""
+    """The state before the first step."""
     noise = np.asarray(noise, np.float64)
     source = request.source if request.source is not None else request.original
     if request.initial_noise_curve is not None and source is not None:
@@ -89,7 +89,7 @@ def step(
     """One step of one generation: DESIGN section 5, numbers 1 to 7."""
     p = request.parameters
     x = mask_before(request, state.x, noises.mask, t)
-    decoder_input = x * said(p.channel_gain, 1.0)
+    decoder_input = x * value_or(p.channel_gain, 1.0)
     v = blend(request.conditions, decode, decoder_input, t, k, request)
     momentum, kept = state.momentum, state.kept
     if guides(request):
@@ -98,7 +98,7 @@ def step(
             negative = blend(request.negatives, decode, decoder_input, t, k, request)
         kept = negative if request.guidance_mode != "full" else None
         v, momentum = guide(v, negative, momentum, p)
-    x0 = x - t * v * column(said(p.velocity_scale, 1.0))
+    x0 = x - t * v * column(value_or(p.velocity_scale, 1.0))
     x0 = aim(request, mask_after(request, x0), k)
     noise = None if noises.step is None else np.asarray(noises.step(k), np.float64)
     new = integrate(request, x, x0, noise, t, t_next)
@@ -107,7 +107,7 @@ def step(
 
 
 def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] | None, t: float) -> F64:
-    """1. Known frames are put back, noised to time t."""
+    """1. Known frames are set, noised to time t."""
     if request.mask is None:
         return x
     m = column(request.mask.mask)
@@ -117,7 +117,7 @@ def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] |
 
 
 def blend(conditions: Sequence[Condition], decode: Decode, x: F64, t: float, k: int, request: GenerationRequest) -> F64:
-    """3. Weighted mean over the active conditions, per frame; one alone counts whole, whatever its weight."""
+    """3. Weighted mean over the active conditions, per frame; a single one counts fully, with any weight."""
     active = [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
     if len(active) == 1:
         return np.asarray(decode(x, t, active[0].tokens, request.context), np.float64)
@@ -130,23 +130,23 @@ def blend(conditions: Sequence[Condition], decode: Decode, x: F64, t: float, k: 
 
 
 def guides(request: GenerationRequest) -> bool:
-    """Whether there is anything to push away from."""
+    """Whether guidance applies."""
     return bool(request.negatives) or request.guidance_mode == "self"
 
 
 def guide(v: F64, negative: F64, momentum: F64, p: StepParameters) -> tuple[F64, F64]:
     """4. APG (Sadat et al., 2024) and rescale; norms are per channel over time."""
-    momentum = (v - negative) + column(said(p.momentum, -0.75)) * momentum
+    momentum = (v - negative) + column(value_or(p.momentum, -0.75)) * momentum
     d = momentum * np.minimum(1, NORM_LIMIT / np.maximum(norm(momentum), TINY))
     unit = v / np.maximum(norm(v), TINY)
     d = d - (d * unit).sum(axis=0, keepdims=True) * unit
-    guided = v + (column(said(p.guidance, 1.0)) - 1) * d
-    r = column(said(p.rescale, 0.0))
+    guided = v + (column(value_or(p.guidance, 1.0)) - 1) * d
+    r = column(value_or(p.rescale, 0.0))
     return r * guided * norm(v) / np.maximum(norm(guided), TINY) + (1 - r) * guided, momentum
 
 
 def mask_after(request: GenerationRequest, x0: F64) -> F64:
-    """5. Known frames of x0 are the original's."""
+    """5. Known frames of x0 are those of the original."""
     if request.mask is None:
         return x0
     m = column(request.mask.mask)
@@ -154,7 +154,7 @@ def mask_after(request: GenerationRequest, x0: F64) -> F64:
 
 
 def aim(request: GenerationRequest, x0: F64, k: int) -> F64:
-    """5. x0 is drawn to the target: along its curve after the gate, or by the strength in the second half."""
+    """5. x0 moves to the target: by the curve after the gate, or by the strength in the second half."""
     if request.target is None:
         return x0
     last = max(request.steps - 1, 1)
@@ -162,7 +162,7 @@ def aim(request: GenerationRequest, x0: F64, k: int) -> F64:
         gate = request.target.gate
         a = column(request.target.curve) * max(0.0, k / last - gate) / max(1 - gate, 1e-6)
     else:
-        a = column(said(request.parameters.x0_strength, 0.0)) * (k >= request.steps // 2)
+        a = column(value_or(request.parameters.x0_strength, 0.0)) * (k >= request.steps // 2)
     return (1 - a) * x0 + a * request.target.latents
 
 
@@ -170,7 +170,7 @@ def integrate(request: GenerationRequest, x: F64, x0: F64, noise: F64 | None, t:
     """6. From t to t': Euler with optional noise, or SDE."""
     p = request.parameters
     if request.solver == "sde" or (p.sde_curve is not None and request.source is not None):
-        c = column(said(p.sde_curve, 1.0))
+        c = column(value_or(p.sde_curve, 1.0))
         source = 0.0 if request.source is None else request.source
         assert noise is not None
         return t_next * noise + (1 - t_next) * (c * x0 + (1 - c) * source)
@@ -223,12 +223,12 @@ def norm(v: F64) -> F64:
     return np.sqrt((v * v).sum(axis=0, keepdims=True))
 
 
-def said(value: Any, otherwise: float) -> Any:
-    """`value`, or the neutral one where nothing was said."""
-    return otherwise if value is None else value
+def value_or(value: Any, neutral: float) -> Any:
+    """`value`, or `neutral` where it is None."""
+    return neutral if value is None else value
 
 
 def column(value: Any) -> F64:
-    """A scalar stays one, `[T]` becomes `[T, 1]`, `[T, C]` stays."""
+    """A scalar and `[T, C]` are unchanged, `[T]` becomes `[T, 1]`."""
     array = np.asarray(value, np.float64)
     return array[:, None] if array.ndim == 1 else array

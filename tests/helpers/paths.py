@@ -1,4 +1,4 @@
-"""Where things lie, whatever folder a test is in."""
+"""Paths of the repository, for tests in any folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT's ONNX parser takes of a graph, by the parser's own table."""
+"""The operators and types that TensorRT's ONNX parser supports, by the parser's table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NAMES = {
     TensorProto.INT64: "INT64", TensorProto.BOOL: "BOOL", TensorProto.UINT8: "UINT8",
     TensorProto.DOUBLE: "FP32",  # the parser reads double as float: see test_doubles_may_become_floats
 }  # fmt: skip
-# The table names no integers, but the parser sums slices elementwise, and an elementwise sum takes them.
-BEYOND_THE_TABLE = {("CumSum", "INT64")}
+# Not in the table; the parser lowers it to an elementwise sum, which takes integers.
+ALSO_SUPPORTED = {("CumSum", "INT64")}
 DATA_INPUT = {"Where": 1, "OneHot": 2}
 
 
 def table() -> dict[str, tuple[frozenset[str], bool]]:
-    """Operator -> the types of its data, and whether its axes must be constant."""
+    """Operator -> its data types, and whether its axes must be constant."""
     lines = [line.split() for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     return {name: (frozenset(types.split(",")), bool(star)) for name, types, *star in lines}
 
 
 def problems(model: onnx.ModelProto) -> Iterator[str]:
-    """What TensorRT's parser would not take of a graph."""
+    """The nodes of a graph that TensorRT's parser does not support."""
     known = table()
     yield from (f"opset {item.version}" for item in model.opset_import if item.version not in OPSETS)
     graph = shape_inference.infer_shapes(model, strict_mode=True).graph
@@ -42,7 +42,7 @@ def problems(model: onnx.ModelProto) -> Iterator[str]:
         allowed, has_constant_axes = known[node.op_type]
         place = min(DATA_INPUT.get(node.op_type, 0), len(node.input) - 1)
         kind = NAMES.get(types.get(node.input[place], 0), "?") if node.input else "FP32"
-        if kind not in allowed and (node.op_type, kind) not in BEYOND_THE_TABLE:
+        if kind not in allowed and (node.op_type, kind) not in ALSO_SUPPORTED:
             yield f"{node.name}: {node.op_type} of {kind}, TensorRT takes {', '.join(sorted(allowed))}"
         if has_constant_axes and len(node.input) > 1:
             axes = node.input[3 if node.op_type in ("Slice", "Pad") else 1 :]

@@ -1,4 +1,4 @@
-"""The factories' own promises, on which other tests stand."""
+"""Properties of the tiny bundles that other tests rely on."""
 
 from __future__ import annotations
 

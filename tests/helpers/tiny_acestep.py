@@ -1,4 +1,4 @@
-"""A tiny ACE-Step checkpoint, made and saved by diffusers and transformers themselves. Needs the extra `export`."""
+"""A tiny ACE-Step checkpoint, made and saved by diffusers and transformers. Needs the extra `export`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VAE = {
 
 
 def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, encoder: bool = True) -> Path:
-    """Write a checkpoint in diffusers' layout; gives its folder."""
+    """Write a checkpoint in diffusers' layout; returns its folder."""
     import torch
 
     with warnings.catch_warnings(), torch.random.fork_rng():
