@@ -17,9 +17,9 @@ from engine_build.demo_model.corpus.vocabulary import (
     TEMPO_WORDS_BPM,
     WORD_CONCEPTS,
 )
-from engine_build.demo_model.graphs import GraphWriter
 from engine_build.demo_model.latents import FloatArray
 from engine_build.demo_model.tokenizer import vocabulary, word_to_concept_ids
+from engine_build.graphs.graph_writer import GraphWriter
 
 _NOTHING: Final = len(WORD_CONCEPTS)
 
@@ -34,91 +34,89 @@ def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     Args:
         token_table: f32 `[N, D]`, see `vocabulary.NUM_TOKENS`.
     """
-    writer = GraphWriter("text_encoder")
-    input_ids = writer.input("input_ids", TensorProto.INT64, ("batch", "tokens"))
-    attention_mask = writer.input("attention_mask", TensorProto.INT64, ("batch", "tokens"))
-    named = _named(writer, _concept_ids(writer, input_ids, attention_mask))
-    mask = _token_mask(writer, named)
-    table = writer.constant(token_table[None], np.float32)
-    shape = writer.node("Concat", writer.node("Shape", mask), writer.constant(token_table.shape[1:], np.int64), axis=0)
-    writer.output("condition", writer.node("Expand", table, shape), TensorProto.FLOAT, ("batch", *token_table.shape))
-    writer.output("condition_mask", mask, TensorProto.FLOAT, ("batch", NUM_TOKENS))
-    return writer.model()
+    graph = GraphWriter("text_encoder")
+    input_ids = graph.input("input_ids", ("batch", "tokens"), np.int64)
+    attention_mask = graph.input("attention_mask", ("batch", "tokens"), np.int64)
+    named = _named(graph, _concept_ids(graph, input_ids, attention_mask))
+    mask = _token_mask(graph, named)
+    table = graph.constant(token_table[None])
+    shape = graph.op("Concat", graph.op("Shape", mask), graph.constant(token_table.shape[1:], np.int64), axis=0)
+    graph.output("condition", graph.op("Expand", table, shape), ("batch", *token_table.shape))
+    graph.output("condition_mask", mask, ("batch", NUM_TOKENS))
+    return graph.model()
 
 
-def _concept_ids(writer: GraphWriter, input_ids: str, attention_mask: str) -> str:
+def _concept_ids(graph: GraphWriter, input_ids: str, attention_mask: str) -> str:
     """Concept per word, int64 `[B, L]`; `_NOTHING` for padding, special words and ids outside the vocabulary."""
     concepts = [index if index >= 0 else _NOTHING for index in word_to_concept_ids()]
-    zero, num_words = writer.constant(0, np.int64), writer.constant(len(vocabulary()), np.int64)
-    in_vocabulary = writer.node(
-        "And", writer.node("GreaterOrEqual", input_ids, zero), writer.node("Less", input_ids, num_words)
-    )
-    is_word = writer.node("And", in_vocabulary, writer.node("Greater", attention_mask, zero))
-    safe_ids = writer.node("Where", is_word, input_ids, zero)  # word 0 is padding and means nothing
-    return writer.node("Gather", writer.constant(concepts, np.int64), safe_ids, axis=0)
+    zero, num_words = graph.constant(0, np.int64), graph.constant(len(vocabulary()), np.int64)
+    in_vocabulary = graph.op("And", graph.op("GreaterOrEqual", input_ids, zero), graph.op("Less", input_ids, num_words))
+    is_word = graph.op("And", in_vocabulary, graph.op("Greater", attention_mask, zero))
+    safe_ids = graph.op("Where", is_word, input_ids, zero)  # word 0 is padding and means nothing
+    return graph.op("Gather", graph.constant(concepts, np.int64), safe_ids, axis=0)
 
 
-def _named(writer: GraphWriter, concept_ids: str) -> str:
+def _named(graph: GraphWriter, concept_ids: str) -> str:
     """f32 `[B, number of word concepts]`, 1 for each that is named at least once."""
-    hits = writer.node("OneHot", concept_ids, writer.constant(_NOTHING + 1, np.int64), _off_and_on(writer), axis=-1)
-    counts = writer.node("ReduceSum", hits, writer.constant([1], np.int64), keepdims=0)
-    return _columns(writer, writer.node("Min", counts, writer.constant(1.0, np.float32)), range(_NOTHING))
+    hits = graph.op("OneHot", concept_ids, graph.constant(_NOTHING + 1, np.int64), _off_and_on(graph), axis=-1)
+    counts = graph.op("ReduceSum", hits, graph.constant([1], np.int64), keepdims=0)
+    return _columns(graph, graph.op("Min", counts, graph.constant(1.0)), range(_NOTHING))
 
 
-def _token_mask(writer: GraphWriter, named: str) -> str:
+def _token_mask(graph: GraphWriter, named: str) -> str:
     """f32 `[B, N]`: the named concepts with one tempo, then the scales, then the token that is always there."""
     first, last = CONCEPT_IDS[BPM_CONCEPTS[0]], CONCEPT_IDS[BPM_CONCEPTS[-1]]
-    before = _columns(writer, named, range(first))
-    behind = _columns(writer, named, range(last + 1, len(CONCEPTS)))
-    always = writer.node("Sub", _any(writer, named), _any(writer, named))
-    always = writer.node("Add", always, writer.constant(1.0, np.float32))
-    return writer.node("Concat", before, _tempo(writer, named), behind, _scales(writer, named), always, axis=1)
+    before = _columns(graph, named, range(first))
+    behind = _columns(graph, named, range(last + 1, len(CONCEPTS)))
+    always = graph.op("Sub", _any(graph, named), _any(graph, named))
+    always = graph.op("Add", always, graph.constant(1.0))
+    return graph.op("Concat", before, _tempo(graph, named), behind, _scales(graph, named), always, axis=1)
 
 
-def _scales(writer: GraphWriter, named: str) -> str:
+def _scales(graph: GraphWriter, named: str) -> str:
     """f32 `[B, 12 * 6]`, 1 where both the key and the mode of a scale are named."""
-    keys = _columns(writer, named, [CONCEPT_IDS[concept] for concept in KEY_CONCEPTS])
-    modes = _columns(writer, named, [CONCEPT_IDS[concept] for concept in MODE_CONCEPTS])
-    keys = writer.node("Unsqueeze", keys, writer.constant([2], np.int64))
-    modes = writer.node("Unsqueeze", modes, writer.constant([1], np.int64))
+    keys = _columns(graph, named, [CONCEPT_IDS[concept] for concept in KEY_CONCEPTS])
+    modes = _columns(graph, named, [CONCEPT_IDS[concept] for concept in MODE_CONCEPTS])
+    keys = graph.op("Unsqueeze", keys, graph.constant([2], np.int64))
+    modes = graph.op("Unsqueeze", modes, graph.constant([1], np.int64))
     num_scales = len(KEY_CONCEPTS) * len(MODE_CONCEPTS)
-    return writer.node("Reshape", writer.node("Mul", keys, modes), writer.constant([-1, num_scales], np.int64))
+    return graph.op("Reshape", graph.op("Mul", keys, modes), graph.constant([-1, num_scales], np.int64))
 
 
-def _tempo(writer: GraphWriter, named: str) -> str:
+def _tempo(graph: GraphWriter, named: str) -> str:
     """f32 `[B, 7]`, exactly one tempo in every prompt that says anything: a number, else a word, else by chance.
 
     Chance is a sum over the concepts, so it is the same for the same words.
     """
-    numbers = _columns(writer, named, [CONCEPT_IDS[concept] for concept in BPM_CONCEPTS])
-    words = _columns(writer, named, [CONCEPT_IDS[word] for word in TEMPO_WORDS_BPM])
+    numbers = _columns(graph, named, [CONCEPT_IDS[concept] for concept in BPM_CONCEPTS])
+    words = _columns(graph, named, [CONCEPT_IDS[word] for word in TEMPO_WORDS_BPM])
     meant = np.array([[bpm == other for other in TEMPOS_BPM] for bpm in TEMPO_WORDS_BPM.values()], np.float32)
-    words = writer.node("MatMul", words, writer.constant(meant))
-    score = writer.node("Add", writer.node("Mul", numbers, writer.constant(4.0, np.float32)), _chance(writer, named))
-    score = writer.node("Add", score, writer.node("Mul", words, writer.constant(2.0, np.float32)))
-    tempo = _one_hot_tempo(writer, writer.node("ArgMax", score, axis=1, keepdims=0))
-    return writer.node("Mul", tempo, _any(writer, named))
+    words = graph.op("MatMul", words, graph.constant(meant))
+    score = graph.op("Add", graph.op("Mul", numbers, graph.constant(4.0)), _chance(graph, named))
+    score = graph.op("Add", score, graph.op("Mul", words, graph.constant(2.0)))
+    tempo = _one_hot_tempo(graph, graph.op("ArgMax", score, axis=1, keepdims=0))
+    return graph.op("Mul", tempo, _any(graph, named))
 
 
-def _chance(writer: GraphWriter, named: str) -> str:
-    numbers = writer.constant(np.arange(len(WORD_CONCEPTS), dtype=np.float32)[:, None])
-    total = writer.node("Cast", writer.node("MatMul", named, numbers), to=TensorProto.INT64)
-    remainder = writer.node("Mod", total, writer.constant(len(TEMPOS_BPM), np.int64))
-    return _one_hot_tempo(writer, writer.node("Squeeze", remainder, writer.constant([1], np.int64)))
+def _chance(graph: GraphWriter, named: str) -> str:
+    numbers = graph.constant(np.arange(len(WORD_CONCEPTS), dtype=np.float32)[:, None])
+    total = graph.op("Cast", graph.op("MatMul", named, numbers), to=TensorProto.INT64)
+    remainder = graph.op("Mod", total, graph.constant(len(TEMPOS_BPM), np.int64))
+    return _one_hot_tempo(graph, graph.op("Squeeze", remainder, graph.constant([1], np.int64)))
 
 
-def _one_hot_tempo(writer: GraphWriter, index: str) -> str:
-    return writer.node("OneHot", index, writer.constant(len(TEMPOS_BPM), np.int64), _off_and_on(writer), axis=-1)
+def _one_hot_tempo(graph: GraphWriter, index: str) -> str:
+    return graph.op("OneHot", index, graph.constant(len(TEMPOS_BPM), np.int64), _off_and_on(graph), axis=-1)
 
 
-def _any(writer: GraphWriter, named: str) -> str:
+def _any(graph: GraphWriter, named: str) -> str:
     """f32 `[B, 1]`, 1 where any concept is named."""
-    return writer.node("ReduceMax", named, writer.constant([1], np.int64), keepdims=1)
+    return graph.op("ReduceMax", named, graph.constant([1], np.int64), keepdims=1)
 
 
-def _columns(writer: GraphWriter, values: str, columns: range | list[int]) -> str:
-    return writer.node("Gather", values, writer.constant(list(columns), np.int64), axis=1)
+def _columns(graph: GraphWriter, values: str, columns: range | list[int]) -> str:
+    return graph.op("Gather", values, graph.constant(list(columns), np.int64), axis=1)
 
 
-def _off_and_on(writer: GraphWriter) -> str:
-    return writer.constant([0.0, 1.0], np.float32)
+def _off_and_on(graph: GraphWriter) -> str:
+    return graph.constant([0.0, 1.0])
