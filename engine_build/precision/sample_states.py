@@ -71,7 +71,7 @@ def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.f
 def _shortened(prompt: str, text_encoder: TextEncoder) -> str:
     """The prompt, cut to as many words as the model accepts."""
     words = prompt.split()
-    while words and text_encoder.token_count(" ".join(words)) > text_encoder.spec.max_tokens:
+    while words and text_encoder.num_tokens(" ".join(words)) > text_encoder.spec.max_tokens:
         words.pop()
     return " ".join(words)
 

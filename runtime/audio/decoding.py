@@ -1,4 +1,4 @@
-"""Audio files to PCM at the codec's rate and channels."""
+"""Audio files and PCM of any rate to PCM at the codec's rate and channels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav
 
 
 def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
-    """Any usual audio file as float32 `[N, channels]` at `sample_rate_hz`.
+    """An audio file (SOURCE_FORMATS) as PCM float32 `[N, channels]` at `sample_rate_hz`.
 
-    Decodes at most a little more than `max_seconds`, whatever the file says. Mono is copied to every channel; more
-    channels are mixed down. Raises RequestError: not audio, empty, too long, samples that are not finite.
+    Mono is copied to every channel; more channels are mixed down. Stops decoding after `max_seconds`. Raises
+    RequestError: not audio, empty, too long, samples that are not finite.
     """
     return _collect(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
 
@@ -44,7 +44,7 @@ def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) ->
         chunks.append(chunk)
         samples += len(chunk)
         if samples > limit:
-            raise RequestError(f"the audio is longer than {max_seconds:g} seconds", field="source", fix="cut it")
+            raise RequestError(f"the audio is longer than {max_seconds:g} seconds", field="source", fix="shorten it")
     if samples == 0:
         raise RequestError("the audio is empty", field="source")
     pcm = np.concatenate(chunks)
@@ -54,18 +54,18 @@ def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) ->
 
 
 def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
-    """Chunks of a source, resampled as they are decoded; only audio demuxers, nothing that opens other files."""
+    """Resampled chunks of a file. Only demuxers that do not open other files, as playlists would, are allowed."""
     try:
         with (
             io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
             av.open(file, "r", options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container,
         ):
             if not container.streams.audio:
-                raise RequestError("the file has no audio in it", field="source")
+                raise RequestError("the file has no audio stream", field="source")
             yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
     except av.error.FFmpegError as error:
         raise RequestError(
-            f"not audio that can be read ({error.strerror})", field="source", fix="give wav, flac, ogg or mp3"
+            f"not audio that can be decoded ({error.strerror})", field="source", fix="give wav, flac, ogg or mp3"
         ) from error
     except OSError as error:
         raise RequestError(f"{source!s:.200} cannot be read: {error.strerror}", field="source") from error
@@ -77,7 +77,7 @@ def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: i
         if resampler is None:
             low, high = SOURCE_RATES_HZ
             if not low <= frame.sample_rate <= high:
-                raise RequestError(f"{frame.sample_rate} samples per second; {low} to {high} are taken", field="source")
+                raise RequestError(f"{frame.sample_rate} samples per second, expected {low} to {high}", field="source")
             wanted = 1 if frame.layout.nb_channels == 1 else max(channels, 2)
             resampler = AudioResampler("flt", LAYOUTS[wanted - 1], sample_rate_hz)
         frame.pts = None
@@ -90,7 +90,7 @@ def _resample(resampler: AudioResampler, frame: av.AudioFrame | None) -> list[av
     try:
         return list(resampler.resample(frame))
     except ValueError as error:
-        raise RequestError("its rate or channels change on the way", field="source", fix="convert it first") from error
+        raise RequestError("its sample rate or channels change", field="source", fix="convert it first") from error
 
 
 def _as_pcm(frames: Iterable[av.AudioFrame], channels: int) -> Iterator[Pcm]:

@@ -1,7 +1,7 @@
-"""Audio in and out: files and uploads to float PCM, float PCM to a growing stream of bytes.
+"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus).
 
-PCM is float32 `[N, channels]`, full scale -1..1. Writers append: what `write` returned never changes, so it can leave
-at once; where a chunk begins or ends does not change what a reader hears.
+PCM is float32 `[N, channels]`, full scale -1..1. Bytes that `write` has returned do not change later, so they can be
+sent at once; chunk boundaries do not change the encoded bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN_SIZE = 0xFFFF_FFFF
 
 
 def to_s16(pcm: Pcm) -> NDArray[np.int16]:
-    """Round to 16 bits, clipped at full scale; no dither: equal floats give equal bytes. Raises NonFiniteError."""
+    """PCM as 16-bit integers, clipped at full scale, without dither. Raises NonFiniteError."""
     rounded: NDArray[np.int16] = np.rint(_clipped(pcm) * np.float32(32767)).astype(np.int16)
     return rounded
 
@@ -44,11 +44,11 @@ class _Encoder(Protocol):
 
 
 class AudioWriter:
-    """Encodes PCM as it comes: `write` gives the bytes that are ready, `close` the rest.
+    """Encodes PCM in chunks: `write` returns the bytes that are ready, `close` the rest.
 
-    format: one of AUDIO_FORMATS. `total_samples`, where known, goes into the header; otherwise wav says 0xFFFFFFFF and
-    flac 0, which both mean "until the end", and `header()` gives the true one afterwards for files that can be patched.
-    Raises RequestError for an unknown format.
+    format: one of AUDIO_FORMATS. total_samples: the length for the header; where it is None the header has 0xFFFFFFFF
+    (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. Raises RequestError for an
+    unknown format.
     """
 
     def __init__(self, format: str, sample_rate_hz: int, channels: int, *, total_samples: int | None = None) -> None:
@@ -58,7 +58,7 @@ class AudioWriter:
         self.channels = channels
         self.samples = 0
         self._encoder = _open_encoder(format, sample_rate_hz, channels)
-        self._pending = self._encoder.header(total_samples)
+        self._header = self._encoder.header(total_samples)
         self._closed = False
 
     def write(self, pcm: Pcm) -> bytes:
@@ -68,26 +68,26 @@ class AudioWriter:
         if self._closed:
             raise ValueError("the writer is closed")
         self.samples += len(pcm)
-        return self._take(self._encoder.encode(pcm) if len(pcm) else b"")
+        return self._with_header(self._encoder.encode(pcm) if len(pcm) else b"")
 
     def close(self) -> bytes:
-        """The last bytes; after it nothing more can be written."""
+        """The last bytes. Writing afterwards is an error."""
         if self._closed:
             return b""
         self._closed = True
-        return self._take(self._encoder.finish())
+        return self._with_header(self._encoder.finish())
 
     def header(self) -> bytes:
-        """The first bytes with the number of samples written so far: to be put over the start of a seekable file."""
+        """The header with the number of samples written so far, to overwrite the start of a seekable file."""
         return self._encoder.header(self.samples)
 
-    def _take(self, encoded: bytes) -> bytes:
-        ready, self._pending = self._pending + encoded, b""
-        return ready
+    def _with_header(self, encoded: bytes) -> bytes:
+        header, self._header = self._header, b""
+        return header + encoded
 
 
 def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> None:
-    """Write chunks to a file and close the writer; a seekable file gets the true sizes in its header."""
+    """Write chunks to a file and close the writer; a seekable file's header then gets the final sizes."""
     for chunk in chunks:
         file.write(writer.write(chunk))
     file.write(writer.close())
@@ -107,7 +107,7 @@ def _open_encoder(format: str, sample_rate_hz: int, channels: int) -> _Encoder:
 
 
 class _PcmEncoder:
-    """s16le, with a wav header or without."""
+    """s16le, with or without a wav header."""
 
     def __init__(self, sample_rate_hz: int, channels: int, *, has_header: bool) -> None:
         self._rate = sample_rate_hz
@@ -125,7 +125,7 @@ class _PcmEncoder:
 
 
 def wav_header(sample_rate_hz: int, channels: int, samples: int | None) -> bytes:
-    """44 bytes before s16le data; sizes that are unknown or do not fit are 0xFFFFFFFF."""
+    """The 44-byte header of s16le data; sizes that are unknown or too large are 0xFFFFFFFF."""
     frame_bytes = 2 * channels
     data_bytes = UNKNOWN_SIZE if samples is None else samples * frame_bytes
     riff_bytes = data_bytes + 36
@@ -147,8 +147,8 @@ def wav_header(sample_rate_hz: int, channels: int, samples: int | None) -> bytes
     )
 
 
-class _AppendOnly:
-    """What a muxer writes to: it cannot seek, so bytes come out in order and are never touched again."""
+class _ByteSink:
+    """The muxer's output file. It cannot seek, so bytes that were written do not change."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -163,13 +163,13 @@ class _AppendOnly:
         return taken
 
 
-class _Muxed:
-    """One PyAV stream into an append-only sink. The container's header is kept apart."""
+class _Muxer:
+    """One PyAV stream in a container. `head` is the container's header."""
 
     def __init__(
         self, container: str, codec: str, sample_rate_hz: int, channels: int, sample_format: str, **options: str
     ) -> None:
-        self._sink = _AppendOnly()
+        self._sink = _ByteSink()
         self._container = av.open(self._sink, "w", format=container, options={"fflags": "+bitexact", **options})
         self._stream: Any = self._container.add_stream(codec, rate=sample_rate_hz, layout=LAYOUTS[channels - 1])
         self._stream.codec_context.format = sample_format
@@ -188,7 +188,7 @@ class _Muxed:
         frame.sample_rate = rate
         return frame
 
-    def put(self, frame: av.AudioFrame) -> None:
+    def write(self, frame: av.AudioFrame) -> None:
         frame.pts = self._samples
         frame.time_base = Fraction(1, self._rate)
         self._samples += frame.samples
@@ -204,22 +204,22 @@ class _Muxed:
 
 
 class _FlacEncoder:
-    """FLAC, 16 bits."""
+    """FLAC with 16 bits per sample."""
 
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
         self._rate = sample_rate_hz
-        self._muxed = _Muxed("flac", "flac", sample_rate_hz, channels, "s16")
+        self._muxer = _Muxer("flac", "flac", sample_rate_hz, channels, "s16")
 
     def encode(self, pcm: Pcm) -> bytes:
-        self._muxed.put(self._muxed.frame(to_s16(pcm), rate=self._rate))
-        return self._muxed.take()
+        self._muxer.write(self._muxer.frame(to_s16(pcm), rate=self._rate))
+        return self._muxer.take()
 
     def finish(self) -> bytes:
-        return self._muxed.finish()
+        return self._muxer.finish()
 
     def header(self, samples: int | None) -> bytes:
-        """STREAMINFO's 36 bits of total samples: the low 4 of byte 21 and bytes 22..25 of the file; 0 is "unknown"."""
-        head = bytearray(self._muxed.head)
+        """STREAMINFO with its 36 bits of total samples: the low 4 of byte 21 and bytes 22..25; 0 is "unknown"."""
+        head = bytearray(self._muxer.head)
         total = samples if samples is not None and samples < 2**36 else 0
         head[21] = head[21] & 0xF0 | total >> 32
         head[22:26] = struct.pack(">I", total & 0xFFFF_FFFF)
@@ -227,28 +227,28 @@ class _FlacEncoder:
 
 
 class _OpusEncoder:
-    """Opus in Ogg, always at 48 kHz; one page per 20 ms, so that a listener waits for none."""
+    """Opus in Ogg at 48 kHz, one page per 20 ms for low latency."""
 
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
         self._rate = sample_rate_hz
-        self._muxed = _Muxed("ogg", "libopus", OPUS_RATE_HZ, channels, "flt", page_duration="20000")
+        self._muxer = _Muxer("ogg", "libopus", OPUS_RATE_HZ, channels, "flt", page_duration="20000")
         layout = LAYOUTS[channels - 1]
         is_needed = sample_rate_hz != OPUS_RATE_HZ
         self._resampler = AudioResampler("flt", layout, OPUS_RATE_HZ) if is_needed else None
 
     def encode(self, pcm: Pcm) -> bytes:
-        frame = self._muxed.frame(_clipped(pcm), rate=self._rate)
-        self._put([frame] if self._resampler is None else self._resampler.resample(frame))
-        return self._muxed.take()
+        frame = self._muxer.frame(_clipped(pcm), rate=self._rate)
+        self._write([frame] if self._resampler is None else self._resampler.resample(frame))
+        return self._muxer.take()
 
     def finish(self) -> bytes:
         if self._resampler is not None:
-            self._put(self._resampler.resample(None))
-        return self._muxed.finish()
+            self._write(self._resampler.resample(None))
+        return self._muxer.finish()
 
     def header(self, samples: int | None) -> bytes:
-        return self._muxed.head
+        return self._muxer.head
 
-    def _put(self, frames: Iterable[av.AudioFrame]) -> None:
+    def _write(self, frames: Iterable[av.AudioFrame]) -> None:
         for frame in frames:
-            self._muxed.put(frame)
+            self._muxer.write(frame)

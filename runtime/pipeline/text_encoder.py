@@ -1,4 +1,4 @@
-"""Text -> condition tokens. The empty text is the null condition."""
+"""Text to condition tokens, by the bundle's tokenizer and text encoder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CACHE_ENTRIES = 256
 
 
 class TextEncoder:
-    """The bundle's text_encoder. Any thread may call it. The latest texts are remembered, `cache_entries` of them.
+    """The bundle's text encoder, with a cache of the `cache_entries` texts used last. Any thread may call it.
 
-    Raises ConfigError where the bundle has no text_encoder or its tokenizer cannot be read.
+    Raises ConfigError where the bundle has no text encoder or its tokenizer cannot be read.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, *, cache_entries: int = CACHE_ENTRIES) -> None:
@@ -38,41 +38,42 @@ class TextEncoder:
         self._cache: OrderedDict[str, Tokens] = OrderedDict()
         self._lock = threading.Lock()
 
-    def token_count(self, text: str, *, seconds: float | None = None) -> int:
-        """How many tokens a text has, with its template."""
-        return len(self._ids(self._filled(text, seconds)))
+    def num_tokens(self, text: str, *, seconds: float | None = None) -> int:
+        """The number of tokens of a text in its template."""
+        return len(self._ids(self._full_text(text, seconds)))
 
     def encode(self, text: str, *, seconds: float | None = None, field: str = "prompt") -> Tokens:
-        """`[L, D]` float32, read-only, only kept tokens. The empty text gives the bundle's null condition.
+        """`[L, D]` float32, read-only: the tokens that the encoder's mask keeps.
 
-        `seconds`: how long the canvas is, for templates that say so; the bundle's own by default. Raises RequestError
-        (beyond `max_tokens`), EngineError.
+        The empty text gives the bundle's null condition, where it has one. seconds: the length of the canvas, for
+        templates that contain it; default: the bundle's canvas. Raises RequestError for more than `max_tokens` tokens,
+        EngineError.
         """
         if not text and self._null_condition is not None:
             return self._null_condition
-        filled = self._filled(text, seconds)
+        full_text = self._full_text(text, seconds)
         with self._lock:
-            if filled in self._cache:
-                self._cache.move_to_end(filled)
+            if full_text in self._cache:
+                self._cache.move_to_end(full_text)
             else:
-                self._remember(filled, self._run(self._checked_ids(filled, field)))
-            return self._cache[filled]
+                self._store(full_text, self._run(self._checked_ids(full_text, field)))
+            return self._cache[full_text]
 
-    def _filled(self, text: str, seconds: float | None) -> str:
+    def _full_text(self, text: str, seconds: float | None) -> str:
         return self.spec.text(text, self._canvas_s if seconds is None else seconds)
 
-    def _checked_ids(self, filled: str, field: str) -> list[int]:
-        ids = self._ids(filled)
+    def _checked_ids(self, full_text: str, field: str) -> list[int]:
+        ids = self._ids(full_text)
         if len(ids) > self.spec.max_tokens:
             raise RequestError(
-                f"the text has {len(ids)} tokens, the model takes {self.spec.max_tokens}",
+                f"the text has {len(ids)} tokens, the model accepts {self.spec.max_tokens}",
                 field=field,
                 fix=f"shorten it by {len(ids) - self.spec.max_tokens} tokens",
             )
         return ids
 
-    def _ids(self, filled: str) -> list[int]:
-        return list(self._tokenizer.encode(filled).ids)
+    def _ids(self, full_text: str) -> list[int]:
+        return list(self._tokenizer.encode(full_text).ids)
 
     def _run(self, ids: list[int]) -> Tokens:
         roles = self.spec.inputs
@@ -81,22 +82,22 @@ class TextEncoder:
         condition, mask = outputs[self.spec.outputs.condition], outputs[self.spec.outputs.mask]
         if condition.ndim != 3 or mask.shape != condition.shape[:2]:
             raise EngineError(
-                f"{self._engine.name} gave shapes {condition.shape} and {mask.shape}, expected [1, L, D], [1, L]"
+                f"{self._engine.name} returned shapes {condition.shape} and {mask.shape}, expected [1, L, D], [1, L]"
             )
         kept: Tokens = np.ascontiguousarray(condition[0][mask[0] > 0.5])
         if not len(kept):
-            raise EngineError(f"{self._engine.name} keeps no token of the text, expected at least one")
+            raise EngineError(f"{self._engine.name} returned a mask without any token")
         kept.flags.writeable = False
         return kept
 
-    def _remember(self, text: str, tokens: Tokens) -> None:
+    def _store(self, text: str, tokens: Tokens) -> None:
         self._cache[text] = tokens
         if len(self._cache) > self._cache_entries:
             self._cache.popitem(last=False)
 
 
 def read_condition(path: Path) -> Tokens:
-    """Condition tokens `[L, D]` that were made elsewhere: a .npy file with float32. Raises RequestError."""
+    """Condition tokens `[L, D]` float32 from a .npy file. Raises RequestError."""
     try:
         tokens = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -104,7 +105,7 @@ def read_condition(path: Path) -> Tokens:
             f"{path} cannot be read: {error}", field="condition", fix="numpy.save(FILE, tokens)"
         ) from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.float32 or tokens.ndim != 2:
-        raise RequestError(f"{path} does not hold float32 [tokens, width]", field="condition")
+        raise RequestError(f"{path} does not contain float32 [tokens, width]", field="condition")
     return tokens
 
 

@@ -222,8 +222,8 @@ def test_condition_tokens_replace_the_prompt(generate: Generate) -> None:
     ("array", "words"),
     [
         (None, "cannot be read"),
-        (np.zeros((2, 12)), "does not hold float32"),
-        (np.zeros(12, np.float32), "does not hold float32"),
+        (np.zeros((2, 12)), "does not contain float32"),
+        (np.zeros(12, np.float32), "does not contain float32"),
         (np.zeros((2, 5), np.float32), "has width 5, the decoder takes 12"),
     ],
 )

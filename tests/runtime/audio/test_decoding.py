@@ -1,16 +1,146 @@
-"""Float PCM of any rate and channels becomes what a file of it becomes."""
+"""Audio files and float PCM become PCM at the codec's rate and channels; invalid ones are refused."""
 
+import io
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 import soundfile
+from helpers.tones import LENGTH, RATE_HZ, tone
+from numpy.typing import NDArray
 
 from runtime.audio.decoding import convert_audio, read_audio
 from runtime.errors import RequestError
 
 TIME = np.arange(24_000) / 24_000
 STEREO = 0.5 * np.sin(2 * np.pi * np.stack((220 * TIME, 330 * TIME), axis=1)).astype(np.float32)
+
+
+def upload(pcm: NDArray[np.generic], rate_hz: int = RATE_HZ, format: str = "WAV", subtype: str | None = None) -> bytes:
+    """An audio file, written by libsndfile."""
+    file = io.BytesIO()
+    soundfile.write(file, pcm, rate_hz, format=format, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("format", "subtype"), [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_24")])
+def test_lossless_sources_are_read_completely(format: str, subtype: str) -> None:
+    decoded = read_audio(upload(tone(), format=format, subtype=subtype), RATE_HZ, 2, 10.0)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == (LENGTH, 2)
+    assert np.abs(decoded - tone()).max() < 1e-4
+
+
+def test_vorbis_is_read() -> None:
+    decoded = read_audio(upload(tone(), format="OGG"), RATE_HZ, 2, 10.0)
+    assert abs(len(decoded) - LENGTH) < 1_024
+    assert np.abs(decoded[:LENGTH] - tone()).max() < 0.1
+
+
+def test_mp3_is_read() -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp3") as container:
+        stream = container.add_stream("libmp3lame", rate=RATE_HZ, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(tone().T), format="fltp", layout="stereo")
+        frame.sample_rate = RATE_HZ
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    decoded = read_audio(file.getvalue(), RATE_HZ, 2, 10.0)
+    assert abs(len(decoded) - LENGTH) < 2_304
+    assert np.abs(decoded[5_000:20_000] - tone()[5_000:20_000]).max() < 0.05
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 22_050, 44_100, 96_000])
+def test_sources_are_resampled(rate_hz: int) -> None:
+    decoded = read_audio(upload(tone(rate_hz + 777, rate_hz), rate_hz), RATE_HZ, 2, 10.0)
+    assert abs(len(decoded) - (rate_hz + 777) * RATE_HZ / rate_hz) <= 1
+    inner = slice(2_000, len(decoded) - 2_000)
+    assert np.abs(decoded[inner] - tone(len(decoded))[inner]).max() < 1e-3
+
+
+def test_mono_is_copied_and_stereo_is_mixed_down() -> None:
+    mono = tone(channels=1)
+    assert np.abs(read_audio(upload(mono), RATE_HZ, 2, 10.0) - mono).max() < 1e-4
+    mixed = read_audio(upload(tone()), RATE_HZ, 1, 10.0)
+    assert mixed.shape == (LENGTH, 1)
+    assert np.abs(mixed[:, 0] - tone().mean(axis=1)).max() < 1e-3
+
+
+def test_sources_are_read_from_a_path(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(upload(tone()))
+    assert len(read_audio(tmp_path / "a.wav", RATE_HZ, 2, 10.0)) == LENGTH
+    with pytest.raises(RequestError, match=r"b\.wav.*[Nn]o such file"):
+        read_audio(tmp_path / "b.wav", RATE_HZ, 2, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not audio"),
+        (b"<html>not found</html>" * 20, "not audio"),
+        (b"RIFF\xff\xff\xff\xffWAVE", "not audio"),
+        (b"fLaC" + bytes(60), "not audio"),
+        (upload(np.empty((0, 2), np.float32)), "empty"),
+        (upload(np.full((4_800, 2), np.nan, np.float32), subtype="FLOAT"), "not finite"),
+        (upload(tone(100, 1_000), 1_000), "4000 to 768000"),
+    ],
+    ids=["empty", "html", "cut-wav", "cut-flac", "no-samples", "nan", "rate"],
+)
+def test_invalid_sources_are_refused_with_the_cause(data: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        read_audio(data, RATE_HZ, 2, 10.0)
+    assert caught.value.field == "source"
+
+
+@pytest.mark.parametrize("head", [b"#EXTM3U\n#EXTINF:1,\nfile://{}\n", b"ffconcat version 1.0\nfile {}\n"])
+def test_playlists_that_open_other_files_are_refused(head: bytes, tmp_path: Path) -> None:
+    (tmp_path / "secret.wav").write_bytes(upload(tone()))
+    playlist = tmp_path / "list.wav"
+    playlist.write_bytes(head.replace(b"{}", str(tmp_path / "secret.wav").encode()))
+    with pytest.raises(RequestError, match="not audio"):
+        read_audio(playlist, RATE_HZ, 2, 10.0)
+
+
+def test_a_long_source_is_refused_without_decoding_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compressed = upload(np.zeros((RATE_HZ * 300, 2), np.int16), format="FLAC")
+    assert len(compressed) < 200_000
+    decoded_samples = []
+
+    def count(resampler: Any, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
+        decoded_samples.append(frame.samples if frame else 0)
+        return list(resampler.resample(frame))
+
+    monkeypatch.setattr("runtime.audio.decoding._resample", count)
+    with pytest.raises(RequestError, match="longer than 2 seconds"):
+        read_audio(compressed, RATE_HZ, 2, 2.0)
+    assert 2 * RATE_HZ < sum(decoded_samples) < 3 * RATE_HZ
+
+
+def test_a_source_as_long_as_the_limit_is_accepted() -> None:
+    assert len(read_audio(upload(tone(RATE_HZ)), RATE_HZ, 2, 1.0)) == RATE_HZ
+    with pytest.raises(RequestError, match="longer than 1 seconds"):
+        read_audio(upload(tone(RATE_HZ + 1)), RATE_HZ, 2, 1.0)
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG"])
+def test_damaged_sources_are_read_or_refused(format: str) -> None:
+    random = np.random.default_rng(0)
+    whole = upload(tone(9_000), format=format)
+    outcomes = set()
+    for _ in range(100):
+        data = bytearray(whole[: random.integers(1, len(whole))])
+        for position in random.integers(0, min(len(data), 400), random.integers(0, 12)):
+            data[position] = random.integers(0, 256)
+        try:
+            decoded = read_audio(bytes(data), RATE_HZ, 2, 10.0)
+            assert decoded.shape[1] == 2
+            assert np.isfinite(decoded).all()
+            outcomes.add("read")
+        except RequestError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
 
 
 @pytest.mark.parametrize("channels", [1, 2])

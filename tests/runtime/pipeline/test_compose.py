@@ -157,7 +157,7 @@ def test_invalid_options_are_refused_with_their_field(
 
 
 def test_the_field_of_a_too_long_prompt_is_reported(pipeline: Pipeline) -> None:
-    with pytest.raises(RequestError, match=r"prompt\.1\.text: the text has 51 tokens, the model takes 32"):
+    with pytest.raises(RequestError, match=r"prompt\.1\.text: the text has 51 tokens, the model accepts 32"):
         pipeline.request([{"text": "a"}, {"text": "b" * 50}])
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens: only kept tokens, nothing cut silently, remembered, safe from several threads."""
+"""Text to condition tokens: masked tokens are dropped, too long texts refused, results cached."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,10 +43,10 @@ def padding_text_encoder() -> onnx.ModelProto:
     return graph.model()
 
 
-def test_text_becomes_its_tokens(bundle: Bundle, engine: GraphEngine) -> None:
+def test_a_text_becomes_condition_tokens(bundle: Bundle, engine: GraphEngine) -> None:
     text_encoder = TextEncoder(bundle, engine)
     tokens = text_encoder.encode("warm piano")
-    assert tokens.shape == (text_encoder.token_count("warm piano"), SPEC.condition_width) == (11, 12)
+    assert tokens.shape == (text_encoder.num_tokens("warm piano"), SPEC.condition_width) == (11, 12)
     assert tokens.dtype == np.float32
     assert not np.array_equal(tokens, text_encoder.encode("cold drums"))
 
@@ -55,7 +55,7 @@ def test_the_empty_text_is_the_null_condition(bundle: Bundle, engine: GraphEngin
     assert TextEncoder(bundle, engine).encode("").shape == (1, SPEC.condition_width)
 
 
-def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engine: GraphEngine) -> None:
+def test_the_empty_text_is_the_bundle_null_condition(tmp_path: Path, engine: GraphEngine) -> None:
     folder = tiny_bundle(tmp_path, SPEC)
     path = folder / "bundle.toml"
     path.write_text(path.read_text().replace("[decoder]\n", '[decoder]\nnull_condition = "null.npy"\n'))
@@ -67,7 +67,7 @@ def test_the_empty_text_is_the_bundle_s_own_null_condition(tmp_path: Path, engin
     assert not np.array_equal(text_encoder.encode(" "), null)
 
 
-def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) -> None:
+def test_texts_are_put_into_the_template(bundle: Bundle, engine: GraphEngine) -> None:
     assert bundle.text_encoder is not None
     spec = bundle.text_encoder.model_copy(update={"template": "<{prompt}> {seconds}s"})
     templated = TextEncoder(bundle.model_copy(update={"text_encoder": spec}), engine)
@@ -75,16 +75,16 @@ def test_the_template_is_around_every_text(bundle: Bundle, engine: GraphEngine) 
     assert np.array_equal(templated.encode("a", seconds=20), plain.encode("<a> 20s"))
     assert np.array_equal(templated.encode("a"), plain.encode(f"<a> {int(bundle.canvas_s)}s"))
     assert not np.array_equal(templated.encode("a", seconds=20), templated.encode("a", seconds=30))
-    assert templated.token_count("a", seconds=20) == plain.token_count("<a> 20s")
+    assert templated.num_tokens("a", seconds=20) == plain.num_tokens("<a> 20s")
 
 
-def test_only_kept_tokens_come_out(bundle: Bundle) -> None:
+def test_masked_tokens_are_dropped(bundle: Bundle) -> None:
     tokens = TextEncoder(bundle, GraphEngine(padding_text_encoder())).encode("a")
     assert tokens.shape == (2, 1)
     assert tokens[0, 0] == 0 < tokens[1, 0]  # the start token and the letter; the one in front is gone
 
 
-def test_a_text_that_is_too_long_is_refused_and_not_cut(bundle: Bundle, engine: GraphEngine) -> None:
+def test_a_too_long_text_is_refused(bundle: Bundle, engine: GraphEngine) -> None:
     with pytest.raises(RequestError) as caught:
         TextEncoder(bundle, engine).encode("x" * 40, field="negative_prompt")
     assert "41 tokens" in caught.value.what
@@ -93,7 +93,7 @@ def test_a_text_that_is_too_long_is_refused_and_not_cut(bundle: Bundle, engine: 
     assert engine.feeds == []
 
 
-def test_texts_are_remembered_up_to_the_bound(bundle: Bundle, engine: GraphEngine) -> None:
+def test_the_cache_drops_the_text_used_longest_ago(bundle: Bundle, engine: GraphEngine) -> None:
     text_encoder = TextEncoder(bundle, engine, cache_entries=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         text_encoder.encode(text)
@@ -102,7 +102,7 @@ def test_texts_are_remembered_up_to_the_bound(bundle: Bundle, engine: GraphEngin
     assert text_encoder.encode("a") is text_encoder.encode("a")
 
 
-def test_remembered_tokens_cannot_be_changed(bundle: Bundle, engine: GraphEngine) -> None:
+def test_cached_tokens_are_read_only(bundle: Bundle, engine: GraphEngine) -> None:
     with pytest.raises(ValueError, match="read-only"):
         TextEncoder(bundle, engine).encode("a")[0, 0] = 1.0
 
@@ -117,7 +117,7 @@ def test_threads_share_one_text_encoder(bundle: Bundle, engine: GraphEngine) -> 
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3"])
-def test_a_damaged_tokenizer_is_named(tmp_path: Path, engine: GraphEngine, content: str | None) -> None:
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path, engine: GraphEngine, content: str | None) -> None:
     folder = tiny_bundle(tmp_path, SPEC)
     if content is None:
         (folder / "tokenizer.json").unlink()
@@ -127,6 +127,6 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, engine: GraphEngine, conte
         TextEncoder(load_bundle(folder), engine)
 
 
-def test_a_bundle_without_a_text_encoder_says_so(tmp_path: Path, engine: GraphEngine) -> None:
+def test_a_bundle_without_a_text_encoder_is_refused(tmp_path: Path, engine: GraphEngine) -> None:
     with pytest.raises(ConfigError, match="takes no text"):
         TextEncoder(load_bundle(tiny_bundle(tmp_path, text_encoder=False)), engine)

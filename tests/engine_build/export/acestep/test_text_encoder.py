@@ -83,12 +83,12 @@ def test_padded_texts_keep_only_their_own_tokens(bundle: Path, pipeline: Any, te
 def test_the_prefix_is_counted(text_encoder: TextEncoder) -> None:
     spec = text_encoder.spec
     assert spec.prefix_tokens > 1
-    assert len(text_encoder.encode("ab")) == text_encoder.token_count("ab") + spec.prefix_tokens
+    assert len(text_encoder.encode("ab")) == text_encoder.num_tokens("ab") + spec.prefix_tokens
     assert spec.max_tokens == 256
 
 
 def test_texts_are_not_cut_as_the_pipeline_cuts_them(text_encoder: TextEncoder) -> None:
-    with pytest.raises(RequestError, match="the model takes 256"):
+    with pytest.raises(RequestError, match="the model accepts 256"):
         text_encoder.encode("very long " * 40)
 
 
