@@ -72,16 +72,14 @@ class Surface:
         bases = [self._classes[id(base)] for base in value.__mro__[1:] if id(base) in self._classes]
         signatures, _ = self._signatures(value.__init__, is_method=True)  # type: ignore[misc]
         if signatures is None:
-            fields = getattr(value, "__dataclass_fields__", None)
-            signatures = [_fields(fields)] if fields else self._python_signatures(value, is_method=False)[0]
+            signatures = self._python_signatures(value, is_method=False)[0]
         entry = {"kind": "class", "bases": bases, "members": members, "signatures": signatures, "returns": path}
         return {**entry, "callbacks": _callbacks(value.__doc__ or ""), "is_iterable": hasattr(value, "__getitem__")}
 
     @staticmethod
     def _member_names(value: type) -> list[str]:
         names = [name for name in vars(value) if not name.startswith("_")]
-        names += [name for name in getattr(value, "__members__", {}) if name not in names]
-        return names + [name for name in getattr(value, "__dataclass_fields__", {}) if name not in names]
+        return names + [name for name in getattr(value, "__members__", {}) if name not in names]
 
     def _member(self, owner: type, name: str, path: str) -> dict[str, Any]:
         if name in getattr(owner, "__members__", {}):
@@ -130,10 +128,9 @@ class Surface:
         except (ValueError, TypeError):
             return None, []
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
+        described = [{**_parameter(item), "type": self._annotation(_text(item.annotation))} for item in parameters]
         returns = self._status(getattr(function, "__doc__", None) or "") or _text(signature.return_annotation)
-        return [[{**_parameter(item), "type": self._annotation(_text(item.annotation))} for item in parameters]], [
-            self._annotation(returns)
-        ]
+        return [described], [self._annotation(returns)]
 
     @staticmethod
     def _status(text: str) -> str:
@@ -183,14 +180,7 @@ def _text(annotation: Any) -> str:
 def _callbacks(text: str) -> dict[str, list[str]]:
     """Parameters of callbacks, from the class's docstring; the methods' signatures are those of the caller."""
     found = re.findall(r"def (\w+)\(self,? ?(.*?)\)(?: ->|:)", text)
-    return {
-        name: [part["name"] for part in _pybind_parameters(arguments)] for name, arguments in found if name[0] != "_"
-    }
-
-
-def _fields(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of a dataclass. Compiled ones have no signature of their own; every one may have a default."""
-    return [{"name": name, "kind": "POSITIONAL_OR_KEYWORD", "has_default": True, "type": ANY} for name in fields]
+    return {name: [part["name"] for part in _pybind_parameters(text)] for name, text in found if name[0] != "_"}
 
 
 def _parameter(parameter: inspect.Parameter) -> dict[str, Any]:
