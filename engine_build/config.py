@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from engine_build.graphs.tick_inputs import ROWS_FEATURES, STEP_FEATURES
 from runtime.config.bundle import Bundle, explain, load_bundle
 from runtime.config.deployment import Deployment, ShapeRanges, load_deployment
+from runtime.denoise.slot_fields import ROWS_FEATURES, STEP_FEATURES
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 

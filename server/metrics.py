@@ -20,8 +20,7 @@ from prometheus_client import (
 )
 
 from runtime.engines.engine import Engine
-from runtime.tick.in_flight import LoopStats
-from runtime.tick.record import PHASES, TickRecord
+from runtime.tick.record import PHASES, LoopStats, TickRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"

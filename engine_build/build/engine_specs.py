@@ -14,10 +14,10 @@ from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
-from engine_build.graphs.tick_inputs import InputSpec, rows_inputs, step_inputs
 from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, TextEncoderSpec
 from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
+from runtime.denoise.slot_fields import TickTensor, rows_inputs, step_inputs
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 from runtime.requests.request import MAX_CONDITIONS
@@ -182,7 +182,7 @@ def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
 def _tick_spec(
     name: str,
     graph: Graph,
-    tensors: Iterable[InputSpec],
+    tensors: Iterable[TickTensor],
     outputs: list[Port],
     features: frozenset[str],
     bundle: Bundle,
@@ -225,7 +225,7 @@ def _tick_sizes(slots: int, rows: int, frames: int, conditions: int, known: Size
     return {**known, "S": slots, "R": rows, "T": frames, "B": bands, "K": conditions, "N": conditions}
 
 
-def _tick_port(tensor: InputSpec) -> Port:
+def _tick_port(tensor: TickTensor) -> Port:
     if tensor.dtype == "bool":
         return Port(tensor.name, tensor.name, tensor.letters, "bool", "flag")
     if tensor.dtype == "int64":

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.tick_inputs import ROWS_FEATURES, STEP_FEATURES, InputSpec, rows_inputs, step_inputs
+from runtime.denoise.slot_fields import ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
 
@@ -63,7 +63,7 @@ def step_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
 class _Inputs(Mapping[str, str]):
     """The graph's inputs by name, and each as a column that broadcasts against `[S,T,C]`, made once."""
 
-    def __init__(self, graph: GraphWriter, channels: int, specs: Iterable[InputSpec]) -> None:
+    def __init__(self, graph: GraphWriter, channels: int, specs: Iterable[TickTensor]) -> None:
         self._graph = graph
         self._specs = {spec.name: spec for spec in specs}
         for spec in self._specs.values():

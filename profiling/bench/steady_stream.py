@@ -23,7 +23,7 @@ from runtime.devices.device import Device
 from runtime.engines.engine import EngineSet
 from runtime.engines.manifest import Manifest
 from runtime.errors import EngineError, TickError
-from runtime.requests.request import GenerationRequest, StepParameters
+from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
@@ -35,7 +35,7 @@ LOW_PRECISION_TOLERANCE = {"fp16": 5e-3, "bf16": 5e-2}
 BASELINE = "bare engine"
 DEVICE_BLOCK_TICKS = 16
 # Values that the sessions of a workload set in turn.
-UPDATES = (StepParameters(velocity_scale=0.99), StepParameters(velocity_scale=1.01))
+UPDATES = ({"velocity_scale": 0.99}, {"velocity_scale": 1.01})
 Latents = NDArray[np.float32]
 Site = tuple[int, int, tuple[str, ...]]
 

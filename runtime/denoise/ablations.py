@@ -1,11 +1,10 @@
-"""What a technique of the tick is worth can be measured: here is how the tick works without it.
+"""How the tick works without one of its techniques, so that what it is worth can be measured.
 
-Each slow way stands behind the interface of the fast one, and a bucket takes one or the other when it is opened.
+Each slow way is a subclass of the fast one; the runner is given one or the other by the deployment's [runtime] table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,155 +13,171 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.deployment import RuntimeConfig
-from runtime.denoise.launch_cache import Launch
+from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.launch_cache import Call, Launch, LaunchCache
 from runtime.denoise.row_buffers import Buffer, RowBuffers
-from runtime.denoise.slot_fields import FIELDS, FieldSpec, SlotField
-from runtime.denoise.slot_state import SlotState
-from runtime.denoise.step_binding import StepBinding, dtype_of, lines
-from runtime.devices.device import Device, Event, Stream, Tensor
+from runtime.denoise.row_layout import RowLayout
+from runtime.denoise.slot_fields import FIELDS, LAYOUT
+from runtime.denoise.slot_state import SlotField, SlotState
+from runtime.denoise.step_binding import StepBinding, table_shapes
+from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
-from runtime.scheduling.batch import BucketBatch
 
-# A line of a slot of its own begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
-APART = 256
+# A slot's own row begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
+ROW_STRIDE = 256
+EVERY_TICK = ("time", "next_time", "target_gate")
+
+
+def launch_cache_kind(config: RuntimeConfig) -> type[LaunchCache]:
+    """With event_wait the host waits for a tick's event, without it after each execute."""
+    return LaunchCache if config.event_wait else SynchronizedLaunchCache
+
+
+def bucket_kind(config: RuntimeConfig) -> type[LengthBucket]:
+    """With batched_step one execute steps all slots; with frozen_conditions rows are written only when they change."""
+    if config.batched_step and config.frozen_conditions:
+        return LengthBucket
+
+    class AblatedBucket(LengthBucket):
+        state_kind = SlotState if config.batched_step else SlotwiseState
+        step_kind = StepBinding if config.batched_step else SlotwiseStepBinding
+        rows_kind = RowBuffers if config.frozen_conditions else RewrittenRowBuffers
+
+    return AblatedBucket
+
+
+class SynchronizedLaunchCache(LaunchCache):
+    """The host waits for the stream after each execute, and after each captured graph."""
+
+    def before_run(self, launch: Launch) -> None:
+        """Choose how the launch runs now, with a wait behind each call."""
+        super().before_run(launch)
+        launch.before = tuple(_synchronized(call) for call in launch.before)
+        launch.decoder = tuple(_synchronized(call) for call in launch.decoder)
+        launch.after = tuple(_synchronized(call) for call in launch.after)
 
 
 @dataclass(frozen=True, slots=True)
-class Techniques:
-    """How a bucket launches, lays out rows, steps and keeps fields."""
+class _Synchronized:
+    call: Call
 
-    launch: type[Launch]
-    rows: type[RowBuffers]
-    steps: Callable[[Device, Stream, SlotState, int], StepBinding]
-    field: type[SlotField]
-
-
-def techniques_of(config: RuntimeConfig) -> Techniques:
-    """What a deployment's [runtime] table asks for."""
-    return Techniques(
-        launch=Launch if config.event_wait else SynchronizedLaunch,
-        rows=RowBuffers if config.frozen_conditions else RewrittenRowBuffers,
-        steps=StepBinding if config.batched_step else SlotwiseStepBinding,
-        field=SlotField if config.batched_step else SlotwiseSlotField,
-    )
-
-
-class SynchronizedLaunch(Launch):
-    """The host waits for the stream after each execute, and after each graph."""
-
-    __slots__ = ()
-
-    def run(self, stream: Stream) -> tuple[Event, Event]:
-        """Put everything on the stream, one after the other, and wait for each."""
-        events = super().run(stream)
+    def __call__(self, stream: Stream) -> None:
+        self.call(stream)
         stream.record().wait()
-        return events
 
-    def _each(self, stream: Stream, start: Callable[[Execution], None]) -> tuple[Event, Event]:
-        def start_and_wait(execution: Execution) -> None:
-            start(execution)
-            stream.record().wait()
 
-        return super()._each(stream, start_and_wait)
+def _synchronized(call: Call) -> Call:
+    return call if isinstance(call, _Synchronized) else _Synchronized(call)
 
 
 class RewrittenRowBuffers(RowBuffers):
     """Every row's condition, mask and context is padded, stacked and uploaded at every tick."""
 
-    def lay_out(self, batch: BucketBatch) -> None:
-        """Write all rows, whoever had them before."""
-        self._rows = ()
-        self._executes = ()
-        super().lay_out(batch)
+    def lay_out(self, layout: RowLayout) -> None:
+        """Write all rows, also those that have not changed."""
+        self._placed.clear()
+        super().lay_out(layout)
+        self.layout = None
 
 
-class SlotwiseSlotField(SlotField):
-    """A field whose lines lie apart too, for steps that take one slot at a time."""
+class SeparateRows:
+    """Device memory with a row per slot, each at an aligned address of its own."""
 
-    def __init__(self, device: Device, shape: tuple[int, ...], spec: FieldSpec) -> None:
-        super().__init__(device, shape, spec)
-        self.apart = Apart(device, shape[0], shape[1:], spec.dtype)
-
-    def flush(self, stream: Stream) -> None:
-        """Upload the lines that were written since the last time, each for itself."""
-        for slot_index in sorted(self._dirty):
-            self.apart.upload(slot_index, self.host[slot_index : slot_index + 1], stream)
-        super().flush(stream)
-
-
-class Apart:
-    """Device memory with a line per slot, each at an aligned address of its own."""
-
-    def __init__(self, device: Device, slot_count: int, line: tuple[int, ...], dtype: Any) -> None:
-        self._device, self._stride = device, -(-prod(line) // APART) * APART
+    def __init__(self, device: Device, slot_count: int, row: tuple[int, ...], dtype: Any) -> None:
+        self._device, self._stride = device, -(-prod(row) // ROW_STRIDE) * ROW_STRIDE
         self.tensor = device.zeros((slot_count * self._stride,), dtype)
 
-    def line(self, slot_index: int, *shape: int) -> Tensor:
-        """A slot's line as `[1, ...]`."""
-        return self.tensor.view(1, *shape, start=slot_index * self._stride)
+    def row(self, index: int, *shape: int) -> Tensor:
+        """A slot's row as `[1, ...]`."""
+        return self.tensor.view(1, *shape, start=index * self._stride)
 
-    def upload(self, slot_index: int, values: NDArray[Any], stream: Stream) -> None:
-        """Write a slot's line `[1, ...]`."""
-        self._device.upload(self.line(slot_index, *values.shape[1:]), values, stream)
+    def upload(self, index: int, values: NDArray[Any], stream: Stream) -> None:
+        """Write a slot's row `[1, ...]`."""
+        self._device.upload(self.row(index, *values.shape[1:]), values, stream)
+
+
+class SlotwiseState(SlotState):
+    """Fields whose rows also lie apart, for steps that take one slot at a time."""
+
+    def separate(self, name: str) -> SeparateRows:
+        """A field's rows, each at an address of its own."""
+        return self._separate[name]
+
+    def field(self, name: str) -> SlotField:
+        """A field, allocated on first use with neutral rows."""
+        if not hasattr(self, "_separate"):
+            self._separate: dict[str, SeparateRows] = {}
+        field = super().field(name)
+        if name not in self._separate:
+            row, dtype = field.tensor.shape[1:], FIELDS[name].dtype
+            self._separate[name] = SeparateRows(self._device, self.slot_count, row, dtype)
+        return field
+
+    def flush(self) -> None:
+        """Upload every row that was written, also to its own address."""
+        for name, field in self._fields.items():
+            changed = range(self.slot_count) if name in EVERY_TICK else sorted(field.changed)
+            for index in changed:
+                self._separate[name].upload(index, field.host[index : index + 1], self._stream)
+        super().flush()
 
 
 class SlotwiseStepBinding(StepBinding):
     """The step graph once per slot, one after the other. On TensorRT, T * C must be a multiple of 64."""
 
     def __init__(self, device: Device, stream: Stream, state: SlotState, flags_kept: int) -> None:
-        self._apart: dict[str, Apart] = {}
+        self._separate: dict[str, SeparateRows] = {}
         super().__init__(device, stream, state, flags_kept)
 
-    def bind(self, engine: Engine, batch: BucketBatch, latents: Tensor, velocity: Tensor) -> Execution:
+    def bind(self, engine: Engine, layout: RowLayout, latents: Tensor, velocity: Tensor) -> Execution:
         """An execute for each slot up to the last live one."""
-        together = self._tensors(engine, batch, latents, velocity)
-        return InTurn(
-            [engine.bind(self._of_slot(slot_index, together, batch)) for slot_index in range(batch.slot_count)]
-        )
+        together = self._tensors(engine, layout, latents, velocity)
+        indices = range(layout.slot_count)
+        return ExecutionSequence([engine.bind(self._of_slot(index, together, layout)) for index in indices])
 
     def finite(self, slot_count: int) -> NDArray[np.bool_]:
         """Per slot, whether the last tick left only finite latents; valid when that tick is done."""
         flags = next(self._flags)
         self._device.download(flags, self._finite, self._stream)
-        return flags[::APART][:slot_count]
+        return flags[::ROW_STRIDE][:slot_count]
 
     def _make_finite(self, device: Device) -> Tensor:
-        self._flags_apart = Apart(device, self._state.slot_count, (), np.bool_)
-        return self._flags_apart.tensor
+        self._separate_flags = SeparateRows(device, self._state.slot_count, (), np.bool_)
+        return self._separate_flags.tensor
 
-    def _of_slot(self, slot_index: int, together: dict[str, Tensor], batch: BucketBatch) -> dict[str, Tensor]:
+    def _of_slot(self, index: int, together: dict[str, Tensor], layout: RowLayout) -> dict[str, Tensor]:
         """A slot's part of each tensor. Velocities stay whole: rows are counted over the tick."""
-        tables = lines(batch)
-        tensors = {"velocity": together["velocity"], "finite": self._flags_apart.line(slot_index)}
+        assert isinstance(self._state, SlotwiseState)
+        tables = table_shapes(layout)
+        tensors = {"velocity": together["velocity"], "finite": self._separate_flags.row(index)}
         for name in together.keys() - tensors.keys():
-            line = together[name].shape[1:]
+            row = together[name].shape[1:]
             if name in FIELDS:
-                field = self._state.field(name)
-                assert isinstance(field, SlotwiseSlotField)
-                tensors[name] = field.apart.line(slot_index, *line)
+                tensors[name] = self._state.separate(name).row(index, *row)
             elif name in tables:
-                tensors[name] = self._table_apart(name).line(slot_index, *line)
+                tensors[name] = self._separate_table(name).row(index, *row)
             else:
-                tensors[name] = together[name].view(1, *line, start=slot_index * prod(line))
+                tensors[name] = together[name].view(1, *row, start=index * prod(row))
         return tensors
 
     def _flush(self, name: str, table: NDArray[Any]) -> None:
         super()._flush(name, table)
-        for slot_index in range(len(table)):
-            self._table_apart(name).upload(slot_index, table[slot_index : slot_index + 1], self._stream)
+        for index in range(len(table)):
+            self._separate_table(name).upload(index, table[index : index + 1], self._stream)
 
     def _table(self, name: str) -> Buffer:
-        self._table_apart(name)
+        self._separate_table(name)
         return super()._table(name)
 
-    def _table_apart(self, name: str) -> Apart:
-        if name not in self._apart:
-            self._apart[name] = Apart(self._device, self._state.slot_count, self.most(name), dtype_of(name))
-        return self._apart[name]
+    def _separate_table(self, name: str) -> SeparateRows:
+        if name not in self._separate:
+            row, dtype = self.largest(name), LAYOUT[name].dtype
+            self._separate[name] = SeparateRows(self._device, self._state.slot_count, row, dtype)
+        return self._separate[name]
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class ExecutionSequence:
     """Executions that count as one."""
 
     executions: list[Execution]
@@ -178,6 +193,6 @@ class InTurn:
             execution.warm_up(stream)
 
     def release(self) -> None:
-        """Give back what was held."""
+        """Give back what warming up took."""
         for execution in self.executions:
             execution.release()

@@ -1,25 +1,37 @@
-"""All slots of one length T: their state, their rows, and the bound executions of each shape they have had."""
+"""All slots of one length T: their state, the rows of their batch, and the bound launches of each shape."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.denoise.ablations import techniques_of
 from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
-from runtime.denoise.row_buffers import RowBuffers
-from runtime.denoise.slot_fields import FIELDS
-from runtime.denoise.slot_state import SlotState
-from runtime.denoise.step_binding import widths, writes
-from runtime.devices.device import Device, Event, Tensor
+from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
+from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
+from runtime.denoise.slot_fields import FIELDS, written_states
+from runtime.denoise.slot_state import PackedVectors, SlotState, vectors_bytes
+from runtime.denoise.step_binding import StepBinding
+from runtime.denoise.step_noise import StepNoise
+from runtime.devices.device import Device, Tensor
 from runtime.engines.engine import Engine, EngineSet, Execution, smallest_superset
-from runtime.scheduling.batch import BucketBatch
+from runtime.requests.request import MAX_CONDITIONS
+from runtime.scheduling.slot import Slot
 
 
 class LengthBucket:
-    """Owns what slots of one length need on the device. Written by the tick thread alone."""
+    """Owns what slots of one length need on the device. One thread.
+
+    Subclasses (see ablations) choose other parts by overriding `state_kind`, `rows_kind` and `step_kind`.
+    """
+
+    state_kind: type[SlotState] = SlotState
+    rows_kind: type[RowBuffers] = RowBuffers
+    step_kind: type[StepBinding] = StepBinding
 
     def __init__(
         self,
@@ -28,104 +40,190 @@ class LengthBucket:
         engines: EngineSet,
         bundle: Bundle,
         deployment: Deployment,
+        worker: ThreadPoolExecutor,
         frames: int,
     ) -> None:
-        self._device, self._stream, self._engines = device, launches.stream, engines
-        self._bundle, self._deployment = bundle, deployment
-        self._launches = launches
-        self._generation = 0
         self.frames = frames
-        self._techniques = techniques_of(deployment.runtime)
-        self._slot_count = deployment.runtime.depth
-        self._channels = bundle.latents.channels
-        self.state = SlotState(
-            device, self._stream, slot_count=self._slot_count, frames=frames, channels=self._channels,
-            field_kind=self._techniques.field,
-        )  # fmt: skip
+        self._device, self._stream, self._launches, self._engines = device, launches.stream, launches, engines
+        self._bundle, self._deployment = bundle, deployment
+        self._generation = 0
+        self._slot_count, self._channels = deployment.runtime.depth, bundle.latents.channels
+        most_rows = 2 * MAX_CONDITIONS * self._slot_count
+        self._vectors = PackedVectors(device, vectors_bytes(self._slot_count, most_rows))
+        self.state = self.state_kind(
+            device, self._stream, self._vectors, slot_count=self._slot_count, frames=frames, channels=self._channels
+        )
+        time = engines.decoder.inputs[bundle.decoder.inputs.time]
+        self._times = self._vectors.take(most_rows * ALIGNED * 4 // np.dtype(time.dtype).itemsize, time.dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
+        self._steps = self.step_kind(device, self._stream, self.state, deployment.runtime.ticks_in_flight + 1)
+        self._noise = StepNoise(device, worker, (frames, self._channels))
+        folds_tokens = bundle.decoder.inputs.condition_mask is not None
+        self._rules = LayoutRules(deployment, folds_tokens, row_multiple(frames, self._channels))
         self._variants: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
         self._masked: Tensor | None = None
-        flags_kept = deployment.runtime.ticks_in_flight + 1
-        self._steps = self._techniques.steps(device, self._stream, self.state, flags_kept)
+        self._live: dict[int, LiveSlot] = {}
+        self._layout: RowLayout | None = None
+        self._previous: RowLayout | None = None
+        self._ticks_left = 0
+        self._bound: dict[tuple[int, ...], Launch] = {}
+        self._first_negatives: list[LiveSlot] = []
 
-    def prepare(self, batch: BucketBatch) -> None:
-        """Write what this tick changes: rows that changed hands, tables, times."""
-        if len(batch.rows) > self._rows.capacity:
-            self.forget_launches()
-            self._rows = self._row_buffers(len(batch.rows))
-        self._rows.lay_out(batch)
-        self._rows.set_times(batch)
-        self._steps.write(batch, blends="blend" in self._variant("step", batch.features))
-        self.state.set_step(batch)
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def admit(self, slot: Slot) -> None:
+        """Copy what was prepared for a slot into its rows."""
+        work: PreparedGeneration = slot.work
+        self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
+        self.state.admit(slot.index, work, slot.step)
+        self._layout = None
+
+    def update(self, slot: Slot) -> None:
+        """Write a slot's new step parameters."""
+        live = self._live[slot.index]
+        is_same_layout = live.work.values.features == slot.work.values.features
+        is_same_layout &= live.work.values.row_features == slot.work.values.row_features
+        live.work = slot.work
+        self.state.write(slot.index, slot.work.values.fields)
+        if not is_same_layout:
+            self._layout = None
+
+    def vacate(self, slot: Slot) -> None:
+        """Empty a slot: nothing moves there until it is taken again."""
+        del self._live[slot.index]
+        self.state.vacate(slot.index)
+        self._layout = None
+
+    def layout(self) -> RowLayout:
+        """The rows of the next tick: the same object as long as no slot joins, leaves or changes its rows."""
+        if self._layout is None or self._ticks_left == 0:
+            live = [self._live[index] for index in sorted(self._live)]
+            self._layout = self._previous = self._rules.lay_out(self.frames, live, self._previous)
+            self._ticks_left = self._layout.num_ticks
+            self._bound.clear()
+            pairs = zip(live, self._layout.negatives, strict=True)
+            self._first_negatives = [item for item, rows in pairs if rows and not item.has_cached_negative]
+        return self._layout
+
+    def prepare(self, layout: RowLayout) -> Launch:
+        """Upload what changed since the last tick; returns what is to be run. Raises EngineError, ShapeError."""
+        if layout is not self._rows.layout:
+            self._write_layout(layout)
+        if layout.features & {"sde", "ode_noise"}:
+            self._write_noise()
+        self._rows.set_times(layout, self.state.set_times(layout.slot_count))
         self.state.flush()
-
-    def launch(self, batch: BucketBatch) -> tuple[Event, Event]:
-        """Execute the tick; afterwards the state's other sides are current. Raises EngineError, ShapeError."""
-        key = self._key(batch)
-        launch = self._launches.get(key, lambda: self._bind(batch, key.step))
+        self._vectors.flush(self._stream)
+        launch = self._launch(layout)
         self.state.before_launch(launch.writes)
-        events = self._launches.run(launch)
-        for name in launch.writes:
-            self.state.double_buffer(name).flip()
-        return events
+        self._launches.before_run(launch)
+        return launch
 
-    def finite(self, slot_count: int) -> NDArray[np.bool_]:
-        """Per slot, whether the last tick left only finite latents; valid when that tick is done, for as long as two
-        ticks are in flight."""
-        return self._steps.finite(slot_count)
+    def launched(self, layout: RowLayout, launch: Launch) -> NDArray[np.bool_]:
+        """The launch is on the stream. Returns where its finite flags `[S]` arrive, valid once the tick is done."""
+        self.state.after_launch(launch.writes)
+        if layout.features & {"sde", "ode_noise"}:
+            for live in self._drawing():
+                self._noise.draw_next(live)
+        return self._steps.finite(layout.slot_count)
+
+    def advance(self) -> None:
+        """Every live slot has taken its step."""
+        self.state.advance()
+        self._ticks_left -= 1
+        if self._first_negatives:
+            for live in self._first_negatives:
+                live.has_cached_negative = True
+                if live.work.request.guidance_mode == "initialize":
+                    self._layout = None
+            self._first_negatives = []
+
+    def has_cached_negative(self, slot: Slot) -> bool:
+        """Whether a slot's negative velocity has been computed."""
+        return self._live[slot.index].has_cached_negative
 
     def use(self, engines: EngineSet) -> None:
-        """Take other engines of the same tensors. What was bound to the old ones is let go of."""
+        """Take other engines of the same tensors. What was bound to the old ones is closed."""
         self.forget_launches()
         self._engines = engines
         self._variants.clear()
-        self._steps.forget()
+        self._layout = None
         self._generation += 1
 
     def forget_launches(self) -> None:
-        """Let go of everything that is bound to this bucket's memory."""
+        """Close everything that is bound to this bucket's memory."""
+        self._bound.clear()
         self._launches.drop(lambda key: key.frames == self.frames)
 
-    def _key(self, batch: BucketBatch) -> LaunchKey:
-        variant = self._variant("step", batch.features)
+    def _write_layout(self, layout: RowLayout) -> None:
+        if len(layout.rows) > self._rows.capacity:
+            self.forget_launches()
+            self._rows = self._row_buffers(len(layout.rows))
+        self._rows.lay_out(layout)
+        self._steps.write(layout, blends="blend" in self._variant("step", layout.features))
+        if "rcfg" in layout.features:
+            for slot, uses in zip(layout.slots, layout.uses_cached_negative, strict=True):
+                self.state.field("use_cached_negative").write(slot.index, uses)
+
+    def _write_noise(self) -> None:
+        field = self.state.field("step_noise")
+        for live in self._drawing():
+            field.write(live.slot.index, self._noise.take(live))
+
+    def _drawing(self) -> list[LiveSlot]:
+        return [live for live in self._live.values() if live.work.values.draws_noise]
+
+    def _launch(self, layout: RowLayout) -> Launch:
+        sides = self.state.sides
+        launch = self._bound.get(sides)
+        if launch is None or launch.is_retired:
+            key = self._key(layout)
+            launch = self._bound[sides] = self._launches.get(key, lambda: self._bind(key, layout))
+        else:
+            self._launches.touch(launch)
+        return launch
+
+    def _key(self, layout: RowLayout) -> LaunchKey:
+        step = self._variant("step", layout.features)
         return LaunchKey(
             frames=self.frames,
-            slot_count=batch.slot_count,
-            executes=batch.executes,
-            widths=widths(batch),
-            step=variant,
-            rows=None if _is_identity(batch) else self._variant("rows", batch.row_features),
-            sides=tuple(self.state.double_buffer(name).side for name in writes(variant)),
+            slot_count=layout.slot_count,
+            executes=layout.executes,
+            widths=layout.widths,
+            step=step,
+            rows=None if layout.is_identity else self._variant("rows", layout.row_features),
+            sides=tuple(self.state.double_buffer(name).side for name in written_states(step)),
             generation=self._generation,
         )
 
-    def _bind(self, batch: BucketBatch, variant: frozenset[str]) -> Launch:
-        shape = (batch.slot_count, self.frames, self._channels)
+    def _bind(self, key: LaunchKey, layout: RowLayout) -> Launch:
+        shape = (layout.slot_count, self.frames, self._channels)
         latents = self.state.double_buffer("latents").current.view(*shape)
         rows, hidden_states = None, latents
-        if not _is_identity(batch):
-            rows, hidden_states, latents = self._bind_rows(batch, latents)
-        velocity = self._rows.velocity.view(len(batch.rows), self.frames, self._channels)
-        launch = self._techniques.launch(
+        if key.rows is not None:
+            rows, hidden_states, latents = self._bind_rows(self._engines.rows[key.rows], layout, latents)
+        velocity = self._rows.velocity.view(len(layout.rows), self.frames, self._channels)
+        launch = Launch(
+            key=key,
             rows=rows,
-            decoder=tuple(self._bind_decoder(*execute, hidden_states) for execute in batch.executes),
-            step=self._steps.bind(self._engines.steps[variant], batch, latents, velocity),
-            writes=writes(variant),
+            decoders=tuple(self._bind_decoder(*execute, hidden_states) for execute in layout.executes),
+            step=self._steps.bind(self._engines.steps[key.step], layout, latents, velocity),
+            writes=written_states(key.step),
         )
-        self.state.flush()  # binding may have made fields, with their neutral lines
+        self.state.flush()  # binding may have made fields, with their neutral rows
         return launch
 
-    def _bind_rows(self, batch: BucketBatch, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
+    def _bind_rows(self, engine: Engine, layout: RowLayout, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
         """The rows engine, the decoder's input, and the latents that the step starts from (masked where a mask is)."""
-        engine = self._engines.rows[self._variant("rows", batch.row_features)]
-        shape = (batch.slot_count, self.frames, self._channels)
-        hidden_states = self._rows.hidden_states.view(len(batch.rows), self.frames, self._channels)
-        tensors = self._resolve(engine, batch)
+        hidden_states = self._rows.hidden_states.view(len(layout.rows), self.frames, self._channels)
+        tensors = {name: self.state.tensor(name, layout.slot_count) for name in engine.inputs if name in FIELDS}
+        tensors["row_slots"] = self._rows.row_slots.view(len(layout.rows))
         tensors |= {"latents": latents, "hidden_states": hidden_states}
         if "masked_latents" in engine.outputs:
             if self._masked is None:
                 self._masked = self._device.zeros((self._slot_count, self.frames, self._channels), np.float32)
-            latents = tensors["masked_latents"] = self._masked.view(*shape)
+            latents = tensors["masked_latents"] = self._masked.view(*latents.shape)
         return engine.bind(tensors), hidden_states, latents
 
     def _bind_decoder(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
@@ -135,12 +233,6 @@ class LengthBucket:
         tensors[self._bundle.decoder.outputs.velocity] = velocity
         return self._engines.decoder.bind(tensors)
 
-    def _resolve(self, engine: Engine, batch: BucketBatch) -> dict[str, Tensor]:
-        """Inputs that are known by name: fields of the state, and which slot each row reads."""
-        tensors = {name: self.state.tensor(name, batch.slot_count) for name in engine.inputs if name in FIELDS}
-        tensors["row_slots"] = self._rows.row_slots.view(len(batch.rows))
-        return tensors
-
     def _variant(self, kind: str, features: frozenset[str]) -> frozenset[str]:
         key = (kind, features)
         if key not in self._variants:
@@ -149,17 +241,7 @@ class LengthBucket:
         return self._variants[key]
 
     def _row_buffers(self, capacity: int) -> RowBuffers:
-        tokens = self._deployment.max_tokens
-        return self._techniques.rows(
-            self._device, self._stream, self._engines.decoder, self._bundle,
-            frames=self.frames, capacity=capacity, tokens=tokens,
+        return self.rows_kind(
+            self._device, self._stream, self._engines.decoder, self._bundle, self._vectors, self._times,
+            frames=self.frames, capacity=capacity, tokens=self._deployment.max_tokens,
         )  # fmt: skip
-
-
-def _is_identity(batch: BucketBatch) -> bool:
-    """Whether row i simply is slot_index i: then the decoder reads the latents where they lie."""
-    return (
-        not batch.row_features
-        and len(batch.rows) == batch.slot_count
-        and all(row.slot_index == index for index, row in enumerate(batch.rows))
-    )

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from runtime.denoise.row_layout import Execute
 from runtime.devices.device import Device, Event, Replay, Stream
 from runtime.engines.engine import Execution
-from runtime.errors import CaptureError, EngineError
+from runtime.errors import CaptureError, EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
+
+Call = Callable[[Stream], None]
 
 
 class LaunchKey(NamedTuple):
@@ -20,7 +23,7 @@ class LaunchKey(NamedTuple):
 
     frames: int
     slot_count: int
-    executes: tuple[tuple[int, int, int], ...]
+    executes: tuple[Execute, ...]
     widths: tuple[int, int]
     step: frozenset[str]
     rows: frozenset[str] | None
@@ -28,74 +31,79 @@ class LaunchKey(NamedTuple):
     generation: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Launch:
     """One tick's executions of a bucket, bound, in order: rows (where needed), decoder, step.
 
-    `writes` names the double-buffered arrays whose other side it writes; `last` is an event after its last run.
+    `writes` names the double-buffered states whose other side it writes. before, decoder, after: what the next run
+    calls, decoder in between two events; of a captured graph, all of it is there.
     """
 
+    key: LaunchKey
     rows: Execution | None
-    decoder: tuple[Execution, ...]
+    decoders: tuple[Execution, ...]
     step: Execution
     writes: tuple[str, ...]
     replay: Replay | None = None
+    num_runs: int = 0
     is_warm: bool = False
-    is_plain: bool = False
-    last: Event | None = None
+    cannot_capture: bool = False
+    is_retired: bool = False
+    before: tuple[Call, ...] = ()
+    decoder: tuple[Call, ...] = ()
+    after: tuple[Call, ...] = ()
 
-    def run(self, stream: Stream) -> tuple[Event, Event]:
-        """Put everything on the stream. The events enclose the decoder; of a captured graph, all of it."""
-        if self.replay is not None:
-            begin = stream.record()
-            self.replay.launch(stream)
-            self.last = stream.record()
-            return begin, self.last
-        return self._each(stream, lambda execution: execution.launch(stream))
+    def __post_init__(self) -> None:
+        self.set_plain()
 
-    def warm_up(self, stream: Stream) -> tuple[Event, Event]:
-        """Run everything once with resources of its own: what a capture needs to have happened before."""
-        self.is_warm = True
-        try:
-            return self._each(stream, lambda execution: execution.warm_up(stream))
-        except EngineError:
-            self._release()
-            raise
+    @property
+    def executions(self) -> tuple[Execution, ...]:
+        """All of them, in order."""
+        return (*(() if self.rows is None else (self.rows,)), *self.decoders, self.step)
 
-    def capture(self, device: Device, stream: Stream) -> None:
-        """Turn it into one graph. Raises CaptureError; it runs plainly then."""
-        self.replay = device.capture(stream, lambda: self._launch_all(stream))
+    def set_plain(self) -> None:
+        """Launch each execution."""
+        self.before = () if self.rows is None else (self.rows.launch,)
+        self.decoder = tuple(execution.launch for execution in self.decoders)
+        self.after = (self.step.launch,)
+
+    def set_warm_up(self) -> None:
+        """Run each execution with resources of its own: what a capture needs to have happened before."""
+        self.before, self.decoder, self.after = (), (self._warm_up,), ()
+
+    def set_replay(self, replay: Replay) -> None:
+        """Launch the captured graph of all executions."""
+        self.replay = replay
+        self.before, self.decoder, self.after = (), (replay.launch,), ()
 
     def close(self) -> None:
-        """Let go of the graph and of what it held. Its last run must be done."""
+        """Release the graph and what it held. Its last run must be done."""
         if self.replay is not None:
             self.replay.close()
             self.replay = None
         self._release()
 
+    def _warm_up(self, stream: Stream) -> None:
+        """Where there is no memory for it, the executions run plainly: nothing of the state has changed by then."""
+        self.is_warm = True
+        try:
+            for execution in self.executions:
+                execution.warm_up(stream)
+        except EngineDeadError:
+            raise
+        except EngineError as error:
+            logger.warning("a tick cannot be warmed up for capture and is launched plainly: %s", error)
+            self.cannot_capture = True
+            self._release()
+            self.set_plain()
+            for execution in self.executions:
+                execution.launch(stream)
+
     def _release(self) -> None:
         if self.is_warm:
             self.is_warm = False
-            for execution in self._executions():
+            for execution in self.executions:
                 execution.release()
-
-    def _executions(self) -> tuple[Execution, ...]:
-        return (*(() if self.rows is None else (self.rows,)), *self.decoder, self.step)
-
-    def _launch_all(self, stream: Stream) -> None:
-        for execution in self._executions():
-            execution.launch(stream)
-
-    def _each(self, stream: Stream, start: Callable[[Execution], None]) -> tuple[Event, Event]:
-        if self.rows is not None:
-            start(self.rows)
-        begin = stream.record()
-        for execution in self.decoder:
-            start(execution)
-        end = stream.record()
-        start(self.step)
-        self.last = end
-        return begin, end
 
 
 @dataclass(slots=True)
@@ -123,7 +131,7 @@ class LaunchCache:
     """The launches that were used last, at most `limit`. One that falls out is closed once its last run is done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
-    time on as a captured graph.
+    time on as a captured graph. Where its warm-up or its capture fails it runs plainly.
     """
 
     device: Device
@@ -143,29 +151,40 @@ class LaunchCache:
 
     def get(self, key: LaunchKey, bind: Callable[[], Launch]) -> Launch:
         """The launch for `key`, bound where there is none. Raises EngineError."""
-        self._close_retired()
+        if self._retired:
+            self._close_retired()
         if self.can_reuse(key):
             self._launches.move_to_end(key)
-        else:
-            self._launches[key] = bind()
-            self.counts.bound += 1
-            if len(self._launches) > self.limit:
-                self._retire(self._launches.popitem(last=False)[1])
-        return self._launches[key]
+            return self._launches[key]
+        launch = self._launches[key] = bind()
+        self.counts.bound += 1
+        if len(self._launches) > self.limit:
+            self._retire(self._launches.popitem(last=False)[1])
+        return launch
 
-    def run(self, launch: Launch) -> tuple[Event, Event]:
-        """Run a launch in the way that is due. Raises EngineError."""
-        if self.captures and launch.replay is None and not launch.is_plain:
-            if launch.is_warm:
+    def touch(self, launch: Launch) -> None:
+        """Note that a launch is used again."""
+        if self._retired:
+            self._close_retired()
+        self._launches.move_to_end(launch.key)
+
+    def before_run(self, launch: Launch) -> None:
+        """Choose how the launch runs now: plainly, as a warm-up, or as a captured graph."""
+        launch.num_runs += 1
+        if self.captures and launch.replay is None and not launch.cannot_capture:
+            if launch.num_runs == 2:
+                launch.set_warm_up()
+            elif launch.num_runs > 2:
                 self._capture(launch)
-            elif launch.last is not None:
-                self.counts.plain += 1
-                return launch.warm_up(self.stream)
         if launch.replay is None:
             self.counts.plain += 1
         else:
             self.counts.replayed += 1
-        return launch.run(self.stream)
+
+    def discard(self, launch: Launch) -> None:
+        """Forget a launch that failed; the next tick of its kind is bound anew, and runs plainly."""
+        if self._launches.get(launch.key) is launch:
+            self._retire(self._launches.pop(launch.key))
 
     def drop(self, is_stale: Callable[[LaunchKey], bool]) -> None:
         """Let go of every launch whose key is stale."""
@@ -179,17 +198,26 @@ class LaunchCache:
             self._retired.popleft()[0].close()
 
     def _capture(self, launch: Launch) -> None:
+        def launch_all() -> None:
+            for execution in launch.executions:
+                execution.launch(self.stream)
+
+        launch.set_plain()
         try:
-            launch.capture(self.device, self.stream)
-            self.counts.captured += 1
+            replay = self.device.capture(self.stream, launch_all)
         except CaptureError as error:
-            launch.is_plain = True
+            launch.cannot_capture = True
             if self.counts.failed == 0:
                 logger.warning("a tick cannot be captured as a graph and is launched plainly: %s", error)
             self.counts.failed += 1
+        else:
+            if replay is not None:
+                self.counts.captured += 1
+                launch.set_replay(replay)
 
     def _retire(self, launch: Launch) -> None:
         self.counts.evicted += 1
+        launch.is_retired = True
         self._retired.append((launch, self.stream.record()))
         self._close_retired()
 

@@ -1,6 +1,6 @@
 """The decoder's batch: buffers for its rows, and the tables that say which row belongs to which slot.
 
-Conditions and contexts are written when a row changes hands, never per tick. What an execute takes lies together and
+Conditions and contexts are written when a row changes, not per tick. What an execute takes lies together and
 begins at an aligned address.
 """
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
+from runtime.denoise.row_layout import Row, RowLayout
+from runtime.denoise.slot_state import PackedVectors
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine
-from runtime.scheduling.batch import BucketBatch, Row
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
@@ -43,7 +44,10 @@ class Buffer:
 
 
 class RowBuffers:
-    """Everything with a row dimension, for buckets of T frames and up to `capacity` rows of up to `tokens` tokens."""
+    """Everything with a row dimension, for T frames and up to `capacity` rows of up to `tokens` tokens.
+
+    `times` has room for a flow time per row, those of an execute next to each other at an aligned address.
+    """
 
     def __init__(
         self,
@@ -51,12 +55,16 @@ class RowBuffers:
         stream: Stream,
         decoder: Engine,
         bundle: Bundle,
+        vectors: PackedVectors,
+        times: tuple[Tensor, NDArray[Any]],
         *,
         frames: int,
         capacity: int,
         tokens: int,
     ) -> None:
-        self._device, self._stream = device, stream
+        self._device, self._stream, self._vectors = device, stream, vectors
+        self._time, self._host_times = times
+        self._first_time_bytes = vectors.limit_bytes - self._time.size_bytes
         self._roles = bundle.decoder.inputs
         self.frames, self.capacity, self.tokens = frames, capacity, tokens
         self.channels = bundle.latents.channels
@@ -65,11 +73,10 @@ class RowBuffers:
         width = inputs[self._roles.condition].shape[2]
         assert isinstance(width, int)
         self.width = width
-        line = frames * self.channels
-        self.hidden_states = device.zeros((capacity * line,), np.float32)
-        self.velocity = device.zeros((capacity * line,), np.float32)
+        size = frames * self.channels
+        self.hidden_states = device.zeros((capacity * size,), np.float32)
+        self.velocity = device.zeros((capacity * size,), np.float32)
         self.row_slots = Buffer(device, capacity, np.int64)
-        self.time = Buffer(device, capacity * ALIGNED, inputs[self._roles.time].dtype)
         self._condition_stride = _round_up(tokens * width)
         self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
         self._padding = np.zeros((tokens, width), self.condition.dtype)
@@ -81,46 +88,40 @@ class RowBuffers:
         self._context_stride = _round_up(frames * self.context_channels)
         if self._roles.context is not None:
             self.context = device.zeros((capacity * self._context_stride,), inputs[self._roles.context].dtype)
-        self._rows: tuple[Row, ...] = ()
-        self._executes: tuple[tuple[int, int, int], ...] = ()
+        self.layout: RowLayout | None = None
+        self._placed: dict[int, tuple[Row, int, int]] = {}
 
-    def lay_out(self, batch: BucketBatch) -> None:
-        """Write the conditions of rows that changed hands, and which slot each row reads."""
-        if batch.rows is self._rows and batch.executes is self._executes:
-            return
-        moved = batch.executes != self._executes
-        changed = [
-            index
-            for index, row in enumerate(batch.rows)
-            if moved or index >= len(self._rows) or not _same(row, self._rows[index])
-        ]
-        if not changed and len(batch.rows) == len(self._rows):
-            self._rows, self._executes = batch.rows, batch.executes
-            return
-        for begin, end, tokens in batch.executes:
+    def lay_out(self, layout: RowLayout) -> None:
+        """Write the conditions and contexts of rows that changed, and which slot each row reads."""
+        for begin, end, tokens in layout.executes:
             for index in range(begin, end):
-                if index in changed:
-                    self._write_row(index, batch.rows[index], begin, tokens)
-        self.row_slots.array(len(batch.rows))[:] = [row.slot_index for row in batch.rows]
-        self.row_slots.flush(len(batch.rows), self._stream)
-        self._rows, self._executes = batch.rows, batch.executes
+                row = layout.rows[index]
+                if not self._has(index, row, begin, tokens):
+                    self._write_row(index, row, begin, tokens)
+                    self._placed[index] = (row, begin, tokens)
+        self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]
+        self.row_slots.flush(len(layout.rows), self._stream)
+        last = layout.executes[-1]
+        num_times = last.begin * ALIGNED + last.end - last.begin
+        self._vectors.limit_bytes = self._first_time_bytes + num_times * self._time.dtype.itemsize
+        self.layout = layout
 
-    def set_times(self, batch: BucketBatch) -> None:
-        """Write each row's flow time."""
-        times = self.time.host
-        for step in batch.slots:
-            for row in (*step.positives, *step.negatives):
-                begin = batch.begin_of(row)
-                times[begin * ALIGNED + row - begin] = step.time
-        for begin, end, _ in batch.executes:
-            self.time.flush(end - begin, self._stream, start=begin * ALIGNED)
+    def set_times(self, layout: RowLayout, slot_times: NDArray[np.float32]) -> None:
+        """Write each row's flow time, from those of the slots `[slot_count]`. The vectors' owner uploads them."""
+        row_slots = self.row_slots.host
+        for begin, end, _ in layout.executes:
+            times = self._host_times[begin * ALIGNED : begin * ALIGNED + end - begin]
+            if times.dtype == np.float32:
+                np.take(slot_times, row_slots[begin:end], out=times, mode="clip")
+            else:
+                times[...] = slot_times[row_slots[begin:end]]
 
     def decoder_tensors(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> dict[str, Tensor]:
         """Tensor name -> memory of one execute over rows `begin` to `end`."""
         rows, frames, channels = end - begin, self.frames, self.channels
         tensors = {
             self._roles.latents: hidden_states.view(rows, frames, channels, start=begin * frames * channels),
-            self._roles.time: self.time.view(rows, start=begin * ALIGNED),
+            self._roles.time: self._time.view(rows, start=begin * ALIGNED),
             self._roles.condition: self.condition.view(rows, tokens, self.width, start=begin * self._condition_stride),
         }
         if self.mask is not None and self._roles.condition_mask is not None:
@@ -148,6 +149,14 @@ class RowBuffers:
             start = begin * self._context_stride + place * self.frames * self.context_channels
             self._upload(self.context.view(self.frames, self.context_channels, start=start), row.request.context)
 
+    def _has(self, index: int, row: Row, begin: int, tokens: int) -> bool:
+        """Whether the row's condition and context are there already, at the place that this execute reads."""
+        if index not in self._placed:
+            return False
+        old, old_begin, old_tokens = self._placed[index]
+        is_same = row.condition is old.condition and row.request is old.request
+        return is_same and (begin, tokens) == (old_begin, old_tokens)
+
     def _upload(self, target: Tensor, values: NDArray[Any]) -> None:
         self._device.upload(target, values, self._stream)
 
@@ -159,7 +168,3 @@ def row_multiple(frames: int, channels: int) -> int:
 
 def _round_up(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
-
-
-def _same(row: Row, other: Row) -> bool:
-    return row.condition is other.condition and row.request is other.request and row.slot_index == other.slot_index

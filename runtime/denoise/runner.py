@@ -1,70 +1,209 @@
-"""The buckets that are open, one per length T, and the arrays in which their finished latents leave."""
+"""The flow model's part of a tick: one bucket per length T, launched together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.ablations import bucket_kind, launch_cache_kind
 from runtime.denoise.bucket import LengthBucket
-from runtime.denoise.launch_cache import LaunchCache, LaunchCounts
+from runtime.denoise.launch_cache import LaunchCounts
+from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, variant_name
+from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
+from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.slot import Slot
 
-MAX_IDLE_LANES = 4
+MAX_IDLE_BUCKETS = 4
+
+
+class PhaseRecorder(Protocol):
+    """Where the runner says which phase of the tick begins."""
+
+    def begin(self, phase: str) -> None:
+        """What happens from now on is this phase."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenoisePart:
+    """What one tick denoises: a layout per length, shortest first."""
+
+    layouts: tuple[RowLayout, ...]
+    slots: tuple[Slot, ...]
+    frames: tuple[int, ...]
+    variants: tuple[str, ...]
+    num_rows: int
+    num_executes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketLaunch:
+    """A bucket's part of a launched tick: events around the decoder, and where its finite flags `[S]` arrive."""
+
+    layout: RowLayout
+    steps: tuple[int, ...]
+    begin: Event
+    end: Event
+    finite: NDArray[np.bool_]
+
+    def span(self, stream: Stream, first: Event) -> BucketSpan:
+        """When it ran, from `first` on; its events are done."""
+        layout = self.layout
+        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
+        ms = stream.elapsed_ms(self.begin, self.end)
+        return BucketSpan(layout.frames, len(layout.slots), layout.num_rows, len(layout.executes), begin_ms, ms)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenoiseLaunch:
+    """A launched part. `error`: an engine refused to launch, and the part's slots cannot go on."""
+
+    buckets: tuple[BucketLaunch, ...]
+    error: TickError | None = None
+
+    @property
+    def begin(self) -> Event | None:
+        """Before the first execute; None where there is none."""
+        return self.buckets[0].begin if self.buckets else None
+
+    def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
+        """When each bucket's executes ran, from `first` on. Valid when the tick is done."""
+        return [bucket.span(stream, first) for bucket in self.buckets]
+
+    def non_finite(self) -> Iterator[tuple[Slot, int]]:
+        """Slots whose latents became NaN or infinite, with the step they took. Valid when the tick is done."""
+        for bucket in self.buckets:
+            if not bucket.finite.all():
+                for slot, step in zip(bucket.layout.slots, bucket.steps, strict=True):
+                    if not bucket.finite[slot.index]:
+                        yield slot, step
 
 
 class DenoiseRunner:
-    """Opens a bucket when its length is first needed; keeps a few that stand empty for the next generation.
+    """Opens a bucket when its length is first needed; keeps a few empty ones for the next generation.
 
-    Finished latents leave on a stream of their own, while the next tick executes.
+    Finished latents leave on a second stream, while the next tick executes. One thread.
     """
 
     def __init__(
-        self, device: Device, stream: Stream, engines: EngineSet, bundle: Bundle, deployment: Deployment
+        self,
+        device: Device,
+        stream: Stream,
+        engines: EngineSet,
+        bundle: Bundle,
+        deployment: Deployment,
+        recorder: PhaseRecorder,
     ) -> None:
-        self._device, self._stream, self._engines = device, stream, engines
-        self._bundle, self._deployment = bundle, deployment
+        self._device, self._stream, self._recorder = device, stream, recorder
+        self._engines, self._bundle, self._deployment = engines, bundle, deployment
         self._copies = device.stream()
         runtime = deployment.runtime
-        self._launches = LaunchCache(
+        self._bucket_kind = bucket_kind(runtime)
+        self._launches = launch_cache_kind(runtime)(
             device, stream, runtime.captured_graphs, captures=runtime.capture and device.kind != "cpu"
         )
+        self._noise_worker = ThreadPoolExecutor(1, "step-noise")
         self._buckets: dict[int, LengthBucket] = {}
         self._pools: dict[int, ArrayPool] = {}
+        self._part: DenoisePart | None = None
 
-    def __getitem__(self, frames: int) -> LengthBucket:
-        return self._buckets[frames]
+    def admit(self, slot: Slot) -> None:
+        """Copy what was prepared for a slot into the bucket of its length."""
+        self.open(slot.bucket).admit(slot)
 
-    def open(self, frames: int, live: Collection[int]) -> LengthBucket:
-        """The bucket of a length; a new one replaces one that is not `live` once many are empty."""
+    def update(self, slot: Slot) -> None:
+        """Write a slot's new step parameters; they hold from the next launch on."""
+        self._buckets[slot.bucket].update(slot)
+
+    def vacate(self, slot: Slot) -> None:
+        """Empty a slot that ended early."""
+        self._buckets[slot.bucket].vacate(slot)
+
+    def plan(self) -> DenoisePart | None:
+        """What the next tick denoises; None where no slot is live. Unchanged, the same object."""
+        layouts = tuple([self._buckets[frames].layout() for frames in sorted(self._buckets) if self._buckets[frames]])
+        if self._part is None or self._part.layouts != layouts:
+            self._part = _part(layouts)
+        return self._part if layouts else None
+
+    def launch(self, part: DenoisePart) -> DenoiseLaunch:
+        """Upload what changed and put the part's executions on the stream. Raises EngineDeadError."""
+        stream, launched = self._stream, []
+        try:
+            self._recorder.begin("upload")
+            ready = [(self._buckets[layout.frames], layout) for layout in part.layouts]
+            launches = [bucket.prepare(layout) for bucket, layout in ready]
+            self._recorder.begin("launch")
+            for (bucket, layout), launch in zip(ready, launches, strict=True):
+                for call in launch.before:
+                    call(stream)
+                begin = stream.record()
+                for call in launch.decoder:
+                    call(stream)
+                end = stream.record()
+                for call in launch.after:
+                    call(stream)
+                finite = bucket.launched(layout, launch)
+                launched.append(BucketLaunch(layout, tuple([s.step for s in layout.slots]), begin, end, finite))
+        except EngineDeadError:
+            raise
+        except (EngineError, ShapeError) as error:
+            self._launches.drop(lambda key: key.frames in part.frames)
+            return DenoiseLaunch((), error)
+        return DenoiseLaunch(tuple(launched))
+
+    def commit(self, part: DenoisePart) -> None:
+        """Every slot of a launched part has taken its step."""
+        for layout in part.layouts:
+            self._buckets[layout.frames].advance()
+
+    def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[Array], Event]:
+        """Begin to copy out the latents `[T, C]` of finished slots, as of `ready`, and empty the slots.
+
+        The arrays belong to the receiver and are valid once the returned event is done.
+        """
+        self._copies.wait(ready)
+        results = []
+        for slot in slots:
+            latents = self._pools[slot.bucket].lend()
+            bucket = self._buckets[slot.bucket]
+            bucket.state.read_out(slot.index, latents, self._copies)
+            bucket.vacate(slot)
+            results.append(latents)
+        return results, self._copies.record()
+
+    def snapshot(self, slot: Slot) -> tuple[Mapping[str, Array], bool]:
+        """Copies of a slot's states `[T, C]`, and whether its negative velocity is cached. Waits for the device."""
+        bucket = self._buckets[slot.bucket]
+        return bucket.state.snapshot(slot.index), bucket.has_cached_negative(slot)
+
+    def open(self, frames: int, live: Collection[int] = ()) -> LengthBucket:
+        """The bucket of a length; a new one replaces an empty one once many are empty."""
         if frames not in self._buckets:
-            idle = [length for length in self._buckets if length not in live]
-            if len(idle) >= MAX_IDLE_LANES:
+            idle = [length for length, bucket in self._buckets.items() if not bucket and length not in live]
+            if len(idle) >= MAX_IDLE_BUCKETS:
                 self._close(idle[0])
             self._pools[frames] = self._pool(frames)
-            self._buckets[frames] = LengthBucket(
-                self._device, self._launches, self._engines, self._bundle, self._deployment, frames
+            self._buckets[frames] = self._bucket_kind(
+                self._device,
+                self._launches,
+                self._engines,
+                self._bundle,
+                self._deployment,
+                self._noise_worker,
+                frames,
             )
         return self._buckets[frames]
-
-    def begin_copies(self, ready: Event) -> None:
-        """What is read out from now on is what there is at `ready`."""
-        self._copies.wait(ready)
-
-    def read_out(self, frames: int, slot_index: int) -> Array:
-        """A slot's latents `[T, C]` in an array that the receiver may keep; valid when `copied` is done."""
-        latents = self._pools[frames].lend()
-        self._buckets[frames].state.read_out(slot_index, latents, self._copies)
-        return latents
-
-    def copied(self) -> Event:
-        """An event after everything that was read out so far."""
-        return self._copies.record()
 
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
@@ -73,7 +212,8 @@ class DenoiseRunner:
             bucket.use(engines)
 
     def close(self) -> None:
-        """Wait for what is pending and let go of everything that is bound. Raises EngineDeadError."""
+        """Wait for what is pending and close everything that is bound. Raises EngineDeadError."""
+        self._noise_worker.shutdown()
         self._wait()
         self._launches.close()
 
@@ -83,7 +223,7 @@ class DenoiseRunner:
         return self._launches.counts
 
     def _close(self, frames: int) -> None:
-        """Forget a bucket. Its memory must not be used by others before what is pending has run: this waits."""
+        """Close a bucket. Its memory must not be used by others before what is pending has run: this waits."""
         self._wait()
         self._buckets.pop(frames).forget_launches()
         del self._pools[frames]
@@ -96,7 +236,13 @@ class DenoiseRunner:
         shape = (frames, self._bundle.latents.channels)
         return ArrayPool(lambda: self._device.staging(shape, np.float32), 2 * self._deployment.runtime.depth)
 
-    @property
-    def allocations(self) -> int:
-        """Every allocation of the device so far, finished latents' arrays included."""
-        return self._device.allocations
+
+def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:
+    return DenoisePart(
+        layouts=layouts,
+        slots=tuple(slot for layout in layouts for slot in layout.slots),
+        frames=tuple(layout.frames for layout in layouts),
+        variants=tuple(variant_name(layout.features) for layout in layouts),
+        num_rows=sum(layout.num_rows for layout in layouts),
+        num_executes=sum(len(layout.executes) for layout in layouts),
+    )

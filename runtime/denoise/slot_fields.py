@@ -1,133 +1,103 @@
-"""What slots have, a line per slot: small fields are written on the host, large ones double buffered on the device."""
+"""The tensors of a tick, declared once: inputs of graphs, storage per slot, neutral values, features that need them.
+
+The step and rows graphs, their engines' specs, the memory of a bucket and its uploads are all drawn from TENSORS. A new
+step parameter is one line here, one in the public options, its operation in the step graph and in the tests' oracle.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.devices.device import Device, Event, Stream, Tensor
+DIMENSIONS = {"S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands"}
+ROWS_FEATURES = frozenset({"gain", "mask"})
+STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "sde", "target"})
 
 
 @dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """Shape of a line (letters of T, C, B = bands), dtype and the value that changes nothing."""
+class TickTensor:
+    """One input of the rows or the step graph: its shape in letters, dtype, and the value that changes nothing.
 
-    line: str
-    neutral: float
-    dtype: str = "float32"
-
-
-FIELDS = {
-    "time": FieldSpec("", 1.0),
-    "next_time": FieldSpec("", 1.0),
-    "target_gate": FieldSpec("", 0.0),
-    "sde": FieldSpec("", 0, "bool"),
-    "use_cached_negative": FieldSpec("", 0, "bool"),
-    "velocity_scale": FieldSpec("T", 1.0),
-    "guidance": FieldSpec("T", 1.0),
-    "momentum": FieldSpec("T", -0.75),
-    "rescale": FieldSpec("T", 0.0),
-    "mask": FieldSpec("T", 1.0),
-    "target_curve": FieldSpec("T", 0.0),
-    "ode_noise": FieldSpec("T", 0.0),
-    "sde_curve": FieldSpec("T", 1.0),
-    "dcw_low": FieldSpec("B", 0.0),
-    "dcw_high": FieldSpec("B", 0.0),
-    "dcw_pix": FieldSpec("T", 0.0),
-    "original": FieldSpec("TC", 0.0),
-    "mask_noise": FieldSpec("TC", 0.0),
-    "target": FieldSpec("TC", 0.0),
-    "source": FieldSpec("TC", 0.0),
-    "step_noise": FieldSpec("TC", 0.0),
-    "channel_gain": FieldSpec("TC", 1.0),
-}
-PARAMETER_FIELDS = (
-    "velocity_scale", "guidance", "momentum", "rescale", "target_curve", "ode_noise", "sde", "sde_curve",
-    "dcw_low", "dcw_high", "dcw_pix", "channel_gain",
-)  # fmt: skip
-DOUBLES = ("latents", "momentum_state", "cached_negative_velocity")
-
-
-class SlotField:
-    """One line per slot, written on the host, read by engines."""
-
-    def __init__(self, device: Device, shape: tuple[int, ...], spec: FieldSpec) -> None:
-        self._device = device
-        self._neutral = spec.neutral
-        self.tensor = device.zeros(shape, spec.dtype)
-        self.host: NDArray[Any] = device.mirror(self.tensor)
-        self.host[...] = spec.neutral
-        self._dirty = set(range(shape[0]))
-
-    def write(self, slot_index: int, value: Any) -> None:
-        """Set a slot's line; None is the neutral value."""
-        self.host[slot_index] = self._neutral if value is None else value
-        self._dirty.add(slot_index)
-
-    def line(self, slot_index: int) -> NDArray[Any]:
-        """A slot's line, to be filled in place."""
-        self._dirty.add(slot_index)
-        line: NDArray[Any] = self.host[slot_index]
-        return line
-
-    def flush(self, stream: Stream) -> None:
-        """Upload the lines that were written since the last time."""
-        if self._dirty and self.tensor.host is None:
-            size = self.host[0].size
-            for begin, end in runs(self._dirty):
-                target = self.tensor.view(end - begin, *self.host.shape[1:], start=begin * size)
-                self._device.upload(target, self.host[begin:end], stream)
-        self._dirty.clear()
-
-
-class DoubleBuffer:
-    """Two sides of one device array `[S, T, C]`: `current` is read by the next tick, which writes `other`.
-
-    Copies on another stream may still be reading a side: whoever writes one asks for it with `to_write`.
+    step, rows: the features with which that graph reads it, "a b" for any of them, "a+b" for both, "" for always; None
+    where it never does. kind: "field" has a row per slot that the host writes; "state" a row per slot that only the
+    device writes, double buffered; "layout" follows from which rows are whose.
     """
 
-    def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
-        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))
-        self.side = 0
-        self._readers: tuple[list[Event], list[Event]] = ([], [])
+    name: str
+    letters: str
+    step: str | None = None
+    rows: str | None = None
+    kind: str = "field"
+    dtype: str = "float32"
+    neutral: float = 0.0
 
-    @property
-    def current(self) -> Tensor:
-        """What the next tick reads."""
-        return self.sides[self.side]
-
-    @property
-    def other(self) -> Tensor:
-        """What the next tick writes."""
-        return self.sides[1 - self.side]
-
-    def flip(self) -> None:
-        """The tick wrote `other`: that is current now."""
-        self.side = 1 - self.side
-
-    def is_read_until(self, event: Event) -> None:
-        """A copy of the current side runs on another stream, up to this event."""
-        self._readers[self.side].append(event)
-
-    def to_write(self, side: int, stream: Stream) -> Tensor:
-        """A side for work on `stream`, which first lets the copies of it finish."""
-        readers = self._readers[side]
-        for event in readers:
-            stream.wait(event)
-        readers.clear()
-        return self.sides[side]
+    def shape(self, channels: int) -> tuple[int | str, ...]:
+        """Dimensions, names for the free ones."""
+        sizes: dict[str, int | str] = {**DIMENSIONS, "C": channels, "1": 1}
+        return tuple(sizes[letter] for letter in self.letters)
 
 
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as ranges (begin, end) without gaps, in order: {3, 1, 2, 7} -> (1, 4), (7, 8)."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return found
+TENSORS = (
+    TickTensor("latents", "STC", step="", rows="", kind="state"),
+    TickTensor("row_slots", "R", rows="", kind="layout", dtype="int64"),
+    TickTensor("velocity", "RTC", step="", kind="layout"),
+    TickTensor("positive_rows", "SK", step="", kind="layout", dtype="int64"),
+    TickTensor("time", "S", step="", rows="mask", neutral=1.0),
+    TickTensor("next_time", "S", step="", neutral=1.0),
+    TickTensor("velocity_scale", "ST", step="", neutral=1.0),
+    TickTensor("positive_weights", "SKT", step="blend", kind="layout"),
+    TickTensor("negative_rows", "SN", step="guidance", kind="layout", dtype="int64"),
+    TickTensor("momentum_state", "STC", step="guidance", kind="state"),
+    TickTensor("guidance", "ST", step="guidance", neutral=1.0),
+    TickTensor("momentum", "ST", step="guidance", neutral=-0.75),
+    TickTensor("rescale", "ST", step="guidance"),
+    TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
+    TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
+    TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),
+    TickTensor("original", "STC", step="mask", rows="mask"),
+    TickTensor("mask_noise", "STC", rows="mask"),
+    TickTensor("channel_gain", "STC", rows="gain", neutral=1.0),
+    TickTensor("target", "STC", step="target"),
+    TickTensor("target_curve", "ST", step="target"),
+    TickTensor("target_gate", "S", step="target"),
+    TickTensor("step_noise", "STC", step="ode_noise sde"),
+    TickTensor("ode_noise", "ST", step="ode_noise"),
+    TickTensor("sde", "S", step="sde", dtype="bool"),
+    TickTensor("source", "STC", step="sde"),
+    TickTensor("sde_curve", "ST", step="sde", neutral=1.0),
+    TickTensor("dcw_low", "SB", step="dcw"),
+    TickTensor("dcw_high", "SB", step="dcw"),
+    TickTensor("dcw_pix", "ST", step="dcw"),
+    TickTensor("negative_weights", "SNT", step="blend+guidance", kind="layout"),
+)
+FIELDS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "field"}
+STATES = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "state"}
+LAYOUT = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "layout"}
+
+
+def step_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:
+    """The inputs of the step graph with these features, in order. Without `blend`, K and N are 1."""
+    chosen = frozenset(features)
+    found = tuple(tensor for tensor in TENSORS if _is_read(tensor.step, chosen))
+    return found if "blend" in chosen else tuple(_one_condition(tensor) for tensor in found)
+
+
+def rows_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:
+    """The inputs of the rows graph with these features, in order."""
+    chosen = frozenset(features)
+    return tuple(tensor for tensor in TENSORS if _is_read(tensor.rows, chosen))
+
+
+def written_states(features: frozenset[str]) -> tuple[str, ...]:
+    """The double-buffered states that a step with these features writes, latents first."""
+    return tuple(name for name, tensor in STATES.items() if _is_read(tensor.step, features))
+
+
+def _is_read(condition: str | None, features: frozenset[str]) -> bool:
+    if not condition:
+        return condition is not None
+    return any(features.issuperset(alternative.split("+")) for alternative in condition.split())
+
+
+def _one_condition(tensor: TickTensor) -> TickTensor:
+    return replace(tensor, letters=tensor.letters.replace("K", "1").replace("N", "1"))

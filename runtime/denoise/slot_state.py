@@ -1,219 +1,298 @@
-"""All slots' latents, curves and vectors of one length T: one array per field, a line per slot, written in place.
+"""All slots' latents, curves and vectors of one length T: one tensor per entry of slot_fields, a row per slot.
 
-Small fields are written on the host and uploaded when they changed; latents, momentum and kept velocities live on the
+Fields are written on the host and uploaded when they changed. Latents, momentum and cached velocities live on the
 device, double buffered: a tick reads one side and writes the other, nothing is copied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-from runtime.denoise.slot_fields import FIELDS, DoubleBuffer, SlotField
-from runtime.devices.device import Device, Stream, Tensor
-from runtime.requests.curves import Array, Curve, resample
-from runtime.requests.request import Dcw, GenerationRequest, StepParameters
-from runtime.requests.timesteps import Purpose, fill_noise, target_gate
-from runtime.scheduling.batch import BucketBatch, SlotStep
-from runtime.scheduling.slot import Slot
+from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.slot_fields import FIELDS, TickTensor
+from runtime.devices.device import ALIGNMENT_BYTES, Device, Event, Stream, Tensor
+from runtime.requests.curves import Array
+from runtime.requests.request import MAX_STEPS
+
+VECTOR_FIELDS = tuple(name for name, tensor in FIELDS.items() if tensor.letters == "S")
+
+
+class PackedVectors:
+    """Small vectors that lie in one piece of memory, each at an aligned address, and are uploaded together.
+
+    `limit_bytes`: what lies behind it is not uploaded.
+    """
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._device = device
+        self._tensor = device.zeros((size_bytes,), np.uint8)
+        self._host: NDArray[np.uint8] = device.mirror(self._tensor)
+        self._used_bytes = self.limit_bytes = 0
+        self.has_changed = False
+
+    def take(self, count: int, dtype: DTypeLike) -> tuple[Tensor, NDArray[Any]]:
+        """The next `count` elements: device side and host side."""
+        kind, start = np.dtype(dtype), self._used_bytes
+        size_bytes = count * kind.itemsize
+        self._used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.limit_bytes = self._used_bytes
+        host: NDArray[Any] = self._host[start : start + size_bytes].view(kind)
+        piece = self._tensor.view(size_bytes, start=start)
+        seen = None if piece.host is None else piece.host.view(kind)
+        return Tensor(piece.address, (count,), kind, piece.owner, seen), host
+
+    def flush(self, stream: Stream) -> None:
+        """Upload all of them, if any has changed."""
+        if self.has_changed:
+            self.has_changed = False
+            self._device.upload(self._tensor.view(self.limit_bytes), self._host[: self.limit_bytes], stream)
+
+
+class SlotField:
+    """A tensor with a row per slot, written on the host, read by engines."""
+
+    def __init__(self, device: Device, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> None:
+        self._device, self._default = device, spec.neutral
+        self.tensor, self.host = tensor, host
+        host[...] = spec.neutral
+        self._changed = set(range(len(host)))
+        self._set: set[int] = set()
+
+    @property
+    def changed(self) -> set[int]:
+        """The rows that were written since the last upload."""
+        return self._changed
+
+    def write(self, index: int, value: Any) -> None:
+        """Set a slot's row; None is the neutral value."""
+        if value is None:
+            if index not in self._set:
+                return
+            self._set.discard(index)
+            self.host[index] = self._default
+        else:
+            self._set.add(index)
+            self.host[index] = value
+        self._changed.add(index)
+
+    def flush(self, stream: Stream) -> None:
+        """Upload the rows that were written since the last time."""
+        if self._changed and self.tensor.host is None:
+            size = self.host[0].size
+            for begin, end in runs(self._changed):
+                target = self.tensor.view(end - begin, *self.host.shape[1:], start=begin * size)
+                self._device.upload(target, self.host[begin:end], stream)
+        self._changed.clear()
+
+
+class DoubleBuffer:
+    """Two sides of one device array `[S, T, C]`: `current` is read by the next tick, which writes `other`.
+
+    Copies on another stream may still be reading a side: `to_write` waits for them.
+    """
+
+    def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
+        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))
+        self.side = 0
+        self._readers: tuple[list[Event], list[Event]] = ([], [])
+
+    @property
+    def current(self) -> Tensor:
+        """What the next tick reads."""
+        return self.sides[self.side]
+
+    @property
+    def other(self) -> Tensor:
+        """What the next tick writes."""
+        return self.sides[1 - self.side]
+
+    def flip(self) -> None:
+        """The tick wrote `other`: that is current now."""
+        self.side = 1 - self.side
+
+    def is_read_until(self, event: Event) -> None:
+        """A copy of the current side runs on another stream, up to this event."""
+        self._readers[self.side].append(event)
+
+    def to_write(self, side: int, stream: Stream) -> Tensor:
+        """A side for work on `stream`, which first lets the copies of it finish."""
+        readers = self._readers[side]
+        if readers:
+            for event in readers:
+                stream.wait(event)
+            readers.clear()
+        return self.sides[side]
 
 
 class SlotState:
-    """Every field of every slot of one length. Fields that no slot has used yet are not allocated."""
+    """Every field and state of every slot of one length. What no slot has used yet is not allocated.
+
+    Flow times and gates of whole schedules lie in host tables, so that a tick's are two gathers, however many slots.
+    """
 
     def __init__(
         self,
         device: Device,
         stream: Stream,
+        vectors: PackedVectors,
         *,
         slot_count: int,
         frames: int,
         channels: int,
-        field_kind: type[SlotField] = SlotField,
     ) -> None:
-        self._device = device
-        self._stream = stream
-        self._field_kind = field_kind
+        self._device, self._stream, self._vectors = device, stream, vectors
         self.slot_count, self.frames, self.channels = slot_count, frames, channels
+        self._sizes = {"T": frames, "C": channels, "B": -(-frames // 2)}
         self._fields: dict[str, SlotField] = {}
-        self._double_buffers: dict[str, DoubleBuffer] = {}
-        self._start = np.empty((frames, channels), np.float32)
-        self._shape = {"T": frames, "C": channels, "B": -(-frames // 2)}
-        for name in ("time", "next_time", "velocity_scale"):
+        self._buffers: dict[str, DoubleBuffer] = {}
+        self._zeros = np.zeros((frames, channels), np.float32)
+        for name in (*VECTOR_FIELDS, "velocity_scale"):
             self.field(name)
         self.double_buffer("latents")
+        self._time, self._next_time = self.field("time").host, self.field("next_time").host
+        self._gate = self.field("target_gate").host
+        width = MAX_STEPS + 1
+        self._times = np.ones(slot_count * width + 1, np.float32)
+        self._gates = np.zeros(slot_count * width + 1, np.float32)
+        self._first = np.arange(slot_count) * width
+        self._cursor = self._first.copy()
+        self._ahead = np.empty_like(self._cursor)
+        self._is_live = np.zeros_like(self._cursor)
 
     def field(self, name: str) -> SlotField:
-        """A field, allocated on first use with neutral lines."""
+        """A field, allocated on first use with neutral rows."""
         if name not in self._fields:
             spec = FIELDS[name]
-            shape = (self.slot_count, *(self._shape[letter] for letter in spec.line))
-            self._fields[name] = self._field_kind(self._device, shape, spec)
+            shape = (self.slot_count, *(self._sizes[letter] for letter in spec.letters[1:]))
+            if name in VECTOR_FIELDS:
+                tensor, host = self._vectors.take(self.slot_count, spec.dtype)
+            else:
+                tensor = self._device.zeros(shape, spec.dtype)
+                host = self._device.mirror(tensor)
+            self._fields[name] = self._make_field(spec, tensor, host)
         return self._fields[name]
 
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Which side of each double buffer is current."""
+        return tuple([buffer.side for buffer in self._buffers.values()])
+
     def double_buffer(self, name: str) -> DoubleBuffer:
-        """A double-buffered array, allocated on first use with zeros."""
-        if name not in self._double_buffers:
-            self._double_buffers[name] = DoubleBuffer(self._device, (self.slot_count, self.frames, self.channels))
-        return self._double_buffers[name]
+        """A state's two sides, allocated on first use with zeros."""
+        if name not in self._buffers:
+            self._buffers[name] = DoubleBuffer(self._device, (self.slot_count, self.frames, self.channels))
+        return self._buffers[name]
 
     def tensor(self, name: str, slot_count: int) -> Tensor:
-        """The first `slot_count` lines of a field."""
+        """The first `slot_count` rows of a field."""
         tensor = self.field(name).tensor
         return tensor.view(slot_count, *tensor.shape[1:])
 
-    def admit(self, slot: Slot, noise: Array) -> None:
-        """Write a new generation's latents and fields into its slot_index; `noise` `[T, C]` is its own."""
-        request, slot_index = slot.request, slot.slot_index
-        self._write_double("latents", slot_index, self._start_latents(slot, noise))
-        if request.guidance_mode == "self":
-            self._write_double("cached_negative_velocity", slot_index, noise)
-        if "momentum_state" in self._double_buffers:
-            self._start[...] = 0.0
-            self._write_double("momentum_state", slot_index, self._start)
-        self._write_fields(slot_index, _request_values(request))
-        if request.mask is not None and request.mask.noise is None:
-            fill_noise(self.field("mask_noise").line(slot_index), request.seed, Purpose.MASK)
-        self.set_parameters(slot)
+    def admit(self, index: int, work: PreparedGeneration, step: int) -> None:
+        """Copy what was prepared for a generation into a slot's rows; its next step is `step`."""
+        self._set_schedule(index, work, step)
+        for name in (*self._buffers, *(name for name in work.states if name not in self._buffers)):
+            self._write_state(name, index, work.states.get(name, self._zeros))
+        self.write(index, work.fields)
+        self.write(index, work.values.fields)
 
-    def set_parameters(self, slot: Slot) -> None:
-        """Write a slot's step parameters."""
-        values = _parameter_values(slot.request, slot.parameters, slot.features, self._shape["B"])
-        self._write_fields(slot.slot_index, values)
+    def write(self, index: int, values: Mapping[str, Any]) -> None:
+        """Set a slot's rows of some fields; None is neutral."""
+        for name, value in values.items():
+            if value is not None or name in self._fields:
+                self.field(name).write(index, value)
 
-    def vacate(self, slot_index: int) -> None:
-        """Make a slot neutral in time: whatever its other lines hold, nothing moves."""
-        self.field("time").write(slot_index, None)
-        self.field("next_time").write(slot_index, None)
+    def vacate(self, index: int) -> None:
+        """Make a slot neutral in time: whatever its other rows hold, nothing moves."""
+        row = slice(self._first[index], self._first[index] + MAX_STEPS + 1)
+        self._times[row], self._gates[row] = 1.0, 0.0
+        self._cursor[index], self._is_live[index] = self._first[index], 0
 
-    def set_step(self, batch: BucketBatch) -> None:
-        """Write what every tick changes: times, gates, and the noise of slots that add some."""
-        for step in batch.slots:
-            self.field("time").write(step.slot_index, step.time)
-            self.field("next_time").write(step.slot_index, step.next_time)
-            if "target" in batch.features and step.request.target is not None:
-                self.field("target_gate").write(step.slot_index, _gate(step))
-            if "rcfg" in batch.features:
-                self.field("use_cached_negative").write(step.slot_index, step.use_cached_negative)
-            if batch.features & {"sde", "ode_noise"}:
-                fill_noise(self.field("step_noise").line(step.slot_index), step.request.seed, Purpose.STEP, step.step)
+    def set_times(self, slot_count: int) -> NDArray[np.float32]:
+        """Write the flow times and gates of this tick for the first slots; returns the times `[slot_count]`."""
+        cursor, ahead = self._cursor[:slot_count], self._ahead[:slot_count]
+        time: NDArray[np.float32] = self._time[:slot_count]
+        np.add(cursor, 1, out=ahead)
+        np.take(self._times, cursor, out=time, mode="clip")
+        np.take(self._times, ahead, out=self._next_time[:slot_count], mode="clip")
+        np.take(self._gates, cursor, out=self._gate[:slot_count], mode="clip")
+        self._vectors.has_changed = True
+        return time
+
+    def advance(self) -> None:
+        """Every live slot has taken its step."""
+        np.add(self._cursor, self._is_live, out=self._cursor)
 
     def flush(self) -> None:
-        """Upload every line that was written."""
-        for field in self._fields.values():
-            field.flush(self._stream)
+        """Upload every row that was written. The vectors are uploaded as one piece, by their owner."""
+        for name, field in self._fields.items():
+            if field.changed:
+                if name in VECTOR_FIELDS:
+                    self._vectors.has_changed = True
+                    field.changed.clear()
+                else:
+                    field.flush(self._stream)
 
-    def read_out(self, slot_index: int, out: Array, copies: Stream) -> None:
+    def read_out(self, index: int, out: Array, copies: Stream) -> None:
         """Copy a slot's latents to the host on another stream, which is behind the tick that wrote them."""
-        self._device.download(out, self._line("latents", slot_index), copies)
-        self._double_buffers["latents"].is_read_until(copies.record())
+        self._device.download(out, self._row("latents", index), copies)
+        self._buffers["latents"].is_read_until(copies.record())
 
-    def freeze(self, slot_index: int) -> dict[str, Array]:
-        """Copies of everything about a slot that its request does not say. The host waits for the ticks in flight."""
-        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._double_buffers}
+    def snapshot(self, index: int) -> dict[str, Array]:
+        """Copies of every state of a slot. The host waits for the ticks in flight."""
+        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._buffers}
         for name, out in staged.items():
-            self._device.download(out, self._line(name, slot_index), self._stream)
+            self._device.download(out, self._row(name, index), self._stream)
         self._stream.record().wait()
         return {name: np.array(out) for name, out in staged.items()}
 
-    def before_launch(self, names: tuple[str, ...]) -> None:
-        """The next tick may write the other sides of these arrays."""
+    def before_launch(self, names: Iterable[str]) -> None:
+        """The next tick may write the other sides of these states."""
         for name in names:
-            double = self._double_buffers[name]
-            double.to_write(1 - double.side, self._stream)
+            buffer = self._buffers[name]
+            buffer.to_write(1 - buffer.side, self._stream)
 
-    def restore(self, slot_index: int, arrays: dict[str, Array]) -> None:
-        """Write what `freeze` gave into a slot that the generation was admitted to."""
-        for name, values in arrays.items():
-            self._write_double(name, slot_index, values)
+    def after_launch(self, names: Iterable[str]) -> None:
+        """The other sides of these states are current now."""
+        for name in names:
+            self._buffers[name].flip()
 
-    def _start_latents(self, slot: Slot, noise: Array) -> Array:
-        request = slot.request
-        share: Curve | None = request.initial_noise_curve
-        if share is None and request.denoise < 1.0:
-            share = float(slot.times[0])
-        if share is None or request.start is None:
-            return noise
-        np.subtract(noise, request.start, out=self._start)
-        self._start *= share if isinstance(share, float) else share[:, None]
-        self._start += request.start
-        return self._start
+    def _set_schedule(self, index: int, work: PreparedGeneration, step: int) -> None:
+        first = self._first[index]
+        self._times[first : first + len(work.times)] = work.times
+        if work.gates is not None:
+            self._gates[first : first + len(work.gates)] = work.gates
+        self._cursor[index], self._is_live[index] = first + step, 1
 
-    def _write_fields(self, slot_index: int, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if value is not None or name in self._fields:
-                self.field(name).write(slot_index, value)
+    def _make_field(self, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> SlotField:
+        return SlotField(self._device, spec, tensor, host)
 
-    def _write_double(self, name: str, slot_index: int, values: Array) -> None:
-        double = self.double_buffer(name)
-        double.to_write(double.side, self._stream)
-        self._device.upload(self._line(name, slot_index), values, self._stream)
+    def _write_state(self, name: str, index: int, values: Array) -> None:
+        buffer = self.double_buffer(name)
+        buffer.to_write(buffer.side, self._stream)
+        self._device.upload(self._row(name, index), values, self._stream)
 
-    def _line(self, name: str, slot_index: int) -> Tensor:
-        shape = (self.frames, self.channels)
-        return self.double_buffer(name).current.view(*shape, start=slot_index * self.frames * self.channels)
+    def _row(self, name: str, index: int) -> Tensor:
+        size = self.frames * self.channels
+        return self.double_buffer(name).current.view(self.frames, self.channels, start=index * size)
 
 
-def _gate(step: SlotStep) -> float:
-    target = step.request.target
-    assert target is not None
-    if target.curve is None:
-        return float(step.step >= step.steps // 2)
-    return target_gate(step.step, step.steps, target.gate)
+def vectors_bytes(slot_count: int, num_rows: int) -> int:
+    """What PackedVectors must hold for a bucket: its vector fields, and a time at an aligned address per row."""
+    vectors = [slot_count * np.dtype(FIELDS[name].dtype).itemsize for name in VECTOR_FIELDS]
+    return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in vectors) + num_rows * ALIGNMENT_BYTES
 
 
-def _request_values(request: GenerationRequest) -> dict[str, Any]:
-    """SlotField -> line of what holds for the whole generation; None where it is neutral."""
-    mask, target = request.mask, request.target
-    return {
-        "mask": None if mask is None else mask.mask,
-        "original": None if mask is None else request.original,
-        "mask_noise": None if mask is None else mask.noise,
-        "target": None if target is None else target.latents,
-        "target_gate": None,
-        "use_cached_negative": None,
-        "source": request.source,
-    }
-
-
-def _parameter_values(
-    request: GenerationRequest, parameters: StepParameters, features: frozenset[str], bands: int
-) -> dict[str, Any]:
-    """Field -> row of the step parameters; None where it is neutral, by value or because the slot cannot use it."""
-    has_curve = request.target is not None and request.target.curve is not None
-    drawn = request.target.curve if request.target is not None and has_curve else parameters.x0_strength
-    guidance = "guidance" in features
-    return {
-        "velocity_scale": parameters.velocity_scale,
-        "guidance": parameters.guidance if guidance else None,
-        "momentum": parameters.momentum if guidance else None,
-        "rescale": parameters.rescale if guidance else None,
-        "target_curve": drawn if "target" in features else None,
-        "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
-        "sde": True if "sde" in features else None,
-        "sde_curve": parameters.sde_curve if "sde" in features and request.source is not None else None,
-        "channel_gain": parameters.channel_gain if not _is_one(parameters.channel_gain) else None,
-        **_dcw_values(parameters.dcw if "dcw" in features else None, bands),
-    }
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, float) and value == 1.0
-
-
-def _dcw_values(dcw: Dcw | None, bands: int) -> dict[str, Any]:
-    """Coefficients per band; in mode "high" the `low` value drives the high band."""
-    if dcw is None:
-        return {"dcw_low": None, "dcw_high": None, "dcw_pix": None}
-    return {
-        "dcw_low": _band(dcw.low, bands) if dcw.mode in ("low", "double") else None,
-        "dcw_high": _band(dcw.low if dcw.mode == "high" else dcw.high, bands)
-        if dcw.mode in ("high", "double")
-        else None,
-        "dcw_pix": dcw.low if dcw.mode == "pix" else None,
-    }
-
-
-def _band(values: Curve, bands: int) -> Curve:
-    return resample(values, bands) if isinstance(values, np.ndarray) else values
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as ranges (begin, end) without gaps, in order: {3, 1, 2, 7} -> (1, 4), (7, 8)."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import cycle
 from math import prod
 from typing import Any
@@ -11,24 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.denoise.row_buffers import Buffer
-from runtime.denoise.slot_fields import FIELDS
+from runtime.denoise.row_layout import RowLayout
+from runtime.denoise.slot_fields import FIELDS, LAYOUT, STATES
 from runtime.denoise.slot_state import SlotState
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
-from runtime.requests.request import MAX_CONDITIONS, Condition
-from runtime.scheduling.batch import BucketBatch, SlotStep
-
-RowsOf = Callable[[SlotStep], tuple[int, ...]]
-
-
-STATE_OF_FEATURE = {"guidance": "momentum_state", "rcfg": "cached_negative_velocity"}
-
+from runtime.requests.request import MAX_CONDITIONS
 
 TABLES = ("positive_rows", "negative_rows", "positive_weights", "negative_weights")
 
 
 class StepBinding:
-    """Binds the step graph to a bucket's state. Written by the tick thread alone.
+    """Binds the step graph to a bucket's state. One thread.
 
     `flags_kept`: for how many ticks `finite` stays as it is.
     """
@@ -36,29 +29,22 @@ class StepBinding:
     def __init__(self, device: Device, stream: Stream, state: SlotState, flags_kept: int) -> None:
         self._device, self._stream, self._state = device, stream, state
         self._tables: dict[str, Buffer] = {}
-        self._written: object = None
         self._finite = self._make_finite(device)
         self._flags = cycle([device.staging(self._finite.shape, np.bool_) for _ in range(flags_kept)])
 
-    def write(self, batch: BucketBatch, *, blends: bool) -> None:
-        """Which rows are whose, and, where the graph blends, conditions' weights; written when the layout changed."""
-        if batch.rows is self._written:
-            return
-        self._written = batch.rows
-        positives, negatives = widths(batch)
-        self._write_rows("positive_rows", batch, positives, _positives)
-        self._write_rows("negative_rows", batch, negatives, _negatives)
-        if blends:
-            self._write_weights("positive_weights", batch, positives, _positives)
-            self._write_weights("negative_weights", batch, negatives, _negatives)
+    def write(self, layout: RowLayout, *, blends: bool) -> None:
+        """Write which rows are whose, and, where the graph blends, conditions' weights."""
+        positives, negatives = layout.widths
+        # A slot without negatives has its positive row there, so that nothing is added.
+        stand_ins = tuple(own or found[:1] for own, found in zip(layout.negatives, layout.positives, strict=True))
+        for side, width, rows in (("positive", positives, layout.positives), ("negative", negatives, stand_ins)):
+            self._write_rows(f"{side}_rows", layout, width, rows)
+            if blends:
+                self._write_weights(f"{side}_weights", layout, width, rows)
 
-    def forget(self) -> None:
-        """Write the tables again at the next tick."""
-        self._written = None
-
-    def bind(self, engine: Engine, batch: BucketBatch, latents: Tensor, velocity: Tensor) -> Execution:
+    def bind(self, engine: Engine, layout: RowLayout, latents: Tensor, velocity: Tensor) -> Execution:
         """The step of every slot up to the last live one; `latents` `[S, T, C]`, `velocity` `[R, T, C]`."""
-        return engine.bind(self._tensors(engine, batch, latents, velocity))
+        return engine.bind(self._tensors(engine, layout, latents, velocity))
 
     def finite(self, slot_count: int) -> NDArray[np.bool_]:
         """Per slot, whether the last tick left only finite latents; valid when that tick is done."""
@@ -69,39 +55,35 @@ class StepBinding:
     def _make_finite(self, device: Device) -> Tensor:
         return device.zeros((self._state.slot_count,), np.bool_)
 
-    def _tensors(self, engine: Engine, batch: BucketBatch, latents: Tensor, velocity: Tensor) -> dict[str, Tensor]:
+    def _tensors(self, engine: Engine, layout: RowLayout, latents: Tensor, velocity: Tensor) -> dict[str, Tensor]:
         names = {*engine.inputs, *engine.outputs}
-        tensors = {name: self._state.tensor(name, batch.slot_count) for name in names & FIELDS.keys()}
-        for name, line in lines(batch).items():
+        tensors = {name: self._state.tensor(name, layout.slot_count) for name in names & FIELDS.keys()}
+        for name, shape in table_shapes(layout).items():
             if name in names:
-                tensors[name] = self._table(name).view(batch.slot_count, *line)
-        tensors |= {"latents": latents, "velocity": velocity, "finite": self._finite.view(batch.slot_count)}
-        for name in ("latents", *STATE_OF_FEATURE.values()):
+                tensors[name] = self._table(name).view(layout.slot_count, *shape)
+        tensors |= {"latents": latents, "velocity": velocity, "finite": self._finite.view(layout.slot_count)}
+        for name in STATES:
             if f"next_{name}" in names:
-                double = self._state.double_buffer(name)
-                tensors[f"next_{name}"] = double.other.view(*latents.shape)
-                if name != "latents":
-                    tensors[name] = double.current.view(*latents.shape)
+                buffer = self._state.double_buffer(name)
+                tensors[f"next_{name}"] = buffer.other.view(*latents.shape)
+                tensors.setdefault(name, buffer.current.view(*latents.shape))
         return tensors
 
-    def _write_rows(self, name: str, batch: BucketBatch, width: int, rows_of: RowsOf) -> None:
-        table = self._table(name).array(batch.slot_count, width)
-        table[...] = 0
-        for step in batch.slots:
-            rows = rows_of(step)
-            table[step.slot_index] = rows[0]
-            table[step.slot_index, : len(rows)] = rows
+    def _write_rows(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
+        values = [(0,) * width] * layout.slot_count
+        for slot, own in zip(layout.slots, rows, strict=True):
+            values[slot.index] = own + own[:1] * (width - len(own))
+        table = self._table(name).array(layout.slot_count, width)
+        table[...] = values
         self._flush(name, table)
 
-    def _write_weights(self, name: str, batch: BucketBatch, width: int, rows_of: RowsOf) -> None:
-        """Weights `[slot_count, width, T]`; a condition that is alone has weight 1 whatever its curve says."""
-        table = self._table(name).array(batch.slot_count, width, batch.frames)
+    def _write_weights(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
+        """Weights `[S, width, T]`; a condition that is alone has weight 1 whatever its curve says."""
+        table = self._table(name).array(layout.slot_count, width, layout.frames)
         table[...] = 0
-        for step in batch.slots:
-            rows = rows_of(step)
-            for place, row in enumerate(rows):
-                condition: Condition = batch.rows[row].condition
-                table[step.slot_index, place] = condition.weight if len(rows) > 1 else 1.0
+        for slot, own in zip(layout.slots, rows, strict=True):
+            for place, row in enumerate(own):
+                table[slot.index, place] = layout.rows[row].condition.weight if len(own) > 1 else 1.0
         self._flush(name, table)
 
     def _flush(self, name: str, table: NDArray[Any]) -> None:
@@ -109,41 +91,17 @@ class StepBinding:
 
     def _table(self, name: str) -> Buffer:
         if name not in self._tables:
-            self._tables[name] = Buffer(self._device, self._state.slot_count * prod(self.most(name)), dtype_of(name))
+            size = self._state.slot_count * prod(self.largest(name))
+            self._tables[name] = Buffer(self._device, size, LAYOUT[name].dtype)
         return self._tables[name]
 
-    def most(self, name: str) -> tuple[int, ...]:
-        """The longest line that a table may have."""
+    def largest(self, name: str) -> tuple[int, ...]:
+        """The largest row that a table may have."""
         return (MAX_CONDITIONS, self._state.frames) if name.endswith("weights") else (MAX_CONDITIONS,)
 
 
-def dtype_of(table: str) -> type[np.generic]:
-    """What a table holds: numbers of rows, or weights."""
-    return np.float32 if table.endswith("weights") else np.int64
-
-
-def lines(batch: BucketBatch) -> dict[str, tuple[int, ...]]:
-    """Shape of a slot's line in each of TABLES."""
-    positives, negatives = widths(batch)
-    shapes = ((positives,), (negatives,), (positives, batch.frames), (negatives, batch.frames))
+def table_shapes(layout: RowLayout) -> dict[str, tuple[int, ...]]:
+    """Shape of a slot's row in each of TABLES."""
+    positives, negatives = layout.widths
+    shapes = ((positives,), (negatives,), (positives, layout.frames), (negatives, layout.frames))
     return dict(zip(TABLES, shapes, strict=True))
-
-
-def widths(batch: BucketBatch) -> tuple[int, int]:
-    """K and N: the most positive and negative rows that a slot has; at least 1."""
-    positives = max(len(step.positives) for step in batch.slots)
-    return positives, max(1, *(len(step.negatives) for step in batch.slots))
-
-
-def writes(variant: frozenset[str]) -> tuple[str, ...]:
-    """The double-buffered arrays that a step with these features writes."""
-    return ("latents", *(name for feature, name in STATE_OF_FEATURE.items() if feature in variant))
-
-
-def _positives(step: SlotStep) -> tuple[int, ...]:
-    return step.positives
-
-
-def _negatives(step: SlotStep) -> tuple[int, ...]:
-    """The negative rows; a slot without any has its positive row there, so that nothing is added."""
-    return step.negatives or step.positives[:1]

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from runtime.errors import RequestError
 
 Curve = float | NDArray[np.float32]
-
-
 Array = NDArray[np.float32]
 
 

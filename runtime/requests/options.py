@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from runtime.errors import RequestError
-from runtime.requests.request import MAX_SEED, MAX_STEPS
+from runtime.requests.request import DCW_READS, MAX_SEED, MAX_STEPS
 
 MAX_SECONDS = 600.0
 MIN_SECONDS = 0.1
@@ -119,8 +120,16 @@ class DcwOptions(_Options):
         default="double",
         description="Which bands are corrected: low, high, both (double), or the frames themselves (pix).",
     )
-    low: DcwStrength = Field(default=0.0, description="Strength in the low band; in mode high it drives the high band.")
-    high: DcwStrength = Field(default=0.0, description="Strength in the high band (mode double).")
+    low: DcwStrength = Field(default=0.0, description="Strength in the low band, or of mode pix. Not for mode high.")
+    high: DcwStrength = Field(default=0.0, description="Strength in the high band. For modes high and double.")
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        for name in ("low", "high"):
+            values = np.atleast_1d(getattr(self, name))
+            if name not in DCW_READS[self.mode] and np.any(values):
+                raise PydanticCustomError("dcw", f"mode {self.mode} does not read {name}: leave it out")
+        return self
 
 
 class StepOptions(_Options):
@@ -163,9 +172,7 @@ class StepOptions(_Options):
 class GenerationOptions(StepOptions):
     """One generation. Only `prompt` is needed; the rest has the model's defaults."""
 
-    prompt: Prompt = Field(
-        description="What to hear: a text, or several with weights. Empty: whatever the model likes."
-    )
+    prompt: Prompt = Field(description="What to hear: a text, or several with weights. Empty: unconditional.")
     negative_prompt: Text = Field(default="", description="What guidance pushes away from. Empty: the null condition.")
     seconds: float | None = Field(
         default=None,

@@ -1,29 +1,25 @@
 """What one generation is asked to be: frozen data, checked when it is made.
 
-Every scalar of the step may also be a per-frame curve `[T]` (float32). Two buckets: everything in `GenerationRequest`
-holds from admission to the end; `StepParameters` can also be overridden for a whole session while its slots are in
-flight.
+Every scalar of the step may also be a per-frame curve `[T]` (float32). Everything in `GenerationRequest` holds from
+admission to the end, except `parameters`: a session may override those while its generations are in flight.
 """
 
 from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.errors import RequestError
-from runtime.requests.curves import Array, Curve, array, curve, resample
+from runtime.requests.curves import Array, Curve, array, curve, is_everywhere, resample
 
 MAX_STEPS = 200
-
-
+MAX_CONDITIONS = 16
 MAX_SEED = 2**64 - 1
-
-
 DENOISE_MIN = 1e-6
 
 
@@ -87,26 +83,39 @@ class Target:
 
 
 DcwMode = Literal["low", "high", "double", "pix"]
+DCW_READS: dict[str, tuple[str, ...]] = {"low": ("low",), "high": ("high",), "double": ("low", "high"), "pix": ("low",)}
 
 
 @dataclass(frozen=True, eq=False)
 class Dcw:
-    """Wavelet-domain correction (Yu et al., CVPR 2026). In mode high, `low` drives the high band."""
+    """Wavelet-domain correction (Yu et al., CVPR 2026) of the low band, the high band, both, or the frames (pix).
+
+    `low` is the strength of modes low, double and pix, `high` that of modes high and double. A strength that the mode
+    does not read must be 0.
+    """
 
     mode: DcwMode = "double"
     low: Curve = 0.0
     high: Curve = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("low", "high", "double", "pix"):
+        if self.mode not in DCW_READS:
             raise RequestError(f"expected low, high, double or pix, got {self.mode!r}", field="dcw.mode")
-        _set(self, "low", curve(self.low, "dcw.low"))
-        _set(self, "high", curve(self.high, "dcw.high"))
+        for name in ("low", "high"):
+            _set(self, name, curve(getattr(self, name), f"dcw.{name}"))
+            if name not in DCW_READS[self.mode] and not is_everywhere(getattr(self, name), 0.0):
+                (read,) = DCW_READS[self.mode]
+                raise RequestError(f"mode {self.mode} does not read it", field=f"dcw.{name}", fix=f"set dcw.{read}")
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether it corrects nothing."""
+        return is_everywhere(self.low, 0.0) and is_everywhere(self.high, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class StepParameters:
-    """The step bucket. None means: not said here, the next bucket down decides, and the neutral value at the end.
+    """What every step reads anew. None: not set here; the session's value, the request's or the neutral one holds.
 
     velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
     `[T]`.
@@ -132,26 +141,20 @@ class StepParameters:
             _set(self, "channel_gain", curve(gain, "channel_gain") if gain.ndim < 2 else array(gain, "channel_gain", 2))
 
     def over(self, below: StepParameters) -> StepParameters:
-        """These parameters where said, `below`'s elsewhere."""
+        """These parameters where given, `below`'s elsewhere."""
         return StepParameters(
             **{f.name: getattr(self if getattr(self, f.name) is not None else below, f.name) for f in fields(self)}
         )
 
 
 CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_strength", "sde_curve", "ode_noise")
-
-
 STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw")
-
-
 NEUTRAL = StepParameters(
     velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0
 )
 
 
 GuidanceMode = Literal["full", "self", "initialize"]
-
-
 Solver = Literal["ode", "sde"]
 
 
@@ -272,20 +275,27 @@ def _check_sources(request: GenerationRequest) -> None:
 
 def fit(parameters: StepParameters, frames: int) -> StepParameters:
     """The same parameters with every curve at T = `frames`, interpolated linearly where it has another length."""
-    changes: dict[str, Any] = {}
-    for name, value in vars(parameters).items():
-        if isinstance(value, np.ndarray) and len(value) != frames and name != "channel_gain":
-            changes[name] = resample(value, frames)
+    changes: dict[str, Any] = {name: _fit(getattr(parameters, name), frames) for name in CURVE_PARAMETERS}
     if parameters.dcw is not None:
         changes["dcw"] = Dcw(parameters.dcw.mode, _fit(parameters.dcw.low, frames), _fit(parameters.dcw.high, frames))
     gain = parameters.channel_gain
     if isinstance(gain, np.ndarray) and gain.ndim == 2 and len(gain) != frames:
         changes["channel_gain"] = np.stack([resample(column, frames) for column in gain.T], axis=1)
-    return StepParameters(**{**vars(parameters), **changes}) if changes else parameters
+    return replace(parameters, **changes)
 
 
-def _fit(value: float | NDArray[np.float32], frames: int) -> float | NDArray[np.float32]:
+def _fit(value: Any, frames: int) -> Any:
     return resample(value, frames) if isinstance(value, np.ndarray) and len(value) != frames else value
 
 
-MAX_CONDITIONS = 16
+def merge_patch(current: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A session's step parameters after a merge-patch (RFC 7396): what is given changes, None takes a value away.
+
+    Raises RequestError for an unknown name or a value that is not valid.
+    """
+    for name in patch:
+        if name not in STEP_PARAMETERS:
+            raise RequestError(f"expected one of {', '.join(STEP_PARAMETERS)}", field=name)
+    given = StepParameters(**patch)
+    merged = {**current, **{name: getattr(given, name) for name in patch}}
+    return {name: value for name, value in merged.items() if value is not None}

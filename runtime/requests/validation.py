@@ -1,4 +1,4 @@
-"""Whether a request fits the bundle and the engines, decided before anything is allocated for it."""
+"""Whether a request fits the bundle and the engines: checked before anything is allocated for it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command
-from runtime.engines.engine import Engine
 from runtime.errors import RequestError, ShapeError
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
 
 
-def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, decoder: Engine) -> None:
-    """Raises RequestError or ShapeError: which tensor, which dimension, what is allowed."""
+def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:
+    """Check shapes against the bundle and the engines, whose condition tokens are `[L, condition_width]`.
+
+    Raises RequestError or ShapeError: which tensor, which dimension, what is allowed.
+    """
     _check_frames(request, bundle, deployment)
     _check_channels(request, bundle)
     _check_context(request, bundle)
-    width = decoder.inputs[bundle.decoder.inputs.condition].shape[2]
     for group in ("conditions", "negatives"):
         conditions = getattr(request, group)
         if len(conditions) > MAX_CONDITIONS:
             raise RequestError(f"has {len(conditions)}, at most {MAX_CONDITIONS} are allowed", field=group)
         for index, condition in enumerate(conditions):
-            _check_condition(condition, f"{group}.{index}", width, request.frames, deployment)
+            _check_condition(condition, f"{group}.{index}", condition_width, request.frames, deployment)
 
 
 def _check_frames(request: GenerationRequest, bundle: Bundle, deployment: Deployment) -> None:
@@ -57,7 +58,7 @@ def _check_context(request: GenerationRequest, bundle: Bundle) -> None:
         raise RequestError(f"has {request.context.shape[1]} channels, the decoder takes {expected}", field="context")
 
 
-def _check_condition(condition: Condition, name: str, width: int | str, frames: int, deployment: Deployment) -> None:
+def _check_condition(condition: Condition, name: str, width: int, frames: int, deployment: Deployment) -> None:
     tokens, found = condition.tokens.shape
     if found != width:
         raise RequestError(f"has width {found}, the decoder takes {width}", field=f"{name}.tokens")

@@ -1,9 +1,10 @@
-"""Freeze and resume: a generation in flight as one safetensors file, bit-identical when it goes on."""
+"""Snapshots of generations in flight as safetensors bytes; resumed, they go on bit-identically."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,17 +24,17 @@ META = "__meta__"
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenSlot:
+class SlotSnapshot:
     """A generation between two ticks: its request (with the step parameters in force), step, and state arrays `[T, C]`.
 
-    `has_cached_negative` says whether the negative velocity of guidance mode "initialize" has been computed; `model` is
-    the bundle's name.
+    `has_cached_negative`: the negative velocity of guidance mode "initialize" has been computed; `model` is the
+    bundle's name.
     """
 
     request: GenerationRequest
     step: int
     has_cached_negative: bool
-    arrays: dict[str, NDArray[np.float32]]
+    arrays: Mapping[str, NDArray[np.float32]]
     model: str
 
     def check(self, bundle: Bundle) -> None:
@@ -47,15 +48,15 @@ class FrozenSlot:
             raise CheckpointError(f"the checkpoint is at step {self.step} of {self.request.steps}")
 
 
-def dumps(frozen: FrozenSlot) -> bytes:
-    """A frozen generation as safetensors bytes, with a checksum."""
-    arrays: dict[str, NDArray[Any]] = {f"state/{name}": array for name, array in frozen.arrays.items()}
-    scalars = _flatten(frozen.request, "request", arrays)
+def dumps(snapshot: SlotSnapshot) -> bytes:
+    """A snapshot as safetensors bytes, with a checksum."""
+    arrays: dict[str, NDArray[Any]] = {f"state/{name}": array for name, array in snapshot.arrays.items()}
+    scalars = _flatten(snapshot.request, "request", arrays)
     head: dict[str, Any] = {
         "format": FORMAT,
-        "model": frozen.model,
-        "step": frozen.step,
-        "has_cached_negative": frozen.has_cached_negative,
+        "model": snapshot.model,
+        "step": snapshot.step,
+        "has_cached_negative": snapshot.has_cached_negative,
         "request": scalars,
     }
     head["sha256"] = _digest(head, arrays)
@@ -63,7 +64,7 @@ def dumps(frozen: FrozenSlot) -> bytes:
     return bytes(save(arrays))
 
 
-def loads(data: bytes) -> FrozenSlot:
+def loads(data: bytes) -> SlotSnapshot:
     """The inverse of dumps. Raises CheckpointError where the bytes are damaged or not a checkpoint."""
     try:
         arrays = load(data)
@@ -78,7 +79,7 @@ def loads(data: bytes) -> FrozenSlot:
     except (RequestError, TypeError, KeyError) as error:
         raise CheckpointError(f"the checkpoint's request cannot be read: {error}") from error
     state = {name.removeprefix("state/"): array for name, array in arrays.items() if name.startswith("state/")}
-    return FrozenSlot(request, head["step"], head["has_cached_negative"], state, head["model"])
+    return SlotSnapshot(request, head["step"], head["has_cached_negative"], state, head["model"])
 
 
 def _flatten(instance: Any, path: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -4,176 +4,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
 from runtime.engines.engine import EngineSet
 from runtime.errors import DrainingError, EngineDeadError, EngineError, QueueFullError, RequestError, TickError
-from runtime.requests.curves import Array
-from runtime.requests.request import GenerationRequest, StepParameters
-from runtime.requests.timesteps import noise
+from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
-from runtime.tick.checkpoint import FrozenSlot
+from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.events import Event, Failed
 
-
-class LoopClient:
-    """The side of a tick loop that any thread may use.
-
-    At most `depth + queue` generations are inside at a time; one more is refused at once.
-    """
-
-    def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
-        self.bundle, self.deployment = bundle, deployment
-        self.engines = engines
-        self._inbox = Inbox()
-        self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
-        self._draining = threading.Event()
-        self._ended = threading.Event()
-        self._fatal: TickError | None = None
-
-    def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
-        """Ask for a generation; exactly one terminal event follows. Returns the request's id.
-
-        wait: block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError,
-        QueueFullError, DrainingError, EngineDeadError.
-        """
-        check_request(request, self.bundle, self.deployment, self.engines.decoder)
-        return self._enter(request, listener, wait=wait)
-
-    def resume(self, frozen: FrozenSlot, listener: Listener) -> str:
-        """Go on with a frozen generation at its step. Raises as submit does, and CheckpointError."""
-        check_request(frozen.request, self.bundle, self.deployment, self.engines.decoder)
-        frozen.check(self.bundle)
-        return self._enter(frozen.request, listener, frozen)
-
-    def update(self, session: str, parameters: StepParameters | None) -> None:
-        """Replace a session's step parameters for all its generations, from the next tick on."""
-        self._inbox.put(Update(session, parameters))
-
-    def cancel(self, request_id: str) -> None:
-        """End a generation before the next commit; unknown ids are ignored."""
-        self._inbox.put(Cancel(request_id))
-
-    def freeze(self, request_id: str) -> Future[FrozenSlot]:
-        """A copy of a generation in flight, which runs on. Where the id is unknown, the future raises RequestError."""
-        reply: Future[FrozenSlot] = Future()
-        self._inbox.put(Freeze(request_id, reply))
-        return reply
-
-    def swap(self, engines: EngineSet) -> Future[None]:
-        """Run on other engines of the same tensors from the next tick on, and close the old ones; nobody in flight
-        notices. Where they do not fit, or the loop has ended, the future raises EngineError and they are not taken."""
-        reply: Future[None] = Future()
-        if self._ended.is_set():
-            reply.set_exception(EngineError("the tick loop has ended"))
-        else:
-            self._inbox.put(Swap(engines, reply))
-        return reply
-
-    def drain(self, timeout_s: float) -> bool:
-        """Take no new work and let what is inside finish; False when the time ran out first."""
-        self._draining.set()
-        deadline_s = time.monotonic() + timeout_s
-        while len(self._registry) and time.monotonic() < deadline_s and not self._ended.is_set():
-            self._ended.wait(0.01)
-        return len(self._registry) == 0
-
-    def _enter(
-        self, request: GenerationRequest, listener: Listener, frozen: FrozenSlot | None = None, *, wait: bool = False
-    ) -> str:
-        """Noise is drawn here, in the caller's time: the tick thread has other things to do."""
-        if self._fatal is not None:
-            raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
-        if self._draining.is_set() or self._ended.is_set():
-            raise DrainingError("the server is shutting down and takes no new work")
-        self._registry.enter(request.id, listener, wait=wait)
-        given = request.noise
-        drawn = noise(request.frames, self.bundle.latents.channels, request.seed) if given is None else given
-        self._inbox.put(Submit(request, drawn, frozen))
-        if self._ended.is_set():
-            self._tell_leftovers()
-        return request.id
-
-    def _tell_leftovers(self) -> None:
-        """Generations that nobody will run any more, and questions that nobody will answer."""
-        for message in self._inbox.drain():
-            if isinstance(message, Freeze):
-                message.reply.set_exception(DrainingError("the loop has stopped"))
-            elif isinstance(message, Swap):
-                message.reply.set_exception(EngineError("the tick loop has ended"))
-        error = self._fatal or DrainingError("the server shut down before the generation was finished")
-        for request_id in self._registry.ids():
-            self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")
-
-
 Listener = Callable[[Event], None]
-
-
-OUTCOMES = ("ok", "cancelled", "nonfinite", "engine_error", "drained")
-
-
-class Registry:
-    """Every generation that was let in leaves exactly once: `started` = inside + the sum of `outcomes`."""
-
-    def __init__(self, slots: int, queue: int) -> None:
-        self._slots, self._queue = slots, queue
-        self._free = threading.Semaphore(slots + queue)
-        self._listeners: dict[str, Listener] = {}
-        self.outcomes = dict.fromkeys(OUTCOMES, 0)
-
-    def __len__(self) -> int:
-        return len(self._listeners)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._listeners
-
-    def ids(self) -> list[str]:
-        """Everybody who is inside."""
-        return list(self._listeners)
-
-    def enter(self, request_id: str, listener: Listener, *, wait: bool = False) -> None:
-        """Take a place. Raises QueueFullError, RequestError where the id is inside already. Any thread."""
-        if request_id in self._listeners:
-            raise RequestError(f"a generation {request_id!r} is inside already", field="id")
-        if not self._free.acquire(blocking=wait):
-            raise QueueFullError(f"all {self._slots} slots and {self._queue} waiting places are taken")
-        self._listeners[request_id] = listener
-
-    def tell(self, event: Event) -> None:
-        """Pass on an event, if the generation is inside."""
-        listener = self._listeners.get(event.request_id)
-        if listener is not None:
-            listener(event)
-
-    def leave(self, event: Event, outcome: str) -> None:
-        """Pass on the terminal event and free the place; nothing happens where the generation has left already."""
-        listener = self._listeners.pop(event.request_id, None)
-        if listener is not None:
-            self.outcomes[outcome] += 1
-            self._free.release()
-            listener(event)
+OUTCOMES = ("ok", "cancelled", "replaced", "nonfinite", "engine_error", "drained")
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new generation with its noise `[T, C]`; `frozen` where it goes on from a checkpoint."""
+    """A new generation, prepared; it resumes at `step`."""
 
     request: GenerationRequest
-    noise: Array
-    frozen: FrozenSlot | None = None
+    work: PreparedGeneration
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New step parameters for a session; None takes them away."""
+    """New step parameters, by generation."""
 
-    session: str
-    parameters: StepParameters | None
+    works: Mapping[str, PreparedGeneration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +48,11 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class Snapshot:
     """Copy a generation's state between two ticks."""
 
     request_id: str
-    reply: Future[FrozenSlot]
+    reply: Future[SlotSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,27 +68,288 @@ class Stop:
     """Leave run(); generations in flight end as drained."""
 
 
-Message = Submit | Update | Cancel | Freeze | Swap | Stop
+Message = Submit | Update | Cancel | Snapshot | Swap | Stop
 
 
 class Inbox:
-    """Any thread puts, the tick thread takes."""
+    """Messages to the tick thread, in the order in which they were put. Any thread puts, the tick thread takes."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Message] = SimpleQueue()
 
     def put(self, message: Message) -> None:
-        """Leave a message; never blocks."""
+        """Append a message; never blocks."""
         self._queue.put(message)
 
     def wait(self) -> Message:
         """The next message; blocks until there is one."""
         return self._queue.get()
 
-    def drain(self) -> Iterator[Message]:
+    def drain(self) -> list[Message]:
         """Every message that is there now."""
-        while True:
+        messages: list[Message] = []
+        while not self._queue.empty():
             try:
-                yield self._queue.get_nowait()
+                messages.append(self._queue.get_nowait())
             except Empty:
-                return
+                break
+        return messages
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A generation in the loop. `work` is None while it is being prepared."""
+
+    listener: Listener
+    request: GenerationRequest
+    work: PreparedGeneration | None = None
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session's generations in the loop, and the step parameters that it overrides."""
+
+    members: dict[str, _Entry] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """Every generation that enters leaves exactly once: entered = in the loop + the sum of `outcomes`.
+
+    Any thread. A session is forgotten, with its step parameters, when its last generation leaves.
+    """
+
+    def __init__(self, slots: int, queue: int) -> None:
+        self._num_slots, self._num_queue = slots, queue
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._is_closed = False
+        self._entries: dict[str, _Entry] = {}
+        self._sessions: dict[str, _Session] = {}
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def ids(self) -> list[str]:
+        """Every generation in the loop."""
+        return list(self._entries)
+
+    def enter(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> None:
+        """Take a place; `wait` until one is free. Raises QueueFullError, and RequestError where the id is in use."""
+        with self._freed:
+            if wait:
+                self._freed.wait_for(lambda: self._is_closed or not self._is_full)
+            if request.id in self._entries:
+                raise RequestError(f"a generation {request.id!r} is running already", field="id")
+            if self._is_full:
+                raise QueueFullError(f"all {self._num_slots} slots and {self._num_queue} waiting places are taken")
+            entry = self._entries[request.id] = _Entry(listener, request)
+            if request.session:
+                self._sessions.setdefault(request.session, _Session()).members[request.id] = entry
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._entries) >= self._num_slots + self._num_queue
+
+    def close(self) -> None:
+        """The loop has ended: what waits for a place waits no more."""
+        with self._freed:
+            self._is_closed = True
+            self._freed.notify_all()
+
+    def overrides(self, session: str) -> Mapping[str, Any]:
+        """The step parameters that a session overrides."""
+        with self._lock:
+            found = self._sessions.get(session)
+            return {} if found is None else found.overrides
+
+    def override(self, session: str, patch: Mapping[str, Any]) -> list[_Entry]:
+        """Merge a patch into a session's step parameters; returns its generations. Raises RequestError."""
+        with self._lock:
+            found = self._sessions.get(session)
+            merged = merge_patch({} if found is None else found.overrides, patch)
+            if found is None:
+                return []
+            found.overrides = merged
+            return list(found.members.values())
+
+    def set_work(self, request_id: str, work: PreparedGeneration) -> None:
+        """Note what was prepared for a generation."""
+        with self._lock:
+            if request_id in self._entries:
+                self._entries[request_id].work = work
+
+    def publish(self, event: Event) -> None:
+        """Pass on an event, if the generation is in the loop."""
+        entry = self._entries.get(event.request_id)
+        if entry is not None:
+            entry.listener(event)
+
+    def leave(self, event: Event, outcome: str) -> None:
+        """Pass on the terminal event and free the place; nothing happens where the generation has left already."""
+        entry = self._remove(event.request_id)
+        if entry is not None:
+            self.outcomes[outcome] += 1
+            entry.listener(event)
+
+    def withdraw(self, request_id: str) -> None:
+        """Free the place of a generation that could not be submitted."""
+        self._remove(request_id)
+
+    def _remove(self, request_id: str) -> _Entry | None:
+        with self._lock:
+            entry = self._entries.pop(request_id, None)
+            self._freed.notify()
+            if entry is not None and entry.request.session:
+                session = self._sessions[entry.request.session]
+                del session.members[request_id]
+                if not session.members:
+                    del self._sessions[entry.request.session]
+            return entry
+
+
+class LoopClient:
+    """The side of a tick loop that any thread may use.
+
+    At most `depth + queue` generations are in the loop at a time; one more is refused at once. Noise, schedules, first
+    latents and step parameters are computed here, in the caller's thread.
+    """
+
+    def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
+        self.bundle, self.deployment = bundle, deployment
+        self.engines = engines
+        self._inbox = Inbox()
+        self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
+        self._draining = threading.Event()
+        self._ended = threading.Event()
+        self._fatal: TickError | None = None
+        # Held while a session's parameters are resolved and put into the inbox, so that the newest arrive last.
+        self._resolving = threading.Lock()
+
+    def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
+        """Ask for a generation; exactly one terminal event follows. Returns the request's id.
+
+        Of one session's generations that wait for a slot, only the newest is kept: the others end as Cancelled. wait:
+        block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError, QueueFullError,
+        DrainingError, EngineDeadError.
+        """
+        return self._enter(request, listener, None, wait=wait)
+
+    def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
+        """Go on with a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
+        snapshot.check(self.bundle)
+        return self._enter(snapshot.request, listener, snapshot)
+
+    def update(self, session: str, patch: Mapping[str, Any]) -> int:
+        """Change step parameters (fields of StepParameters) of a session's generations, from the next tick on.
+
+        A merge-patch: what is not named stays; None goes back to the request's own value. Curves are resampled to each
+        generation's T. Holds until the session's last generation leaves. Returns how many generations it reaches.
+        Raises RequestError.
+        """
+        with self._resolving:
+            works = {}
+            for entry in self._registry.override(session, patch):
+                if entry.work is not None:
+                    works[entry.request.id] = self._resolved(entry.work)
+                    self._registry.set_work(entry.request.id, works[entry.request.id])
+            if works:
+                self._inbox.put(Update(works))
+        return len(works)
+
+    def cancel(self, request_id: str) -> None:
+        """End a generation before the next commit; unknown ids are ignored."""
+        self._inbox.put(Cancel(request_id))
+
+    def snapshot(self, request_id: str) -> Future[SlotSnapshot]:
+        """A copy of a generation in flight, which runs on. The future raises RequestError where the id is unknown."""
+        reply: Future[SlotSnapshot] = Future()
+        self._inbox.put(Snapshot(request_id, reply))
+        return reply
+
+    def swap(self, engines: EngineSet) -> Future[None]:
+        """Run on other engines of the same tensors from the next tick on, and close the old ones.
+
+        Generations in flight go on. Where the engines do not fit, or the loop has ended, the future raises EngineError
+        and they are not taken.
+        """
+        reply: Future[None] = Future()
+        if self._ended.is_set():
+            reply.set_exception(EngineError("the tick loop has ended"))
+        else:
+            self._inbox.put(Swap(engines, reply))
+        return reply
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new work and let what is in the loop finish; False when the time ran out first."""
+        self._draining.set()
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._registry) and time.monotonic() < deadline_s and not self._ended.is_set():
+            self._ended.wait(0.01)
+        return len(self._registry) == 0
+
+    def _enter(
+        self, request: GenerationRequest, listener: Listener, snapshot: SlotSnapshot | None, *, wait: bool = False
+    ) -> str:
+        check_request(request, self.bundle, self.deployment, self._condition_width)
+        self._check_open()
+        self._registry.enter(request, listener, wait=wait)
+        try:
+            self._check_open()
+            work = self._prepare(request, snapshot)
+        except BaseException:
+            self._registry.withdraw(request.id)
+            raise
+        with self._resolving:
+            work = self._resolved(work) if self._registry.overrides(request.session) else work
+            self._registry.set_work(request.id, work)
+            self._inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
+        if self._ended.is_set():
+            self._end_leftovers()
+        return request.id
+
+    def _check_open(self) -> None:
+        if self._fatal is not None:
+            raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
+        if self._draining.is_set() or self._ended.is_set():
+            raise DrainingError("the server is shutting down and takes no new work")
+
+    def _prepare(self, request: GenerationRequest, snapshot: SlotSnapshot | None) -> PreparedGeneration:
+        values, channels = resolve(request, StepParameters()), self.bundle.latents.channels
+        if snapshot is None:
+            return prepare(request, values, channels)
+        return prepare(
+            request,
+            values,
+            channels,
+            step=snapshot.step,
+            has_cached_negative=snapshot.has_cached_negative,
+            states=snapshot.arrays,
+        )
+
+    def _resolved(self, work: PreparedGeneration) -> PreparedGeneration:
+        """The same generation with its session's step parameters over its own."""
+        overrides = StepParameters(**self._registry.overrides(work.request.session))
+        return replace(work, values=resolve(work.request, overrides))
+
+    @property
+    def _condition_width(self) -> int:
+        width = self.engines.decoder.inputs[self.bundle.decoder.inputs.condition].shape[2]
+        assert isinstance(width, int)
+        return width
+
+    def _end_leftovers(self) -> None:
+        """End generations and questions that the loop, which has stopped, cannot serve any more."""
+        self._registry.close()
+        for message in self._inbox.drain():
+            if isinstance(message, Snapshot):
+                message.reply.set_exception(DrainingError("the loop has stopped"))
+            elif isinstance(message, Swap):
+                message.reply.set_exception(EngineError("the tick loop has ended"))
+        error = self._fatal or DrainingError("the server shut down before the generation was finished")
+        for request_id in self._registry.ids():
+            self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from runtime.devices.device import Device
 from runtime.tick.record import PHASES, TickRecord
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 class PhaseClock:
     """Splits a tick's time into phases without gaps: where one begins, the one before it ends.
 
-    `phase` is the one that goes on, "" before the first and after the last.
+    `phase` is the current one, "" between ticks.
     """
 
     def __init__(self) -> None:
@@ -31,13 +30,15 @@ class PhaseClock:
         return (time.perf_counter() - self.marks[0][1]) * 1e3
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase, as it may have been before."""
+        """What happens from now on is this phase; the first one begins a tick."""
         if phase != self.phase:
+            if not self.phase:
+                self.marks = []
             self.phase = phase
             self.marks.append((phase, time.perf_counter()))
 
     def end(self) -> None:
-        """The tick is over, and with it the phase that was last begun."""
+        """The tick is over."""
         self.begin("")
 
     def note(self, record: TickRecord) -> None:
@@ -57,7 +58,7 @@ class NvtxClock(PhaseClock):
         self._domain, self._tick, self._phases = domain, tick, phases
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase, as it may have been before; "" ends the tick."""
+        """What happens from now on is this phase; "" ends the tick."""
         if phase == self.phase:
             return
         if self.phase:
@@ -71,17 +72,41 @@ class NvtxClock(PhaseClock):
             self._domain.pop_range()
 
 
-def clock_of(device: Device) -> Callable[[], PhaseClock]:
-    """What makes a tick's clock: on a GPU, where package nvtx is installed, one that shows ranges."""
+def clock_of(device: Device) -> PhaseClock:
+    """The clock for ticks on a device: on a GPU, where package nvtx is installed, one that shows ranges."""
     if device.kind == "cpu" or importlib.util.find_spec("nvtx") is None:
-        return PhaseClock
+        return PhaseClock()
     return nvtx_clock()
 
 
-def nvtx_clock() -> Callable[[], NvtxClock]:
-    """What makes clocks that show NVTX ranges. Needs package nvtx."""
+def nvtx_clock() -> NvtxClock:
+    """A clock that shows NVTX ranges. Needs package nvtx."""
     import nvtx
 
     domain = nvtx.get_domain("tickrt")
     phases = {phase: domain.get_event_attributes(message=phase) for phase in PHASES}
-    return partial(NvtxClock, domain, domain.get_event_attributes(message="tick"), phases)
+    return NvtxClock(domain, domain.get_event_attributes(message="tick"), phases)
+
+
+class _HasClock(Protocol):
+    @property
+    def clock(self) -> PhaseClock:
+        """Where phases are noted."""
+
+
+S = TypeVar("S", bound=_HasClock)
+A = ParamSpec("A")
+R = TypeVar("R")
+
+
+def phase(name: str) -> Callable[[Callable[Concatenate[S, A], R]], Callable[Concatenate[S, A], R]]:
+    """Method decorator: from its call on, time counts for this phase of the tick."""
+
+    def decorate(method: Callable[Concatenate[S, A], R]) -> Callable[Concatenate[S, A], R]:
+        def timed(self: S, /, *args: A.args, **kwargs: A.kwargs) -> R:
+            self.clock.begin(name)
+            return method(self, *args, **kwargs)
+
+        return timed
+
+    return decorate

@@ -49,9 +49,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The generation was cancelled; nothing of it runs any more."""
+    """The generation was cancelled; nothing of it runs any more. `replaced_by` is the newer one of its session."""
 
     request_id: str
+    replaced_by: str = ""
 
 
 Event = Started | Progress | Finished | Failed | Cancelled

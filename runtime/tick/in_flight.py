@@ -1,58 +1,45 @@
-"""Ticks that have been launched, and what can be said about the loop from outside."""
+"""Ticks that have been launched and are not yet complete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from runtime.devices.device import Event as DeviceEvent
-from runtime.devices.device import Stream
-from runtime.scheduling.batch import BucketBatch, TickBatch
+from runtime.devices.device import Event, Stream
 from runtime.scheduling.slot import Slot
-from runtime.tick.record import BucketSpan, TickRecord
+from runtime.tick.record import TickRecord
+from runtime.tick.runner import Launched
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A bucket's part of a launched tick: events around the decoder, and where its finite flags `[S]` arrive."""
-
-    batch: BucketBatch
-    begin: DeviceEvent
-    end: DeviceEvent
-    finite: NDArray[np.bool_]
-
-    def span(self, stream: Stream, first: DeviceEvent) -> BucketSpan:
-        """When it ran, from `first` on; its events are done."""
-        batch = self.batch
-        rows = sum(end - begin for begin, end, _ in batch.executes)
-        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
-        ms = stream.elapsed_ms(self.begin, self.end)
-        return BucketSpan(batch.frames, len(batch.slots), rows, len(batch.executes), begin_ms, ms)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A launched tick: once `done`, its flags and finished latents can be read."""
+    """A launched tick: once every event of `done` is, its flags and finished results can be read."""
 
-    batch: TickBatch
-    buckets: tuple[Launched, ...]
-    done: DeviceEvent
-    finished: tuple[tuple[Slot, NDArray[np.float32]], ...]
+    launched: Sequence[Launched]
+    done: tuple[Event, ...]
+    finished: tuple[tuple[Slot, NDArray[Any]], ...]
     record: TickRecord
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has completed it; never blocks."""
+        return all(event.is_done for event in self.done)
 
-@dataclass(frozen=True, slots=True)
-class LoopStats:
-    """A snapshot: `outcomes` counts every terminal event since the start."""
+    def wait(self) -> None:
+        """Block until the device has completed it."""
+        for event in self.done:
+            event.wait()
 
-    slots_active: int
-    slots_capacity: int
-    queue_depth: int
-    ticks: int
-    outcomes: dict[str, int]
-    is_alive: bool
-    is_idle: bool
-    is_draining: bool
-    last_tick_s: float
+    def note_device_times(self, stream: Stream, previous: Event | None) -> Event | None:
+        """Write into the record when its executes ran; returns the first one's event. `previous`: the last tick's."""
+        first = next((part.begin for part in self.launched if part.begin is not None), None)
+        if first is None:
+            return previous
+        self.record.buckets = tuple([span for part in self.launched for span in part.spans(stream, first)])
+        self.record.engine_ms = sum([bucket.ms for bucket in self.record.buckets])
+        if previous is not None:
+            self.record.device_gap_ms = stream.elapsed_ms(previous, first)
+        return first

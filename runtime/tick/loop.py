@@ -1,4 +1,4 @@
-"""The tick loop: one thread that owns scheduler, buckets and engines; everybody else talks to it through its inbox."""
+"""The tick loop: one thread that owns scheduler, runners and engines; other threads use it through its client side."""
 
 from __future__ import annotations
 
@@ -6,61 +6,50 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.denoise.row_buffers import row_multiple
 from runtime.denoise.runner import DenoiseRunner
 from runtime.devices.device import Device
 from runtime.devices.device import Event as DeviceEvent
-from runtime.engines.engine import EngineSet, variant_name
+from runtime.engines.engine import EngineSet
 from runtime.engines.loading import check_replaceable
-from runtime.errors import (
-    EngineDeadError,
-    EngineError,
-    NonFiniteError,
-    RequestError,
-    ShapeError,
-    TickError,
-)
+from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
 from runtime.requests.request import DENOISE_MIN
-from runtime.scheduling.batch import BucketBatch, TickBatch
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.slot import Slot
-from runtime.tick.checkpoint import FrozenSlot
-from runtime.tick.client import Cancel, Freeze, LoopClient, Message, Stop, Submit, Swap, Update
-from runtime.tick.clock import PhaseClock, clock_of
+from runtime.scheduling.slot import Slot, Submission
+from runtime.tick.checkpoint import SlotSnapshot
+from runtime.tick.client import Cancel, LoopClient, Message, Snapshot, Stop, Submit, Swap, Update
+from runtime.tick.clock import clock_of, phase
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started
-from runtime.tick.in_flight import InFlight, Launched, LoopStats
-from runtime.tick.record import TickRecord
+from runtime.tick.in_flight import InFlight
+from runtime.tick.record import LoopStats, TickRecord
+from runtime.tick.runner import Launched, Runner
+
+Plan = list[tuple[Runner[Any], Any]]
 
 
 class TickLoop(LoopClient):
-    """Runs ticks: tick() is called from one thread only; what LoopClient has, stats, start and close from any."""
+    """Runs ticks: tick() is called from one thread only; the client's methods, stats, start and close from any."""
 
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
         super().__init__(engines, bundle, deployment)
-        self.device = device
+        self.device, self.clock = device, clock_of(device)
         self.observers: list[Callable[[TickRecord], None]] = []
-        self._generation = 0
-        self._scheduler = Scheduler(
-            deployment,
-            fold_tokens=bundle.decoder.inputs.condition_mask is not None,
-            row_multiple=lambda frames: row_multiple(frames, bundle.latents.channels),
-        )
         self._stream = device.main
-        self._buckets = DenoiseRunner(device, self._stream, engines, bundle, deployment)
-        self._entering: dict[str, Submit] = {}
+        self._scheduler = Scheduler(deployment.runtime.depth)
+        self._denoise = DenoiseRunner(device, self._stream, engines, bundle, deployment, self.clock)
+        self._runners: tuple[Runner[Any], ...] = (self._denoise,)
         self._in_flight: deque[InFlight] = deque()
-        self._ticks = 0
+        self._questions: deque[Snapshot | Swap] = deque()
+        self._counted = (device.allocations, self._denoise.launch_counts.copy())
         self._last_tick_s = time.monotonic()
-        self._clock = clock_of(device)
         self._last_begin: DeviceEvent | None = None
+        self._generation = 0
         self._is_idle = True
         self._thread: threading.Thread | None = None
         self._stopped = self._closed = False
@@ -71,7 +60,7 @@ class TickLoop(LoopClient):
             slots_active=len(self._scheduler.slots),
             slots_capacity=self._scheduler.depth,
             queue_depth=max(0, len(self._registry) - len(self._scheduler.slots)),
-            ticks=self._ticks,
+            ticks=self._scheduler.tick,
             outcomes=dict(self._registry.outcomes),
             is_alive=self._fatal is None and not self._ended.is_set(),
             is_idle=self._is_idle,
@@ -85,7 +74,7 @@ class TickLoop(LoopClient):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the loop; whatever is still inside ends as drained. Engines are closed. Again does nothing."""
+        """Stop the loop; generations that are still in it end as drained. Engines are closed. Again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -97,14 +86,15 @@ class TickLoop(LoopClient):
             with contextlib.suppress(EngineDeadError):
                 self._complete_all()
             self._end()
-        with contextlib.suppress(EngineDeadError):
-            self._buckets.close()
+        for runner in self._runners:
+            with contextlib.suppress(EngineDeadError):
+                runner.close()
         self.engines.close()
 
     # The tick thread.
 
     def run(self) -> None:
-        """Tick until stopped. The one place that catches everything: what is unknown is fatal, and all are told."""
+        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and ends all."""
         try:
             while not self._stopped:
                 if self.tick() is None and not self._stopped:
@@ -118,144 +108,127 @@ class TickLoop(LoopClient):
 
     def tick(self) -> TickRecord | None:
         """One pass: every live slot takes one step. None where nothing is live."""
-        clock = self._clock()
-        clock.begin("inbox")
-        allocations, counts = self._buckets.allocations, self._buckets.launch_counts.copy()
         self._drain_inbox()
-        clock.begin("schedule")
-        self._admit()
-        batch = self._scheduler.schedule()
-        if not batch.buckets:
-            clock.end()
-            self._complete_all()
-            return None
-        record = self._record(batch)
-        launched = self._launch(batch, clock)
-        if launched is None:
-            clock.end()
-            return record
-        ready = self._stream.record()
-        clock.begin("inbox")
-        questions = self._drain_inbox_while_executing()
-        clock.begin("commit")
-        finished = self._commit(batch, ready)
-        for question in questions:
-            self._handle(question)
-        done = self._buckets.copied() if finished else ready
-        self._in_flight.append(InFlight(batch, launched, done, finished, record))
-        completed = self._complete_due(clock)
-        record.allocations = self._buckets.allocations - allocations
-        record.count(self._buckets.launch_counts.since(counts))
-        self._tell_progress(batch, clock.elapsed_ms)
-        clock.end()
-        clock.note(record)
-        self._tell_observers(completed)
-        return record
+        plan = self._plan(self._scheduler.admit())
+        if plan is None:
+            return self._idle()
+        launched = [runner.launch(part) for runner, part in plan]
+        self._drain_inbox()  # a cancel counts before the commit
+        self._in_flight.append(self._commit(plan, launched))
+        return self._complete_due()
 
-    def _complete_due(self, clock: PhaseClock) -> list[TickRecord]:
-        """Complete ticks that are done; wait for the oldest where as many as may be are in flight."""
-        completed = []
-        while self._in_flight and self._must_wait():
-            clock.begin("wait")
-            self._in_flight[0].done.wait()
-            clock.begin("deliver")
-            completed.append(self._complete(self._in_flight.popleft()))
-        clock.begin("deliver")
-        return completed
-
-    def _must_wait(self) -> bool:
-        oldest = self._in_flight[0]
-        return oldest.done.is_done or len(self._in_flight) >= self.deployment.runtime.ticks_in_flight
-
-    def _launch(self, batch: TickBatch, clock: PhaseClock) -> tuple[Launched, ...] | None:
-        """Upload and execute every bucket; an engine's failure ends the batch's generations, not the loop."""
-        try:
-            clock.begin("upload")
-            for bucket in batch.buckets:
-                self._buckets[bucket.frames].prepare(bucket)
-            clock.begin("launch")
-            return tuple(self._launch_bucket(bucket) for bucket in batch.buckets)
-        except EngineDeadError:
-            raise
-        except (EngineError, ShapeError) as error:
-            for step in [step for bucket in batch.buckets for step in bucket.slots]:
-                self._remove(step.request.id, Failed(step.request.id, error), "engine_error")
-            return None
-
-    def _launch_bucket(self, batch: BucketBatch) -> Launched:
-        bucket = self._buckets[batch.frames]
-        begin, end = bucket.launch(batch)
-        return Launched(batch, begin, end, bucket.finite(batch.slot_count))
-
-    def _commit(self, batch: TickBatch, ready: DeviceEvent) -> tuple[tuple[Slot, NDArray[np.float32]], ...]:
-        """Advance every slot; begin to copy out those that are finished and free their slot_count."""
-        finished: list[tuple[Slot, NDArray[np.float32]]] = []
-        for slot in self._scheduler.commit(batch):
-            if not finished:
-                self._buckets.begin_copies(ready)
-            finished.append((slot, self._buckets.read_out(slot.frames, slot.slot_index)))
-            self._buckets[slot.frames].state.vacate(slot.slot_index)
-        return tuple(finished)
-
-    def _complete(self, tick: InFlight) -> TickRecord:
-        """A tick's work is done: quarantine what is not finite, deliver what is finished."""
-        self._note_device_times(tick)
-        for bucket in tick.buckets:
-            for step in bucket.batch.slots:
-                if not bucket.finite[step.slot_index]:
-                    self._quarantine(step.request.id, step.step)
-        delivered = [pair for pair in tick.finished if pair[0].request.id in self._registry]
-        for slot, latents in delivered:
-            self._registry.leave(Finished(slot.request.id, latents, tick.batch.tick, slot.steps), "ok")
-        tick.record.finished = tuple(slot.request.id for slot, _ in delivered)
-        return tick.record
-
-    def _note_device_times(self, tick: InFlight) -> None:
-        record, first = tick.record, tick.buckets[0].begin
-        record.buckets = tuple(bucket.span(self._stream, first) for bucket in tick.buckets)
-        record.engine_ms = sum(bucket.ms for bucket in record.buckets)
-        if self._last_begin is not None:
-            record.device_gap_ms = self._stream.elapsed_ms(self._last_begin, first)
-        self._last_begin = first
-
-    def _complete_all(self) -> None:
-        """Wait for the ticks in flight; none of them is the one that is being made."""
-        while self._in_flight:
-            self._in_flight[0].done.wait()
-            self._tell_observers([self._complete(self._in_flight.popleft())])
-
-    def _quarantine(self, request_id: str, step: int) -> None:
-        error = NonFiniteError(
-            f"generation {request_id} became non-finite in step {step}",
-            fix="lower guidance, scales or noise; other generations are not affected",
-        )
-        self._remove(request_id, Failed(request_id, error), "nonfinite")
-
-    def _admit(self) -> None:
-        admitted = self._scheduler.admit()
-        live = {slot.frames for slot in self._scheduler.slots.values()}
-        for slot in admitted:
-            state = self._buckets.open(slot.frames, live).state
-            message = self._entering.pop(slot.request.id)
-            state.admit(slot, message.noise)
-            if message.frozen is not None:
-                slot.step, slot.has_cached_negative = message.frozen.step, message.frozen.has_cached_negative
-                state.restore(slot.slot_index, message.frozen.arrays)
-            self._registry.tell(Started(slot.request.id, self._scheduler.tick))
-
+    @phase("inbox")
     def _drain_inbox(self) -> None:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _drain_inbox_while_executing(self) -> list[Freeze | Swap]:
-        """Cancels and updates count before the commit; a slot's state and its step agree only after it."""
-        questions: list[Freeze | Swap] = []
-        for message in self._inbox.drain():
-            if isinstance(message, Freeze | Swap):
-                questions.append(message)
-            else:
-                self._handle(message)
-        return questions
+    @phase("schedule")
+    def _plan(self, admitted: Sequence[Slot]) -> Plan | None:
+        """What every runner executes for its live slots; None where there is none."""
+        self._answer_questions()
+        for slot in admitted:
+            self._admit(slot)
+        plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
+        return plan or None
+
+    def _idle(self) -> TickRecord | None:
+        """Nothing is live: complete what is in flight. run() then blocks on the inbox."""
+        self.clock.end()
+        self._complete_all()
+        return None
+
+    @phase("commit")
+    def _commit(self, plan: Plan, launched: Sequence[Launched]) -> InFlight:
+        """Advance every slot that was launched; begin to copy out the results of those that finish with this tick."""
+        record, ready = self._record(plan), self._stream.record()
+        done: list[DeviceEvent] = []
+        finished: list[tuple[Slot, NDArray[Any]]] = []
+        for (runner, part), part_launched in zip(plan, launched, strict=True):
+            if part_launched.error is not None:
+                self._fail(part.slots, part_launched.error)
+                continue
+            self._publish_progress(part.slots)
+            runner.commit(part)
+            ended = self._scheduler.commit(part.slots)
+            results, copied = runner.read_out(ended, ready) if ended else ([], ready)
+            finished += zip(ended, results, strict=True)
+            done.append(copied)
+        self._scheduler.tick += 1
+        self._answer_questions()
+        return InFlight(launched, tuple(done), tuple(finished), record)
+
+    @phase("deliver")
+    def _complete_due(self) -> TickRecord:
+        """Complete ticks that are done; wait for the oldest where as many as may be are in flight."""
+        record, completed = self._in_flight[-1].record, []
+        bound = self.deployment.runtime.ticks_in_flight
+        while self._in_flight and (self._in_flight[0].is_done or len(self._in_flight) >= bound):
+            self._wait(self._in_flight[0])
+            completed.append(self._complete(self._in_flight.popleft()))
+        self._count(record)
+        self.clock.end()
+        self.clock.note(record)
+        self._observe(completed)
+        return record
+
+    def _wait(self, tick: InFlight) -> None:
+        if not tick.is_done:
+            self.clock.begin("wait")
+            tick.wait()
+            self.clock.begin("deliver")
+
+    def _complete(self, tick: InFlight) -> TickRecord:
+        """A tick's work is done: quarantine what is not finite, deliver what is finished."""
+        self._last_begin = tick.note_device_times(self._stream, self._last_begin)
+        for part in tick.launched:
+            for slot, step in part.non_finite():
+                self._quarantine(slot, step)
+        delivered = [(slot, result) for slot, result in tick.finished if slot.id in self._registry]
+        for slot, result in delivered:
+            self._registry.leave(Finished(slot.id, result, tick.record.tick, slot.steps), "ok")
+        tick.record.finished = tuple([slot.id for slot, _ in delivered])
+        return tick.record
+
+    def _complete_all(self) -> None:
+        """Wait for the ticks in flight."""
+        while self._in_flight:
+            self._in_flight[0].wait()
+            self._observe([self._complete(self._in_flight.popleft())])
+
+    def _admit(self, slot: Slot) -> None:
+        try:
+            slot.runner.admit(slot)
+        except EngineDeadError:
+            raise
+        except EngineError as error:
+            self._fail((slot,), error)
+        else:
+            self._registry.publish(Started(slot.id, self._scheduler.tick))
+
+    def _publish_progress(self, slots: Sequence[Slot]) -> None:
+        tick, tick_ms = self._scheduler.tick, self.clock.elapsed_ms
+        for slot in slots:
+            if slot.step + 1 < slot.steps:
+                self._registry.publish(Progress(slot.id, slot.step + 1, slot.steps, tick, tick_ms))
+        self._last_tick_s = time.monotonic()
+
+    def _quarantine(self, slot: Slot, step: int) -> None:
+        if slot.id in self._registry:
+            error = NonFiniteError(
+                f"generation {slot.id} became non-finite in step {step}",
+                fix="lower guidance, scales or noise; other generations are not affected",
+            )
+            self._remove(slot.id, Failed(slot.id, error), "nonfinite")
+
+    def _fail(self, slots: Sequence[Slot], error: TickError) -> None:
+        for slot in slots:
+            self._remove(slot.id, Failed(slot.id, error), "engine_error")
+
+    def _remove(self, request_id: str, event: Event, outcome: str) -> None:
+        slot = self._scheduler.remove(request_id)
+        if isinstance(slot, Slot):
+            slot.runner.vacate(slot)
+        self._registry.leave(event, outcome)
 
     def _wait_for_message(self) -> None:
         self._is_idle = True
@@ -268,15 +241,13 @@ class TickLoop(LoopClient):
         match message:
             case Submit():
                 self._take(message)
-            case Update(session, parameters):
-                for slot in self._scheduler.override(session, parameters):
-                    self._buckets[slot.frames].state.set_parameters(slot)
+            case Update(works):
+                for request_id, work in works.items():
+                    self._update(request_id, work)
             case Cancel(request_id):
                 self._remove(request_id, Cancelled(request_id), "cancelled")
-            case Freeze(request_id, reply):
-                self._freeze(request_id, reply)
-            case Swap(engines, reply):
-                self._swap(engines, reply)
+            case Snapshot() | Swap():
+                self._questions.append(message)
             case Stop():
                 self._stopped = True
 
@@ -285,67 +256,96 @@ class TickLoop(LoopClient):
         if request.denoise <= DENOISE_MIN:
             assert request.start is not None
             self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
-        else:
-            self._entering[request.id] = message
-            self._scheduler.waiting.push(request)
+            return
+        submission = Submission(
+            id=request.id,
+            runner=self._denoise,
+            work=message.work,
+            bucket=request.frames,
+            steps=request.steps,
+            step=message.step,
+            session=request.session,
+            client=request.client,
+        )
+        replaced = self._scheduler.waiting.push(submission)
+        if replaced is not None:
+            self._registry.leave(Cancelled(replaced.id, replaced_by=request.id), "replaced")
 
-    def _freeze(self, request_id: str, reply: Future[FrozenSlot]) -> None:
+    def _update(self, request_id: str, work: Any) -> None:
+        submission = self._scheduler.find(request_id)
+        if submission is not None:
+            submission.work = work
+        if isinstance(submission, Slot):
+            submission.runner.update(submission)
+
+    def _answer_questions(self) -> None:
+        """Between two ticks a slot's state and its step agree."""
+        while self._questions:
+            match self._questions.popleft():
+                case Snapshot(request_id, reply):
+                    try:
+                        reply.set_result(self._snapshot(request_id))
+                    except RequestError as error:
+                        reply.set_exception(error)
+                case Swap(engines, reply):
+                    try:
+                        self._swap(engines)
+                        reply.set_result(None)
+                    except EngineDeadError:
+                        raise
+                    except EngineError as error:
+                        reply.set_exception(error)
+
+    def _snapshot(self, request_id: str) -> SlotSnapshot:
         slot = self._scheduler.slots.get(request_id)
         if slot is None:
-            reply.set_exception(RequestError(f"no generation {request_id} is in flight", field="id"))
-            return
-        arrays = self._buckets[slot.frames].state.freeze(slot.slot_index)
-        request = slot.request.with_parameters(slot.parameters)
-        reply.set_result(FrozenSlot(request, slot.step, slot.has_cached_negative, arrays, self.bundle.name))
+            raise RequestError(f"no generation {request_id} is in flight", field="id")
+        states, has_cached_negative = slot.runner.snapshot(slot)
+        request = slot.work.request.with_parameters(slot.work.values.parameters)
+        return SlotSnapshot(request, slot.step, has_cached_negative, states, self.bundle.name)
 
-    def _swap(self, engines: EngineSet, reply: Future[None]) -> None:
+    def _swap(self, engines: EngineSet) -> None:
         """What is launched runs to its end on the old engines, the next tick is launched on the new ones."""
-        try:
-            check_replaceable(self.engines, engines)
-        except EngineError as error:
-            reply.set_exception(error)
-            return
+        check_replaceable(self.engines, engines)
         self._complete_all()
         old, self.engines = self.engines, engines
-        self._buckets.use(engines)
+        for runner in self._runners:
+            runner.use(engines)
         self._generation += 1
         old.close()
-        reply.set_result(None)
 
-    def _remove(self, request_id: str, event: Event, outcome: str) -> None:
-        slot = self._scheduler.slots.get(request_id)
-        if slot is not None:
-            self._buckets[slot.frames].state.vacate(slot.slot_index)
-        self._scheduler.remove(request_id)
-        self._entering.pop(request_id, None)
-        self._registry.leave(event, outcome)
-
-    def _tell_progress(self, batch: TickBatch, tick_ms: float) -> None:
-        for step in (step for bucket in batch.buckets for step in bucket.slots if not step.is_last):
-            self._registry.tell(Progress(step.request.id, step.step + 1, step.steps, batch.tick, tick_ms))
-        self._ticks += 1
-        self._last_tick_s = time.monotonic()
-
-    def _tell_observers(self, completed: list[TickRecord]) -> None:
-        """A record is shown once, when all of it is known: its tick is over, on the host and on the device."""
-        for record in completed:
-            for observer in tuple(self.observers):
-                observer(record)
-
-    def _record(self, batch: TickBatch) -> TickRecord:
+    def _record(self, plan: Plan) -> TickRecord:
+        parts = [part for _, part in plan]
         return TickRecord(
-            tick=batch.tick,
-            slots=batch.slots,
-            rows=batch.rows,
-            frames=tuple(bucket.frames for bucket in batch.buckets),
-            executes=sum(len(bucket.executes) for bucket in batch.buckets),
-            variants=tuple(variant_name(bucket.features) for bucket in batch.buckets),
+            tick=self._scheduler.tick,
+            slots=sum([len(part.slots) for part in parts]),
+            rows=sum([part.num_rows for part in parts]),
+            frames=tuple([frames for part in parts for frames in part.frames]),
+            executes=sum([part.num_executes for part in parts]),
+            variants=tuple([variant for part in parts for variant in part.variants]),
             queue_depth=len(self._scheduler.waiting),
             generation=self._generation,
         )
 
+    def _count(self, record: TickRecord) -> None:
+        """Note what was allocated, bound, captured and replayed since the tick before."""
+        allocations, counts = self._counted
+        now = self._denoise.launch_counts
+        record.allocations = self.device.allocations - allocations
+        record.count(now.since(counts))
+        self._counted = (self.device.allocations, now.copy())
+
+    def _observe(self, completed: Sequence[TickRecord]) -> None:
+        """Pass on the records of ticks that are over, on the host and on the device."""
+        for record in completed:
+            for observer in tuple(self.observers):
+                observer(record)
+
     def _end(self) -> None:
-        """Tell everybody who is still inside, and wake whoever waits for the end."""
+        """End all generations that are still in the loop, and wake what waits for its end."""
         self._ended.set()
         self._in_flight.clear()
-        self._tell_leftovers()
+        for question in self._questions:
+            self._inbox.put(question)
+        self._questions.clear()
+        self._end_leftovers()

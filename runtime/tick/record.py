@@ -1,4 +1,4 @@
-"""What one tick measured."""
+"""What one tick measured, and the counts of the loop."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from runtime.denoise.launch_cache import LaunchCounts
+from runtime.scheduling.batch import BucketSpan
 
 # What a tick's time is spent on, in order; the inbox is emptied again while the device works.
 PHASES = ("inbox", "schedule", "upload", "launch", "commit", "wait", "deliver")
 
 
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A snapshot of the loop's counts: `outcomes` counts every terminal event since the start."""
+
+    slots_active: int
+    slots_capacity: int
+    queue_depth: int
+    ticks: int
+    outcomes: dict[str, int]
+    is_alive: bool
+    is_idle: bool
+    is_draining: bool
+    last_tick_s: float
+
+
 class PhaseSpan(NamedTuple):
-    """A segment of a tick: which phase it belongs to, when it began after the tick did, and how long it took."""
+    """One phase of a tick: when it began after the tick did, and how long it took. A phase may have several."""
 
     phase: str
-    begin_ms: float
-    ms: float
-
-
-class BucketSpan(NamedTuple):
-    """A bucket's executes on the device: when they began after those of the tick's first bucket, how long they took."""
-
-    frames: int
-    slots: int
-    rows: int
-    executes: int
     begin_ms: float
     ms: float
 

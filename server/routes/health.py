@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from runtime.tick.in_flight import LoopStats
+from runtime.tick.record import LoopStats
 from server.asgi.openapi import problem_responses
 from server.asgi.problems import ProblemError, unavailable
 from server.metrics import CONTENT_TYPE

@@ -119,7 +119,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         )
     },
     "dcw_low": {"parameters": StepParameters(dcw=Dcw("low", np.linspace(0, 0.2, 32)))},
-    "dcw_high": {"parameters": StepParameters(dcw=Dcw("high", 0.1))},
+    "dcw_high": {"parameters": StepParameters(dcw=Dcw("high", high=0.1))},
     "dcw_double": {"parameters": StepParameters(dcw=Dcw("double", 0.1, 0.05))},
     "dcw_pix": {"parameters": StepParameters(dcw=Dcw("pix", 0.1))},
     "everything": {

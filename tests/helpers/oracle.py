@@ -194,8 +194,7 @@ def correct(dcw: Dcw | None, x: F64, y: F64, t: float) -> F64:
     if dcw.mode in ("low", "double"):
         x_low = x_low + t * resample(dcw.low, len(x_low)) * (x_low - y_low)
     if dcw.mode in ("high", "double"):
-        curve = dcw.low if dcw.mode == "high" else dcw.high
-        x_high = x_high + (1 - t) * resample(curve, len(x_high)) * (x_high - y_high)
+        x_high = x_high + (1 - t) * resample(dcw.high, len(x_high)) * (x_high - y_high)
     return unhaar(x_low, x_high)[: len(x)]
 
 

@@ -87,11 +87,11 @@ def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDA
     requests = [(item["submit_at_tick"], request_of(item, scenario, inputs)) for item in scenario["requests"]]
     first = loop.stats().ticks
     for tick in range(max(at for at, _ in requests) + 2 * scenario["steps"]):
-        loop.update(SESSION, session_parameters(scenario, tick, inputs))
         live = [request.id for at, request in requests if at < tick and request.id not in run.finals]
-        replies = {name: loop.freeze(name) for name in live}
+        replies = {name: loop.snapshot(name) for name in live}
         for request in (request for at, request in requests if at == tick):
             loop.submit(request, lambda event: _note(run, event, first))
+        loop.update(SESSION, session_parameters(scenario, tick, inputs))
         loop.tick()
         for name, reply in replies.items():
             if reply.exception(0) is None:  # an exception: the last step is launched and not done
@@ -111,8 +111,8 @@ def _note(run: Run, event: Event, first: int) -> None:
         run.delivered[event.request_id] = event.tick - first
 
 
-def session_parameters(scenario: dict[str, Any], tick: int, inputs: dict[str, NDArray[np.float32]]) -> StepParameters:
-    """The session's parameters in a tick."""
+def session_parameters(scenario: dict[str, Any], tick: int, inputs: dict[str, NDArray[np.float32]]) -> dict[str, Any]:
+    """The session's step parameters in a tick, by name."""
     table = {name: scenario[name] for name in ("dcw", "channel_gain") if name in scenario}
     for change in sorted(scenario.get("shared_at_tick", {}), key=int):
         if int(change) <= tick:
@@ -143,7 +143,7 @@ def request_of(
         initial_noise_curve=_value(item.get("initial_noise_curve"), inputs),
         mask=_mask(item.get("latent_mask"), inputs),
         target=_target(item, inputs),
-        parameters=_step_parameters({k: v for k, v in item.items() if k in STEP_NAMES}, inputs),
+        parameters=StepParameters(**_step_parameters({k: v for k, v in item.items() if k in STEP_NAMES}, inputs)),
         session=SESSION,
         id=item["id"],
     )
@@ -170,7 +170,7 @@ def _target(item: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> Tar
     return Target(_value(item["x0_target"], inputs), curve, item.get("x0_target_gate", 0.0))
 
 
-def _step_parameters(table: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> StepParameters:
+def _step_parameters(table: dict[str, Any], inputs: dict[str, NDArray[np.float32]]) -> dict[str, Any]:
     values = {STEP_NAMES[name]: _value(value, inputs) for name, value in table.items() if name != "dcw"}
     dcw = table.get("dcw")
     if dcw is not None:
@@ -178,7 +178,7 @@ def _step_parameters(table: dict[str, Any], inputs: dict[str, NDArray[np.float32
         assert dcw.get("wavelet", "haar") == "haar"
         low, high = _value(dcw.get("low", 0.0), inputs), _value(dcw.get("high", 0.0), inputs)
         values["dcw"] = Dcw(dcw["mode"], low, high)
-    return StepParameters(**values)
+    return values
 
 
 def _value(value: Any, inputs: dict[str, NDArray[np.float32]]) -> Any:

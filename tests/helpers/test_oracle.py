@@ -44,7 +44,9 @@ def test_the_oracle_agrees_with_the_vectors(session: ort.InferenceSession, name:
     scenario = SCENARIOS[name]
     for item, request in zip(scenario["requests"], requests(name), strict=True):
         ticks = range(item["submit_at_tick"], item["submit_at_tick"] + request.steps)
-        overrides = {k: parity.session_parameters(scenario, tick, INPUTS) for k, tick in enumerate(ticks)}
+        overrides = {
+            k: StepParameters(**parity.session_parameters(scenario, tick, INPUTS)) for k, tick in enumerate(ticks)
+        }
         states = run(session, request, overrides)
         np.testing.assert_allclose(states[-1], EXPECTED[f"{name}/{request.id}/final"], atol=TOLERANCE, rtol=0)
         steps = EXPECTED.get(f"{name}/{request.id}/after_each_step")

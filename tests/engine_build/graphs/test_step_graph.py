@@ -16,11 +16,10 @@ from helpers import oracle
 from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import rows_graph, step_graph
-from engine_build.graphs.tick_inputs import (
-    NEGATIVE_WEIGHTS,
+from runtime.denoise.slot_fields import (
     ROWS_FEATURES,
     STEP_FEATURES,
-    STEP_INPUTS,
+    TENSORS,
     rows_inputs,
     step_inputs,
 )
@@ -417,8 +416,9 @@ def test_graphs_are_what_other_tools_read() -> None:
 
 
 def test_inputs_follow_the_features() -> None:
-    assert [spec.name for spec in step_inputs(())] == [spec.name for spec in STEP_INPUTS if not spec.features]
-    assert {spec.name for spec in step_inputs(FULL)} == {spec.name for spec in (*STEP_INPUTS, NEGATIVE_WEIGHTS)}
+    always = {"latents", "velocity", "positive_rows", "time", "next_time", "velocity_scale"}
+    assert {spec.name for spec in step_inputs(())} == always
+    assert {spec.name for spec in step_inputs(FULL)} == {spec.name for spec in TENSORS if spec.step is not None}
     shapes = {spec.name: spec.letters for spec in step_inputs(["guidance"])}
     assert (shapes["positive_rows"], shapes["negative_rows"]) == ("S1", "S1")
     assert [value.name for value in step_graph(4, FULL).graph.input] == [spec.name for spec in step_inputs(FULL)]

@@ -7,11 +7,11 @@ from conftest import Built
 
 from profiling.bench.workload import FEATURES, Workload, at_depth, make_request, with_runtime, workload_of
 from runtime.config.bundle import load_bundle
+from runtime.denoise.prepared import row_features, step_features
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
 from runtime.errors import ConfigError
 from runtime.requests.request import NEUTRAL
-from runtime.scheduling.slot import row_features, step_features
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
+from runtime.denoise.row_layout import Execute
 from runtime.devices.device import HostDevice, Replay, Stream
-from runtime.errors import CaptureError, EngineError
+from runtime.errors import CaptureError, EngineDeadError, EngineError
 
 
 @dataclass
@@ -82,7 +83,7 @@ class GraphDevice(HostDevice):
 
 
 def key(slot_count: int = 1, **changes: Any) -> LaunchKey:
-    base = LaunchKey(16, slot_count, ((0, slot_count, 4),), (1, 1), frozenset(), None, (0,), 0)
+    base = LaunchKey(16, slot_count, (Execute(0, slot_count, 4),), (1, 1), frozenset(), None, (0,), 0)
     return base._replace(**changes)
 
 
@@ -94,14 +95,20 @@ class Cache:
         self.calls = self.device.calls
         self.cache = LaunchCache(self.device, self.stream, limit, captures)
 
-    def bind(self) -> Launch:
+    def get(self, which: LaunchKey) -> Launch:
+        return self.cache.get(which, lambda: self.bind(which))
+
+    def bind(self, which: LaunchKey) -> Launch:
         self.calls.append("bind")
-        return Launch(None, (Recording(self.calls),), Recording(self.calls), ("latents",))
+        return Launch(which, None, (Recording(self.calls),), Recording(self.calls), ("latents",))
 
     def run(self, which: LaunchKey) -> list[str]:
         """What one run of this key asks for."""
         self.calls.clear()
-        self.cache.run(self.cache.get(which, self.bind))
+        launch = self.get(which)
+        self.cache.before_run(launch)
+        for call in (*launch.before, *launch.decoder, *launch.after):
+            call(self.stream)
         return list(self.calls)
 
 
@@ -124,8 +131,8 @@ def test_without_capture_it_is_bound_once_and_launched_plainly() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"frames": 18}, {"slot_count": 2}, {"executes": ((0, 1, 8),)}, {"widths": (2, 1)}, {"step": frozenset({"dcw"})},
-        {"rows": frozenset({"gain"})}, {"sides": (1,)}, {"generation": 1},
+        {"frames": 18}, {"slot_count": 2}, {"executes": (Execute(0, 1, 8),)}, {"widths": (2, 1)},
+        {"step": frozenset({"dcw"})}, {"rows": frozenset({"gain"})}, {"sides": (1,)}, {"generation": 1},
     ],
 )  # fmt: skip
 def test_anything_that_a_graph_bakes_in_makes_another_launch(change: dict[str, Any]) -> None:
@@ -179,18 +186,34 @@ def test_closing_closes_everything() -> None:
     assert len(made.cache) == 0
 
 
-def test_a_launch_that_fails_is_not_taken_for_held() -> None:
+def test_a_warm_up_that_fails_falls_back_to_plain_launches(caplog: pytest.LogCaptureFixture) -> None:
     made = Cache()
     made.run(key())
 
     def fail(stream: Stream) -> None:
         raise EngineError("no memory")
 
-    launch = made.cache.get(key(), made.bind)
-    step = launch.step
-    assert isinstance(step, Recording)
-    object.__setattr__(step, "warm_up", fail)
-    with pytest.raises(EngineError):
-        made.cache.run(launch)
-    object.__setattr__(step, "warm_up", lambda stream: made.calls.append("warm_up"))
-    assert made.run(key()) == ["warm_up", "warm_up"]
+    object.__setattr__(made.get(key()).step, "warm_up", fail)
+    assert made.run(key()) == ["warm_up", "release", "release", "launch", "launch"]
+    assert made.run(key()) == ["launch", "launch"]
+    assert "launched plainly: no memory" in caplog.text
+
+
+def test_a_device_that_died_while_warming_up_is_not_used_again() -> None:
+    made = Cache()
+    made.run(key())
+
+    def die(stream: Stream) -> None:
+        raise EngineDeadError("illegal address")
+
+    object.__setattr__(made.get(key()).step, "warm_up", die)
+    with pytest.raises(EngineDeadError):
+        made.run(key())
+
+
+def test_a_launch_that_fell_out_says_so() -> None:
+    made = Cache(limit=1)
+    first = made.get(key(1))
+    made.run(key(2))
+    assert first.is_retired
+    assert not made.get(key(2)).is_retired

@@ -1,45 +1,96 @@
-"""DenoiseRunner stay open while somebody is in them, and only a few stay open empty."""
+"""The runner keeps a bucket per length while it has slots, and a few empty ones; finished latents leave it."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from conftest import Loops
+from helpers.generations import C, make
 
-from runtime.denoise.bucket import LengthBucket
-from runtime.denoise.runner import MAX_IDLE_LANES, DenoiseRunner
+from runtime.denoise.prepared import prepare, resolve
+from runtime.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
+from runtime.requests.request import StepParameters
+from runtime.scheduling.slot import Slot
+from runtime.tick.clock import PhaseClock
 
 
-def lanes_of(loops: Loops) -> DenoiseRunner:
+@pytest.fixture
+def runner(loops: Loops) -> DenoiseRunner:
     loop = loops()
-    return DenoiseRunner(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment)
+    return DenoiseRunner(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment, PhaseClock())
 
 
-def test_a_bucket_is_opened_once(loops: Loops) -> None:
-    buckets = lanes_of(loops)
-    bucket = buckets.open(16, live={16})
-    assert isinstance(bucket, LengthBucket)
-    before = buckets.allocations
-    assert buckets.open(16, live={16}) is bucket is buckets[16]
-    assert buckets.allocations == before
+def slot_of(name: str, frames: int = 32, index: int = 0, **changes: Any) -> Slot:
+    request = make(name, frames, **changes)
+    work = prepare(request, resolve(request, StepParameters()), C)
+    return Slot(id=name, runner=None, work=work, bucket=frames, steps=request.steps, index=index)
 
 
-def test_empty_lanes_make_room_and_live_ones_stay(loops: Loops) -> None:
-    buckets = lanes_of(loops)
-    lengths = [2 * index for index in range(1, MAX_IDLE_LANES + 3)]
-    for frames in lengths:
-        buckets.open(frames, live={2, frames})
-    assert buckets[2].frames == 2
-    with pytest.raises(KeyError):
-        buckets[lengths[1]]
-    assert buckets[lengths[-1]].frames == lengths[-1]
+def test_a_bucket_is_opened_once(runner: DenoiseRunner) -> None:
+    bucket = runner.open(16)
+    assert bucket.frames == 16
+    assert runner.open(16) is bucket
 
 
-def test_what_is_read_out_belongs_to_the_receiver(loops: Loops) -> None:
-    buckets = lanes_of(loops)
-    state = buckets.open(16, live={16}).state
-    current = state.double_buffer("latents").current
-    assert current.host is not None
-    current.host[1] = 3.0
-    latents = buckets.read_out(16, slot_index=1)
-    current.host[1] = 4.0
+def test_empty_buckets_make_room_and_live_ones_stay(runner: DenoiseRunner) -> None:
+    runner.admit(slot_of("live", 16))
+    live, first = runner.open(16), runner.open(2)
+    for index in range(2, MAX_IDLE_BUCKETS + 2):
+        runner.open(2 * index)
+    assert runner.open(16) is live
+    assert runner.open(2) is not first
+
+
+def test_a_plan_is_the_same_object_until_a_slot_changes(runner: DenoiseRunner) -> None:
+    assert runner.plan() is None
+    one, two = slot_of("one"), slot_of("two", index=1)
+    runner.admit(one)
+    plan = runner.plan()
+    assert plan is not None
+    assert (plan.slots, plan.num_rows, plan.num_executes, plan.frames) == ((one,), 1, 1, (32,))
+    assert runner.plan() is plan
+    runner.admit(two)
+    assert runner.plan() is not plan
+    runner.vacate(one)
+    runner.vacate(two)
+    assert runner.plan() is None
+
+
+def test_lengths_are_launched_together_shortest_first(runner: DenoiseRunner) -> None:
+    for name, frames in (("a", 32), ("b", 16)):
+        runner.admit(slot_of(name, frames))
+    plan = runner.plan()
+    assert plan is not None
+    launched = runner.launch(plan)
+    assert launched.error is None
+    assert [bucket.layout.frames for bucket in launched.buckets] == [16, 32]
+    assert list(launched.non_finite()) == []
+
+
+def test_latents_that_are_not_finite_are_reported_by_slot_and_step(runner: DenoiseRunner) -> None:
+    good, bad = slot_of("good"), slot_of("bad", index=1, noise=np.full((32, C), 3e38, np.float32))
+    for slot in (good, bad):
+        runner.admit(slot)
+    plan = runner.plan()
+    assert plan is not None
+    assert list(runner.launch(plan).non_finite()) == [(bad, 0)]
+
+
+def test_what_is_read_out_belongs_to_the_receiver_and_frees_the_slot(runner: DenoiseRunner) -> None:
+    slot = slot_of("a", 16, noise=np.full((16, C), 3.0, np.float32))
+    runner.admit(slot)
+    (latents,), done = runner.read_out([slot], runner._stream.record())
+    assert done.is_done
+    runner.admit(slot_of("b", 16, noise=np.full((16, C), 4.0, np.float32)))
     assert (latents == 3.0).all()
+
+
+def test_a_snapshot_has_every_state(runner: DenoiseRunner) -> None:
+    slot = slot_of("a", 16, guidance_mode="self", parameters=StepParameters(guidance=2.0))
+    runner.admit(slot)
+    states, has_cached_negative = runner.snapshot(slot)
+    assert {"latents", "cached_negative_velocity"} <= states.keys()
+    np.testing.assert_array_equal(states["latents"], states["cached_negative_velocity"])
+    assert not has_cached_negative

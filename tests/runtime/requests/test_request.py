@@ -89,7 +89,7 @@ def test_arrays_become_contiguous_float32() -> None:
     assert request.noise.flags.c_contiguous
 
 
-def test_upper_lanes_win() -> None:
+def test_upper_buckets_win() -> None:
     merged = StepParameters(guidance=2.0).over(StepParameters(guidance=3.0, momentum=0.5)).over(NEUTRAL)
     assert (merged.guidance, merged.momentum, merged.velocity_scale) == (2.0, 0.5, 1.0)
 

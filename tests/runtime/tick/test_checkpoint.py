@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from runtime.errors import CheckpointError
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
-from runtime.tick.checkpoint import FrozenSlot, dumps, loads
+from runtime.tick.checkpoint import SlotSnapshot, dumps, loads
 
 
 def rand(*shape: int) -> Any:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
-FROZEN = FrozenSlot(
+FROZEN = SlotSnapshot(
     request=GenerationRequest(
         frames=8,
         conditions=(Condition(rand(3, 4), rand(8), 0.1, 0.9), Condition(rand(2, 4))),

@@ -46,21 +46,21 @@ def test_a_tick_that_is_refused_closes_its_ranges(loops: Loops, machine: Machine
     assert nvtx.get_domain("tickrt").depth == 0
 
 
-def test_the_cpu_has_none_whatever_is_installed(machine: Machine) -> None:
+def test_the_cpu_shows_none_even_with_the_package(machine: Machine) -> None:
     assert importlib.util.find_spec("nvtx") is not None
-    assert clock_of(HostDevice()) is PhaseClock
+    assert type(clock_of(HostDevice())) is PhaseClock
 
 
 def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert clock_of(HostDevice(kind="cuda")) is PhaseClock
+    assert type(clock_of(HostDevice(kind="cuda"))) is PhaseClock
 
 
 def test_the_real_package_takes_our_calls() -> None:
     """In a process of its own, with a domain that really is one: without a tool, `get_domain` gives a dummy."""
     program = (
         "import nvtx; from nvtx._lib import Domain; nvtx.get_domain = Domain\n"
-        "from runtime.tick.clock import nvtx_clock; clock = nvtx_clock()()\n"
+        "from runtime.tick.clock import nvtx_clock; clock = nvtx_clock()\n"
         "clock.begin('inbox'); clock.begin('wait'); clock.end()\n"
         "print([phase for phase, _ in clock.marks])"
     )

@@ -187,9 +187,9 @@ def test_an_override_takes_effect_on_the_next_tick_and_goes_away(loops: Loops) -
     request, louder = make("a", session="s"), StepParameters(velocity_scale=1.7)
     loop.submit(request, inbox)
     loop.tick()
-    loop.update("s", louder)
+    assert loop.update("s", {"velocity_scale": 1.7}) == 1
     loop.tick()
-    loop.update("s", None)
+    loop.update("s", {"velocity_scale": None})
     while loop.tick() is not None:
         pass
     np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, {1: louder}), atol=1e-4)
@@ -201,7 +201,7 @@ def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: 
     noisy = StepParameters(ode_noise=0.2, dcw=Dcw("double", 0.1, 0.05))
     loop.submit(request, inbox)
     loop.tick()
-    loop.update("s", noisy)
+    loop.update("s", {"ode_noise": 0.2, "dcw": Dcw("double", 0.1, 0.05)})
     while loop.tick() is not None:
         pass
     overrides = dict.fromkeys(range(1, request.steps), noisy)
@@ -211,8 +211,13 @@ def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: 
 def test_an_override_leaves_other_sessions_alone(loops: Loops) -> None:
     alone = run_all(loops(), make("a", session="s"), make("b", session="t")).latents("a")
     loop = loops()
-    loop.update("t", StepParameters(velocity_scale=0.2, ode_noise=0.0))
-    np.testing.assert_array_equal(run_all(loop, make("a", session="s"), make("b", session="t")).latents("a"), alone)
+    inbox = Inbox()
+    for name, session in (("a", "s"), ("b", "t")):
+        loop.submit(make(name, session=session), inbox)
+    loop.update("t", {"velocity_scale": 0.2, "ode_noise": 0.0})
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("a"), alone)
 
 
 def test_guidance_can_be_switched_on_in_flight(loops: Loops) -> None:
@@ -222,7 +227,7 @@ def test_guidance_can_be_switched_on_in_flight(loops: Loops) -> None:
     record = loop.tick()
     assert record is not None
     assert record.rows == 1
-    loop.update("s", StepParameters(guidance=3.0))
+    loop.update("s", {"guidance": 3.0})
     record = loop.tick()
     assert record is not None
     assert record.rows == 2
@@ -267,7 +272,7 @@ def test_a_freeze_during_the_execute_sees_a_whole_step(loops: Loops) -> None:
     thread = threading.Thread(target=loop.tick)
     thread.start()
     wait_until(lambda: faults.executes > 1)
-    reply = loop.freeze("a")
+    reply = loop.snapshot("a")
     faults.release.set()
     thread.join(5)
     frozen, inbox = reply.result(5), Inbox()
@@ -304,7 +309,7 @@ def test_a_non_finite_slot_ends_alone_and_its_neighbours_stay_bit_identical(step
     assert isinstance(failed.error, NonFiniteError)
     for name in ("a", "c"):
         np.testing.assert_array_equal(inbox.latents(name), clean.latents(name))
-    assert loop.stats().outcomes == {"ok": 2, "cancelled": 0, "nonfinite": 1, "engine_error": 0, "drained": 0}
+    assert {name: count for name, count in loop.stats().outcomes.items() if count} == {"ok": 2, "nonfinite": 1}
     assert np.isfinite(run_all(loop, make("next")).latents("next")).all()
     loop.close()
 
@@ -355,7 +360,7 @@ def test_the_thread_blocks_while_nothing_is_live(loops: Loops) -> None:
 def test_an_id_is_inside_only_once(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a"), Inbox())
-    with pytest.raises(RequestError, match="inside already"):
+    with pytest.raises(RequestError, match="running already"):
         loop.submit(make("a"), Inbox())
 
 
@@ -390,7 +395,7 @@ def test_a_frozen_generation_goes_on_bit_identically(name: str, loops: Loops) ->
     first.submit(request, inbox)
     first.tick()
     first.tick()
-    reply = first.freeze("a")
+    reply = first.snapshot("a")
     first.tick()
     data = checkpoint.dumps(reply.result(0))
     second, resumed = loops(), Inbox()
@@ -401,27 +406,31 @@ def test_a_frozen_generation_goes_on_bit_identically(name: str, loops: Loops) ->
 
 
 def test_a_checkpoint_keeps_the_sessions_parameters(loops: Loops) -> None:
-    def with_override(loop: TickLoop) -> TickLoop:
-        loop.update("s", StepParameters(velocity_scale=1.3))
-        return loop
-
     request = make("a", session="s")
-    whole = run_all(with_override(loops()), request).latents("a")
-    loop = with_override(loops())
-    loop.submit(request, Inbox())
-    loop.tick()
-    reply = loop.freeze("a")
-    loop.tick()
+
+    def begin(loop: TickLoop, inbox: Inbox) -> None:
+        loop.submit(request, inbox)
+        loop.update("s", {"velocity_scale": 1.3})
+
+    whole, loop = Inbox(), loops()
+    begin(loop, whole)
+    while loop.tick() is not None:
+        pass
+    first = loops()
+    begin(first, Inbox())
+    first.tick()
+    reply = first.snapshot("a")
+    first.tick()
     second, inbox = loops(), Inbox()
     second.resume(reply.result(0), inbox)
     while second.tick() is not None:
         pass
-    np.testing.assert_array_equal(inbox.latents("a"), whole)
+    np.testing.assert_array_equal(inbox.latents("a"), whole.latents("a"))
 
 
 def test_freezing_what_is_not_in_flight_is_an_error(loops: Loops) -> None:
     loop = loops()
-    reply = loop.freeze("nobody")
+    reply = loop.snapshot("nobody")
     loop.tick()
     with pytest.raises(RequestError, match="nobody"):
         reply.result(0)
@@ -431,7 +440,7 @@ def test_a_checkpoint_of_another_model_is_refused(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a"), Inbox())
     loop.tick()
-    reply = loop.freeze("a")
+    reply = loop.snapshot("a")
     loop.tick()
     with pytest.raises(CheckpointError, match="another-model"):
         loop.resume(replace(reply.result(0), model="another-model"), Inbox())
@@ -494,14 +503,15 @@ def test_random_work_is_accounted_for_exactly(loops: Loops) -> None:
         if random.random() < 0.2:
             loop.cancel(str(random.choice(names)))
         if random.random() < 0.2:
-            loop.update(str(random.integers(3)), StepParameters(velocity_scale=float(random.random() + 0.5)))
+            loop.update(str(random.integers(3)), {"velocity_scale": float(random.random() + 0.5)})
         loop.tick()
     while loop.tick() is not None:
         pass
     kinds = [type(inbox.terminal(name)) for name in names]
     outcomes = loop.stats().outcomes
     assert sum(outcomes.values()) == len(names)
-    assert (outcomes["ok"], outcomes["cancelled"]) == (kinds.count(Finished), kinds.count(Cancelled))
+    assert outcomes["ok"] == kinds.count(Finished)
+    assert outcomes["cancelled"] + outcomes["replaced"] == kinds.count(Cancelled)
     assert outcomes["nonfinite"] + outcomes["engine_error"] == kinds.count(Failed) > 0
     assert loop.stats().slots_active == loop.stats().queue_depth == 0
     loop.close()

@@ -22,7 +22,6 @@ from runtime.config.deployment import Deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
-from runtime.requests.request import StepParameters
 from runtime.tick.events import Cancelled, Failed
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
@@ -41,7 +40,7 @@ def with_runtime(deployment: Deployment, **changes: Any) -> Deployment:
 
 
 def steady(loop: TickLoop, *, depth: int = 2, ticks: int = WARM, **changes: Any) -> Inbox:
-    """A full house, after `ticks` ticks."""
+    """Every slot in use, after `ticks` ticks."""
     inbox = Inbox()
     for index in range(depth):
         loop.submit(make(f"{index}", **{"steps": 60, **GUIDED, **changes}), inbox)
@@ -69,7 +68,7 @@ def test_the_host_waits_only_for_a_tick_before_the_one_it_launched(loops: Loops,
     for _ in range(10):
         loop.tick()
         pending = loop._in_flight
-        assert [tick.done.is_done for tick in pending] == [False]
+        assert [tick.is_done for tick in pending] == [False]
     assert (machine.counters - before)["host_waits"] == 10
 
 
@@ -91,7 +90,7 @@ def test_a_graph_is_captured_at_the_third_tick_of_its_kind(loops: Loops) -> None
 
 def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine, built: Built, backend: Backend) -> None:
     loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
-    loop._buckets._launches.captures = False
+    loop._denoise._launches.captures = False
     steady(loop)
     record = loop.tick()
     assert record is not None
@@ -109,7 +108,7 @@ def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Buil
     while (record := few.tick()) is not None:
         evicted += record.evicted
     assert evicted > 2
-    assert len(few._buckets._launches) <= 2
+    assert len(few._denoise._launches) <= 2
     for request in requests:
         np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
 
@@ -126,21 +125,19 @@ def test_what_cannot_be_captured_runs_plainly(loops: Loops, machine: Machine, ca
 
 
 def play(loop: TickLoop) -> Inbox:
-    """A lively house: starts, ends, cancels and updates at fixed ticks, features of every kind."""
+    """Starts, ends, cancels and updates at fixed ticks, with features of every kind."""
     inbox = Inbox()
     kinds = sorted(FEATURES)
     for tick in range(40):
         if tick < 27:
             name = kinds[tick % len(kinds)]
-            loop.submit(
-                make(f"{name}-{tick}", session=f"s{tick % 3}", **{"steps": 3 + tick % 4, **FEATURES[name]}), inbox
-            )
+            loop.submit(make(f"{name}-{tick}", session=f"s{tick}", **{"steps": 3 + tick % 4, **FEATURES[name]}), inbox)
         if tick % 5 == 2:
             loop.cancel(f"{kinds[tick % len(kinds)]}-{tick}")
         if tick % 7 == 3:
-            loop.update("s1", StepParameters(velocity_scale=0.8 + tick / 100, ode_noise=0.05))
+            loop.update(f"s{tick}", {"velocity_scale": 0.8 + tick / 100, "ode_noise": 0.05})
         if tick % 7 == 5:
-            loop.update("s1", None)
+            loop.update(f"s{tick - 2}", {"velocity_scale": None, "ode_noise": None})
         loop.tick()
     while loop.tick() is not None:
         pass
@@ -148,7 +145,7 @@ def play(loop: TickLoop) -> Inbox:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_a_lively_house_gives_what_the_cpu_gives(in_flight: int, loops: Loops, built: Built, backend: Backend) -> None:
+def test_mixed_work_gives_what_the_cpu_gives(in_flight: int, loops: Loops, built: Built, backend: Backend) -> None:
     gpu = resized(built(max_rows=16, backend=backend), 4, 8)
     cpu = resized(built(max_rows=16, depth=8, codec=False, text_encoder=False), 4, 8)
     device = open_device("cpu")
@@ -185,7 +182,7 @@ def test_no_memory_at_the_first_execute_is_said_and_survived(loops: Loops, machi
     assert np.isfinite(run_all(loop, make("b")).latents("b")).all()
 
 
-def test_an_error_that_comes_later_ends_the_loop_and_everybody_is_told(loops: Loops, machine: Machine) -> None:
+def test_an_asynchronous_error_ends_the_loop_and_every_generation(loops: Loops, machine: Machine) -> None:
     loop = loops()
     inbox = steady(loop, depth=3)
     machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 4]}
@@ -213,14 +210,14 @@ def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Mac
         loop.submit(make("b"), inbox)
 
 
-def test_empty_lanes_go_while_ticks_are_in_flight(loops: Loops) -> None:
+def test_empty_buckets_go_while_ticks_are_in_flight(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     lengths = (16, 32, 64)
     for index, frames in enumerate(lengths * 4):
         loop.submit(make(f"{index}", frames, steps=2), inbox)
         loop.tick()
         for other in range(4, 12, 2):
-            loop._buckets.open(other, live=set(lengths))
+            loop._denoise.open(other, live=set(lengths))
     while loop.tick() is not None:
         pass
     reference = run_all(loops(), make("0", 16, steps=2))

@@ -78,7 +78,7 @@ def ends(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
     return [(event["ts"], event["ts"] + event["dur"]) for event in events]
 
 
-def test_ticks_hold_their_phases_and_lanes_do_not_overlap(loops: Loops) -> None:
+def test_ticks_hold_their_phases_and_buckets_do_not_overlap(loops: Loops) -> None:
     events = slices(tick_trace(play(loops())))
     ticks = [event for event in events if event["name"].startswith("tick ")]
     phases = [event for event in events if event["tid"] == 1 and event not in ticks]

@@ -1,0 +1,223 @@
+"""What a generation needs on the device, resolved and resampled before it enters the tick loop. Any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.requests.curves import Array, Curve, is_everywhere, resample
+from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
+from runtime.requests.timesteps import Purpose, noise, schedule, target_gate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepValues:
+    """The step parameters in force for one generation, with every curve at its T.
+
+    features, row_features: what the step and the rows graph must be able to do for it ("blend" depends on the step and
+    is added per tick). fields: field of slot_fields -> its row, None where neutral.
+    """
+
+    parameters: StepParameters
+    features: frozenset[str]
+    row_features: frozenset[str]
+    fields: Mapping[str, Any]
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether guidance changes the velocity."""
+        return "guidance" in self.features
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether every step adds fresh noise."""
+        return "sde" in self.features or "ode_noise" in self.features
+
+
+class Phase(NamedTuple):
+    """Steps up to `end` (not included) in which the same conditions are active."""
+
+    end: int
+    positives: tuple[Condition, ...]
+    negatives: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedGeneration:
+    """Everything that admission copies into a slot.
+
+    times `[K + 1]`; gates `[K]`, how far the target's curve is on, None without target; states: state of slot_fields
+    -> its first row `[T, C]`; fields: field -> its row for the whole generation, None where neutral; step_noise
+    `[T, C]`: the first step's, where it draws some. has_cached_negative: the negative velocity that guidance mode
+    "initialize" keeps has been computed.
+    """
+
+    request: GenerationRequest
+    values: StepValues
+    times: Array
+    gates: Array | None
+    states: Mapping[str, Array]
+    fields: Mapping[str, Any]
+    step_noise: Array | None
+    has_cached_negative: bool
+    phases: tuple[Phase, ...]
+
+    def phase(self, step: int) -> Phase:
+        """The conditions that take part in a step."""
+        return next(phase for phase in self.phases if step < phase.end)
+
+
+def prepare(
+    request: GenerationRequest,
+    values: StepValues,
+    channels: int,
+    *,
+    step: int = 0,
+    has_cached_negative: bool = False,
+    states: Mapping[str, Array] | None = None,
+) -> PreparedGeneration:
+    """Draw a request's noise, compute its schedule and its first latents `[T, channels]`.
+
+    `states`, `step` and `has_cached_negative` of a snapshot, where it resumes.
+    """
+    times = schedule(request.steps, shift=request.shift, denoise=request.denoise)
+    drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise
+    if states is None:
+        states = {"latents": start_latents(request, drawn, float(times[0]))}
+        if request.guidance_mode == "self":
+            states = {**states, "cached_negative_velocity": drawn}
+    return PreparedGeneration(
+        request=request,
+        values=values,
+        times=times,
+        gates=_gates(request),
+        states=states,
+        fields=_request_fields(request, channels),
+        step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, step) if values.draws_noise else None,
+        has_cached_negative=has_cached_negative,
+        phases=tuple(_phases(request)),
+    )
+
+
+def resolve(request: GenerationRequest, session: StepParameters) -> StepValues:
+    """Step parameters, the session's over the request's over neutral, and what they ask of the graphs."""
+    parameters = fit(session, request.frames).over(request.parameters).over(NEUTRAL)
+    features = step_features(request, parameters)
+    fields = _step_fields(request, parameters, features)
+    return StepValues(parameters, features, row_features(request, parameters), fields)
+
+
+def start_latents(request: GenerationRequest, noise: Array, first_time: float) -> Array:
+    """The latents `[T, C]` of the first step: noise, mixed with the source where the request says so."""
+    share: Curve | None = request.initial_noise_curve
+    if share is None and request.denoise < 1.0:
+        share = first_time
+    if share is None or request.start is None:
+        return noise
+    mixed = noise - request.start
+    mixed *= share if isinstance(share, float) else share[:, None]
+    mixed += request.start
+    return mixed
+
+
+def step_features(request: GenerationRequest, parameters: StepParameters) -> frozenset[str]:
+    """What the step graph must be able to do for this request, "blend" aside."""
+    can_guide = bool(request.negatives) or request.guidance_mode == "self"
+    is_guided = can_guide and not _is(parameters.guidance, 1.0)
+    is_sde = request.solver == "sde" or (parameters.sde_curve is not None and request.source is not None)
+    has_target = request.target is not None and (
+        request.target.curve is not None or not _is(parameters.x0_strength, 0.0)
+    )
+    used = {
+        "guidance": is_guided,
+        "rcfg": is_guided and request.guidance_mode != "full",
+        "mask": request.mask is not None,
+        "target": has_target,
+        "sde": is_sde,
+        "ode_noise": not is_sde and not _is(parameters.ode_noise, 0.0),
+        "dcw": parameters.dcw is not None and not parameters.dcw.is_neutral,
+    }
+    return frozenset(name for name, is_used in used.items() if is_used)
+
+
+def row_features(request: GenerationRequest, parameters: StepParameters) -> frozenset[str]:
+    """What must happen to the latents before the decoder sees them."""
+    used = {"mask": request.mask is not None, "gain": not _is(parameters.channel_gain, 1.0)}
+    return frozenset(name for name, is_used in used.items() if is_used)
+
+
+def _phases(request: GenerationRequest) -> Iterator[Phase]:
+    """The schedule in parts with the same active conditions; the first of each group where none is active."""
+    steps = request.steps
+    active = [(_active(request.conditions, k, steps), _active(request.negatives, k, steps)) for k in range(steps)]
+    for step, (positives, negatives) in enumerate(active):
+        if step + 1 == steps or active[step + 1] != active[step]:
+            yield Phase(step + 1, positives, negatives)
+
+
+def _active(conditions: tuple[Condition, ...], step: int, steps: int) -> tuple[Condition, ...]:
+    return tuple(c for c in conditions if c.active(step, steps)) or conditions[:1]
+
+
+def _is(value: Any, number: float) -> bool:
+    return value is None or is_everywhere(value, number)
+
+
+def _gates(request: GenerationRequest) -> Array | None:
+    """`[K]`: a strength acts from step K // 2 on, a curve as DESIGN's target_gate says."""
+    target, steps = request.target, request.steps
+    if target is None:
+        return None
+    if target.curve is None:
+        return np.array([step >= steps // 2 for step in range(steps)], np.float32)
+    return np.array([target_gate(step, steps, target.gate) for step in range(steps)], np.float32)
+
+
+def _request_fields(request: GenerationRequest, channels: int) -> dict[str, Any]:
+    """Field -> row of what holds for the whole generation; None where it is neutral."""
+    mask, target = request.mask, request.target
+    mask_noise = None if mask is None else mask.noise
+    if mask is not None and mask_noise is None:
+        mask_noise = noise(request.frames, channels, request.seed, Purpose.MASK)
+    return {
+        "mask": None if mask is None else mask.mask,
+        "original": None if mask is None else request.original,
+        "mask_noise": mask_noise,
+        "target": None if target is None else target.latents,
+        "source": request.source,
+    }
+
+
+def _step_fields(request: GenerationRequest, parameters: StepParameters, features: frozenset[str]) -> dict[str, Any]:
+    """Field -> row of the step parameters; None where it is neutral, by value or because it has no effect here."""
+    has_curve = request.target is not None and request.target.curve is not None
+    strength = request.target.curve if request.target is not None and has_curve else parameters.x0_strength
+    guided = "guidance" in features
+    return {
+        "velocity_scale": parameters.velocity_scale,
+        "guidance": parameters.guidance if guided else None,
+        "momentum": parameters.momentum if guided else None,
+        "rescale": parameters.rescale if guided else None,
+        "target_curve": strength if "target" in features else None,
+        "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
+        "sde": True if "sde" in features else None,
+        "sde_curve": parameters.sde_curve if "sde" in features and request.source is not None else None,
+        "channel_gain": None if _is(parameters.channel_gain, 1.0) else parameters.channel_gain,
+        **_dcw_fields(parameters.dcw if "dcw" in features else None, -(-request.frames // 2)),
+    }
+
+
+def _dcw_fields(dcw: Dcw | None, bands: int) -> dict[str, Any]:
+    """Coefficients per band of length `bands`; pix has one per frame."""
+    if dcw is None:
+        return {"dcw_low": None, "dcw_high": None, "dcw_pix": None}
+    if dcw.mode == "pix":
+        return {"dcw_low": None, "dcw_high": None, "dcw_pix": dcw.low}
+    return {"dcw_low": _band(dcw.low, bands), "dcw_high": _band(dcw.high, bands), "dcw_pix": None}
+
+
+def _band(values: Curve, bands: int) -> Curve:
+    return resample(values, bands) if isinstance(values, np.ndarray) else values

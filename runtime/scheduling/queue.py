@@ -1,0 +1,63 @@
+"""The waiting queue: round robin over clients, first come first served within one, newest wins within a session."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from runtime.scheduling.slot import Submission
+
+
+class WaitingQueue:
+    """First come, first served within a client; clients take turns. One thread."""
+
+    def __init__(self) -> None:
+        self._by_client: OrderedDict[str, deque[Submission]] = OrderedDict()
+        self._by_id: dict[str, Submission] = {}
+        self._by_session: dict[str, Submission] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, submission_id: str) -> Submission | None:
+        """The submission that waits under this id."""
+        return self._by_id.get(submission_id)
+
+    def push(self, submission: Submission) -> Submission | None:
+        """Append to the client's queue; returns the submission of the same session that it replaces, if one waited."""
+        replaced = self._by_session.get(submission.session) if submission.session else None
+        if replaced is not None:
+            self.remove(replaced.id)
+        self._by_client.setdefault(submission.client, deque()).append(submission)
+        self._by_id[submission.id] = submission
+        if submission.session:
+            self._by_session[submission.session] = submission
+        return replaced
+
+    def pop(self) -> Submission:
+        """The first submission of the client whose turn it is; its next turn comes after all others'."""
+        client, submissions = self._by_client.popitem(last=False)
+        submission = submissions.popleft()
+        if submissions:
+            self._by_client[client] = submissions
+        self._forget(submission)
+        return submission
+
+    def remove(self, submission_id: str) -> Submission | None:
+        """Take a submission out; None where it does not wait."""
+        submission = self._by_id.get(submission_id)
+        if submission is not None:
+            submissions = self._by_client[submission.client]
+            submissions.remove(submission)
+            if not submissions:
+                del self._by_client[submission.client]
+            self._forget(submission)
+        return submission
+
+    def __iter__(self) -> Iterator[Submission]:
+        return iter(self._by_id.values())
+
+    def _forget(self, submission: Submission) -> None:
+        del self._by_id[submission.id]
+        if submission.session:
+            self._by_session.pop(submission.session, None)
