@@ -73,7 +73,7 @@ def test_resampling_uses_half_pixel_centres() -> None:
 
 def test_dcw_in_mode_high_is_driven_by_low() -> None:
     x, y = np.random.default_rng(1).standard_normal((2, 7, 3))
-    high = oracle.correct(Dcw("high", low=0.4), x, y, 0.25)
+    high = oracle.correct(Dcw("high", high=0.4), x, y, 0.25)
     double = oracle.correct(Dcw("double", low=0.0, high=0.4), x, y, 0.25)
     np.testing.assert_allclose(high, double)
     assert np.abs(high - x).max() > 0.01

@@ -25,7 +25,7 @@ from runtime.denoise.slot_fields import (
 )
 from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
-from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import DCW_READS, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 Arrays = dict[str, NDArray[Any]]
 Features = frozenset[str]
@@ -157,7 +157,7 @@ class Maker:
 
     def dcw(self) -> Dcw:
         mode = str(self.random.choice(["low", "high", "double", "pix"]))
-        return Dcw(mode, low=self.curve(-0.2, 0.2), high=self.curve(-0.2, 0.2))  # type: ignore[arg-type]
+        return Dcw(mode, **{name: self.curve(-0.2, 0.2) for name in DCW_READS[mode]})  # type: ignore[arg-type]
 
     def some(self, features: Features) -> Features:
         chosen = frozenset(f for f in sorted(features) if self.random.random() < 0.5)
@@ -259,8 +259,7 @@ def _set_dcw(feeds: Arrays, slot_index: int, dcw: Dcw) -> None:
     if dcw.mode in ("low", "double"):
         _set(feeds, slot_index, "dcw_low", oracle.resample(dcw.low, bands)[:, 0])
     if dcw.mode in ("high", "double"):
-        curve = dcw.low if dcw.mode == "high" else dcw.high
-        _set(feeds, slot_index, "dcw_high", oracle.resample(curve, bands)[:, 0])
+        _set(feeds, slot_index, "dcw_high", oracle.resample(dcw.high, bands)[:, 0])
 
 
 def check_against_oracle(slots: list[Slot], features: Features, channels: int) -> None:
@@ -293,7 +292,7 @@ def test_every_set_of_features_agrees_with_the_oracle() -> None:
 def test_every_mode_of_dcw(mode: Any, frames: int) -> None:
     maker = Maker(frames, frames, 4)
     slot = maker.slot(frozenset({"dcw"}))
-    dcw = Dcw(mode, low=maker.curve(-0.3, 0.3), high=maker.curve(-0.3, 0.3))
+    dcw = Dcw(mode, **{name: maker.curve(-0.3, 0.3) for name in DCW_READS[mode]})
     slot.request = replace(slot.request, parameters=StepParameters(dcw=dcw))
     check_against_oracle([slot], frozenset({"dcw"}), 4)
 

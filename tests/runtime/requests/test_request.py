@@ -18,6 +18,8 @@ from runtime.requests.request import (
     LatentMask,
     StepParameters,
     Target,
+    fit,
+    merge_patch,
 )
 
 TOKENS = np.ones((3, 4), np.float32)
@@ -113,3 +115,28 @@ def test_curve_helpers() -> None:
     assert is_finite(np.ones(3, np.float32))
     assert not is_finite(np.array([1, np.nan], np.float32))
     assert not is_finite(np.array([-np.inf, 0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("mode", "unread", "read"), [("low", "high", "low"), ("high", "low", "high"), ("pix", "high", "low")]
+)
+def test_a_strength_that_the_mode_does_not_read_is_refused(mode: Any, unread: str, read: str) -> None:
+    with pytest.raises(RequestError, match=rf"dcw\.{unread}: mode {mode} does not read it\n  fix: set dcw\.{read}"):
+        Dcw(mode, **{unread: 0.1})
+    assert not Dcw(mode, **{read: 0.1}).is_neutral
+
+
+def test_a_merge_patch_changes_what_it_names() -> None:
+    merged = merge_patch({"guidance": 2.0, "rescale": 0.5}, {"guidance": [1.0, 3.0], "rescale": None})
+    assert list(merged) == ["guidance"]
+    np.testing.assert_array_equal(merged["guidance"], [1.0, 3.0])
+
+
+def test_fitting_resamples_every_curve() -> None:
+    parameters = StepParameters(
+        guidance=np.ones(4), dcw=Dcw("low", np.arange(4.0)), channel_gain=np.ones((4, 2)), momentum=0.5
+    )
+    found = fit(parameters, 8)
+    assert (np.shape(found.guidance), np.shape(found.channel_gain), found.momentum) == ((8,), (8, 2), 0.5)
+    assert found.dcw is not None
+    assert np.shape(found.dcw.low) == (8,)

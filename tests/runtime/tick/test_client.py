@@ -1,65 +1,179 @@
-"""Places and outcomes, also under many threads."""
+"""The client side of the loop: places, sessions and their step parameters, under many threads."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from conftest import Loops
+from helpers.generations import CONDITIONS, Inbox, make
 
-from runtime.errors import QueueFullError, RequestError
+from runtime.errors import DrainingError, QueueFullError, RequestError
+from runtime.requests.request import GenerationRequest
 from runtime.tick.client import Registry
-from runtime.tick.events import Cancelled, Event, Progress
+from runtime.tick.events import Cancelled, Event, Finished, Progress
 
 
-def test_exactly_slots_plus_queue_are_let_in_whoever_asks_at_once() -> None:
-    registry, refused = Registry(slots=3, queue=4), []
+def request(name: str, session: str = "") -> GenerationRequest:
+    return GenerationRequest(frames=16, conditions=(CONDITIONS[0],), session=session, id=name)
 
-    def ask(index: int) -> None:
+
+def enter_at_once(registry: Registry, names: list[str]) -> list[Exception]:
+    """Enter all from threads that start together; returns the refusals."""
+    start, refused = threading.Barrier(len(names)), list[Exception]()
+
+    def enter(name: str) -> None:
+        start.wait()
         try:
-            registry.enter(str(index), lambda event: None)
-        except QueueFullError:
-            refused.append(index)
+            registry.enter(request(name), lambda event: None)
+        except (QueueFullError, RequestError) as error:
+            refused.append(error)
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(50)]
+    threads = [threading.Thread(target=enter, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return refused
+
+
+def test_exactly_slots_plus_queue_enter_when_many_ask_at_once() -> None:
+    registry = Registry(slots=3, queue=4)
+    refused = enter_at_once(registry, [str(index) for index in range(50)])
     assert (len(registry), len(refused)) == (7, 43)
 
 
-def test_leaving_is_told_once_and_frees_the_place() -> None:
-    registry, heard = Registry(slots=1, queue=0), list[Event]()
-    registry.enter("a", heard.append)
-    registry.tell(Progress("a", 1, 4, 0, 1.0))
+def test_one_id_that_is_entered_by_many_at_once_takes_one_place() -> None:
+    registry = Registry(slots=1, queue=1)
+    refused = enter_at_once(registry, ["a"] * 20)
+    assert [type(error) for error in refused] == [RequestError] * 19
+    registry.leave(Cancelled("a"), "cancelled")
+    for name in "bc":
+        registry.enter(request(name), lambda event: None)
+    assert registry.ids() == ["b", "c"]
+
+
+def test_a_generation_leaves_once_and_frees_its_place() -> None:
+    registry, events = Registry(slots=1, queue=0), list[Event]()
+    registry.enter(request("a"), events.append)
+    registry.publish(Progress("a", 1, 4, 0, 1.0))
     for _ in range(3):
         registry.leave(Cancelled("a"), "cancelled")
-    registry.tell(Progress("a", 2, 4, 1, 1.0))
-    assert [type(event) for event in heard] == [Progress, Cancelled]
+    registry.publish(Progress("a", 2, 4, 1, 1.0))
+    assert [type(event) for event in events] == [Progress, Cancelled]
     assert registry.outcomes["cancelled"] == 1
-    registry.enter("b", heard.append)
-    assert registry.ids() == ["b"]
+    registry.enter(request("b"), events.append)
 
 
-def test_an_id_is_inside_once() -> None:
-    registry = Registry(slots=2, queue=0)
-    registry.enter("a", lambda event: None)
-    with pytest.raises(RequestError, match="inside already"):
-        registry.enter("a", lambda event: None)
-
-
-def test_a_caller_that_waits_takes_the_next_free_place() -> None:
-    registry, is_inside = Registry(slots=1, queue=0), threading.Event()
+def test_entering_waits_for_a_place_where_asked_to() -> None:
+    registry, entered = Registry(slots=1, queue=0), threading.Event()
+    registry.enter(request("a"), lambda event: None)
 
     def enter() -> None:
-        registry.enter("b", lambda event: None, wait=True)
-        is_inside.set()
+        registry.enter(request("b"), lambda event: None, wait=True)
+        entered.set()
 
-    registry.enter("a", lambda event: None)
     thread = threading.Thread(target=enter)
     thread.start()
-    assert "b" not in registry
+    assert not entered.wait(0.05)
     registry.leave(Cancelled("a"), "cancelled")
-    assert is_inside.wait(30)
+    assert entered.wait(10)
     thread.join()
-    assert registry.ids() == ["b"]
+
+
+def test_what_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
+    loop, refused = loops(depth=1), list[Exception]()
+    for index in range(1 + loop.deployment.runtime.queue):
+        loop.submit(make(str(index)), Inbox())
+
+    def submit() -> None:
+        try:
+            loop.submit(make("late"), Inbox(), wait=True)
+        except DrainingError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    loop.close()
+    thread.join(10)
+    assert len(refused) == 1
+
+
+def test_a_sessions_parameters_go_with_its_last_generation() -> None:
+    registry = Registry(slots=4, queue=0)
+    for name in "ab":
+        registry.enter(request(name, "s"), lambda event: None)
+    assert len(registry.override("s", {"guidance": 3.0})) == 2
+    registry.leave(Cancelled("a"), "cancelled")
+    assert registry.overrides("s") == {"guidance": 3.0}
+    registry.leave(Cancelled("b"), "cancelled")
+    assert registry.overrides("s") == {}
+    assert registry._sessions == {}
+
+
+def test_an_update_is_a_merge_patch(loops: Loops) -> None:
+    loop = loops()
+    loop.submit(make("a", session="s"), Inbox())
+    assert loop.update("s", {"guidance": 4.0, "velocity_scale": 0.5}) == 1
+    loop.update("s", {"velocity_scale": 2.0})
+    assert loop._registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
+    loop.update("s", {"guidance": None})
+    assert loop._registry.overrides("s") == {"velocity_scale": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"), [({"loudness": 1.0}, "loudness: expected one of"), ({"guidance": float("nan")}, "not finite")]
+)
+def test_a_wrong_update_is_refused_and_changes_nothing(patch: dict[str, Any], says: str, loops: Loops) -> None:
+    loop = loops()
+    loop.submit(make("a", session="s"), Inbox())
+    loop.update("s", {"guidance": 4.0})
+    with pytest.raises(RequestError, match=says):
+        loop.update("s", {"velocity_scale": 0.5, **patch})
+    assert loop._registry.overrides("s") == {"guidance": 4.0}
+
+
+def test_an_update_reaches_nothing_where_the_session_has_no_generation(loops: Loops) -> None:
+    assert loops().update("unknown", {"guidance": 4.0}) == 0
+
+
+def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -> None:
+    loop = loops()
+    for name, frames in (("a", 16), ("b", 32)):
+        loop.submit(make(name, frames, session=f"s{frames}"), Inbox())
+    for frames in (16, 32):
+        loop.update(f"s{frames}", {"ode_noise": np.linspace(0, 1, 8)})
+    works = [entry.work for entry in loop._registry._entries.values()]
+    assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
+
+
+def test_an_update_reaches_what_waits(loops: Loops) -> None:
+    alone, loop, inbox = loops(depth=1), loops(depth=1), Inbox()
+    alone.submit(make("b", parameters=replace(make("b").parameters, velocity_scale=0.5)), inbox)
+    while alone.tick() is not None:
+        pass
+    expected, inbox = inbox.latents("b"), Inbox()
+    loop.submit(make("a"), inbox)
+    loop.submit(make("b", session="s"), inbox)
+    loop.tick()
+    assert loop.update("s", {"velocity_scale": 0.5}) == 1
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("b"), expected)
+
+
+def test_the_newest_submission_of_a_session_replaces_the_one_that_waits(loops: Loops) -> None:
+    loop, inbox = loops(depth=1), Inbox()
+    loop.submit(make("first", session="s"), inbox)
+    loop.tick()
+    for name in ("second", "third"):
+        loop.submit(make(name, session="s"), inbox)
+    while loop.tick() is not None:
+        pass
+    assert isinstance(inbox.terminal("first"), Finished)
+    assert inbox.terminal("second") == Cancelled("second", replaced_by="third")
+    assert isinstance(inbox.terminal("third"), Finished)
+    assert {name: count for name, count in loop.stats().outcomes.items() if count} == {"ok": 2, "replaced": 1}
