@@ -10,9 +10,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from profiling.bench.result import BUSY, NOISY_SPREAD, percentiles, rounded, shape_of
+from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession
-from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, time_in_turn
+from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, percentiles, time_in_turn
 from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
@@ -118,10 +118,11 @@ def _entry(found: AblationResult) -> dict[str, Any]:
     ratio = found.ratio
     return {
         "instead": found.ablation.instead,
-        "with_ms": percentiles(found.with_ms),
-        "without_ms": percentiles(found.without_ms),
-        "saved_ms": round(found.saved_ms, 4),
-        **rounded({"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}),
+        "with_ms": rounded(percentiles(found.with_ms)),
+        "without_ms": rounded(percentiles(found.without_ms)),
+        **rounded(
+            {"saved_ms": found.saved_ms, "ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        ),
         "is_noisy": ratio.spread > NOISY_SPREAD,
         "no_effect_because": found.no_effect_because,
         "largest_difference": found.difference,

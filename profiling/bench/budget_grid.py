@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from profiling.bench.result import BUSY, OVERHEAD_MS, against_budget, budget_of, budget_text, verdict
+from profiling.bench.result import BUSY, OVERHEAD_MS, against_budget, budget_of, budget_text, rounded
 from profiling.bench.session import BenchSession
 from profiling.bench.sweep import common_of
 from profiling.bench.workload import GUIDANCE, Workload, workload_of
@@ -39,16 +39,15 @@ def measure_grid(session: BenchSession, loads: Sequence[Workload], ticks: int, r
 
 def _point(session: BenchSession, load: Workload, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One workload: medians over its runs, and the largest number of allocations."""
-    overhead_ms, ratio = (median(run[name] for run in runs) for name in ("overhead_ms", "overhead_ratio"))
+    overhead = rounded({name: median(run[name] for run in runs) for name in ("overhead_ms", "overhead_ratio")})
     return {
         "depth": load.depth,
         "variant": load.variant,
         "rows": runs[0]["rows"],
         **{name: {"p50": median(run[name]["p50"] for run in runs)} for name in ("tick_ms", "engine_ms")},
-        "overhead_ms": overhead_ms,
+        **overhead,
         "overhead_ms_runs": [run["overhead_ms"] for run in runs],
-        "overhead_ratio": ratio,
-        **against_budget(budget_of(session.deployment.target, load), overhead_ms, ratio),
+        **against_budget(budget_of(session.deployment.target, load), overhead),
         "allocations_per_tick": max(run["allocations_per_tick"] for run in runs),
         "is_noisy": any(run["is_noisy"] for run in runs),
     }
@@ -57,8 +56,9 @@ def _point(session: BenchSession, load: Workload, runs: Sequence[Mapping[str, An
 def print_grid(console: Console, result: Mapping[str, Any]) -> None:
     """The grid as a table."""
     title = f"{result['bundle']} on {result['target']}: ms of a tick over the bare engine, {result['repeats']} runs"
-    table = Table("depth", "features", title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("tick", "over", "of runs", "ratio", "budget", "", "alloc."):
+    table = Table("depth", title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("features", min_width=len("guidance+dcw"))
+    for column in ("tick", "over", "of runs", "ratio", "budget", "alloc."):
         table.add_column(column, justify="right", no_wrap=True)
     for point in result["points"]:
         runs_ms = point["overhead_ms_runs"]
@@ -70,7 +70,6 @@ def print_grid(console: Console, result: Mapping[str, Any]) -> None:
             f"{min(runs_ms):.2f}..{max(runs_ms):.2f}",
             f"{point['overhead_ratio']:.3f}",
             budget_text(point),
-            verdict(point),
             f"{point['allocations_per_tick']:g}",
         )
     console.print(table)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from profiling.bench.statistics import Percentiles, Quartiles
+from profiling.bench.statistics import percentiles
 from profiling.bench.steady_stream import Measurement, Site
 from profiling.bench.workload import Workload
 from profiling.provenance import provenance
@@ -32,24 +31,25 @@ NOISY_SPREAD = 0.1
 BUSY = "The machine was busy: quartiles lie far apart. Repeat the run on a quiet machine."
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The most that a tick may cost: tick over bare engine, and on a CPU milliseconds over it."""
-
-    ratio: float
-    overhead_ms: float | None = None
-
-    def is_kept(self, overhead_ms: float, ratio: float) -> bool:
-        """Whether both are within the budget."""
-        return ratio <= self.ratio and (self.overhead_ms is None or overhead_ms <= self.overhead_ms)
-
-
-def budget_of(target: Target, load: Workload) -> Budget | None:
-    """The budget of a workload; None where none is stated."""
+def budget_of(target: Target, load: Workload) -> dict[str, float]:
+    """Figure of a result -> the most that it may be; empty where no budget is stated."""
     if target != "cpu":
-        return Budget(GPU_RATIO)
+        return {"overhead_ratio": GPU_RATIO}
     overhead_ms = OVERHEAD_MS.get(load.variant, {}).get(load.depth)
-    return None if overhead_ms is None else Budget(CPU_RATIO, overhead_ms)
+    return {} if overhead_ms is None else {"overhead_ms": overhead_ms, "overhead_ratio": CPU_RATIO}
+
+
+def against_budget(budget: Mapping[str, float], figures: Mapping[str, float]) -> dict[str, Any]:
+    """The budget, and whether all figures are within it."""
+    return {"budget": budget, "within_budget": all(figures[name] <= limit for name, limit in budget.items())}
+
+
+def budget_text(result: Mapping[str, Any]) -> str:
+    """Limits and verdict with markup: "0.35, 1.08 kept"."""
+    if not result["budget"]:
+        return "none stated"
+    limits = ", ".join(f"{limit:.2f}" for limit in result["budget"].values())
+    return f"{limits} [green]kept[/]" if result["within_budget"] else f"{limits} [red]missed[/]"
 
 
 def shape_of(load: Workload) -> dict[str, Any]:
@@ -69,22 +69,22 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
     """A run as one JSON object. Keys in milliseconds end in `_ms`."""
     load, last = measured.workload, measured.records[-1]
     overhead_ms, ratio = measured.overhead_ms, measured.overhead_ratio
+    overhead = rounded({"overhead_ms": overhead_ms.median, "overhead_ratio": ratio.median})
     return {
         "kind": "tick",
         **shape_of(load),
         "rows": last.rows,
         "executes": last.executes,
         "ticks": len(measured.records),
-        "tick_ms": percentiles(measured.ticks_ms),
-        "engine_ms": percentiles(measured.engine_ms),
-        "decoder_in_tick_ms": percentiles([record.engine_ms for record in measured.records]),
-        "overhead_ms": round(overhead_ms.median, 4),
-        "overhead_ms_quartiles": quartiles(overhead_ms),
-        "overhead_ratio": round(ratio.median, 4),
-        "overhead_ratio_quartiles": quartiles(ratio),
+        "tick_ms": rounded(percentiles(measured.ticks_ms)),
+        "engine_ms": rounded(percentiles(measured.engine_ms)),
+        "decoder_in_tick_ms": rounded(percentiles([record.engine_ms for record in measured.records])),
+        **overhead,
+        "overhead_ms_quartiles": [round(overhead_ms.low, 4), round(overhead_ms.high, 4)],
+        "overhead_ratio_quartiles": [round(ratio.low, 4), round(ratio.high, 4)],
         "overhead_inside_tick": round(measured.overhead_inside_tick, 4),
         "is_noisy": ratio.spread > NOISY_SPREAD,
-        **against_budget(budget_of(deployment.target, load), overhead_ms.median, ratio.median),
+        **against_budget(budget_of(deployment.target, load), overhead),
         "captured": last.replayed > 0,
         "competitors": {name: _competitor(times_ms, measured) for name, times_ms in measured.competitors_ms.items()},
         "finished_per_s": round(measured.finished_per_s, 3),
@@ -96,26 +96,9 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
     }
 
 
-def against_budget(budget: Budget | None, overhead_ms: float, ratio: float) -> dict[str, Any]:
-    """The budget, and whether these are within it; a workload without a budget is."""
-    if budget is None:
-        return {"budget": None, "within_budget": True}
-    return {"budget": asdict(budget), "within_budget": budget.is_kept(overhead_ms, ratio)}
-
-
 def phases(records: Sequence[TickRecord]) -> dict[str, float]:
     """Median milliseconds in each phase of a tick."""
     return {name: float(np.median([record.phases_ms[name] for record in records])) for name in PHASES}
-
-
-def percentiles(samples_ms: Sequence[float]) -> dict[str, float]:
-    """p50, p95, p99, rounded."""
-    return rounded(asdict(Percentiles.of(samples_ms)))
-
-
-def quartiles(values: Quartiles) -> list[float]:
-    """The lower and the upper quartile, rounded."""
-    return [round(values.low, 4), round(values.high, 4)]
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -124,9 +107,9 @@ def rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _competitor(times_ms: list[float], measured: Measurement) -> dict[str, float]:
-    """Its time, and the median of its paired ratios to a tick, which also does the step."""
+    """Its time, and the median of its ratios to the tick right before it."""
     ratio = float(np.median(np.asarray(times_ms[1:]) / np.asarray(measured.ticks_ms)))
-    return {**percentiles(times_ms), "over_tick": round(ratio, 4)}
+    return rounded({**percentiles(times_ms), "over_tick": ratio})
 
 
 def print_result(console: Console, result: Mapping[str, Any], sites: Sequence[Site]) -> None:
@@ -153,7 +136,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("bare engine", f"p50 {engine['p50']:.2f} ms   (within the tick {decoder['p50']:.2f})"),
         ("overhead", f"{result['overhead_ms']:.3f} ms  (quartiles {low_ms:.3f} to {high_ms:.3f})"),
         ("tick / engine", f"{ratio:.3f}  (quartiles {low:.3f} to {high:.3f}; within the tick {inside:.3f})"),
-        ("budget", f"{budget_text(result)}  {verdict(result)}"),
+        ("budget", budget_text(result)),
         *((name, f"p50 {each['p50']:.2f} ms   ({each['over_tick']:.2f} x the tick)")
           for name, each in result["competitors"].items()),
         ("throughput", f"{result['finished_per_s']:.2f} generations/s, {result['audio_s_per_s']:.1f} s of audio/s"),
@@ -162,19 +145,3 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("phases", "  ".join(f"{name} {value:.3f}" for name, value in result["phases_ms"].items()) + " ms"),
         ("from", f"commit {result['commit'] or 'unknown'}, engine {result['engine_sha256'][:12]}"),
     ]  # fmt: skip
-
-
-def budget_text(result: Mapping[str, Any]) -> str:
-    """The budget: "0.35, 1.08" (milliseconds, ratio)."""
-    budget = result["budget"]
-    if budget is None:
-        return "none stated"
-    overhead_ms = budget["overhead_ms"]
-    return f"{budget['ratio']:.2f}" if overhead_ms is None else f"{overhead_ms:.2f}, {budget['ratio']:.2f}"
-
-
-def verdict(result: Mapping[str, Any]) -> str:
-    """Whether the budget is kept, with markup; empty where there is none."""
-    if result["budget"] is None:
-        return ""
-    return "[green]kept[/]" if result["within_budget"] else "[red]missed[/]"

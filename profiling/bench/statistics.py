@@ -12,21 +12,6 @@ Timer = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Percentiles:
-    """p50, p95 and p99 of samples in milliseconds, interpolated linearly."""
-
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Percentiles:
-        """Percentiles of at least one sample."""
-        p50, p95, p99 = np.percentile(samples, (50, 95, 99))
-        return cls(float(p50), float(p95), float(p99))
-
-
-@dataclass(frozen=True, slots=True)
 class Quartiles:
     """The median, and the quartiles: half of the values lie between `low` and `high`."""
 
@@ -44,6 +29,11 @@ class Quartiles:
     def spread(self) -> float:
         """Distance between the quartiles."""
         return self.high - self.low
+
+
+def percentiles(samples: Sequence[float]) -> dict[str, float]:
+    """p50, p95 and p99 of at least one sample, interpolated linearly."""
+    return {f"p{share}": float(np.percentile(samples, share)) for share in (50, 95, 99)}
 
 
 def time_in_turn(timer: Timer, neighbours: Sequence[Timer], num_samples: int) -> tuple[list[float], list[list[float]]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from profiling.layers.kinds import ORDER
-from profiling.layers.rollups import Blocks, Part, Row, by_block, by_kind, by_module, common_root, shown_module
+from profiling.layers.rollups import Blocks, Part, by_block, by_kind, by_module, common_root, shown_module
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.reports.tables import ceilings_text, contents_text
 
@@ -38,8 +39,8 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
         "gap": [profile.gap_ms, profile.gap_name],
         "notes": profile.notes,
         "order": ORDER,
-        "kinds": [_row(row) for row in by_kind(profile)],
-        "modules": [_row(row) for row in by_module(profile, depth)],
+        "kinds": [asdict(row) for row in by_kind(profile)],
+        "modules": [asdict(row) for row in by_module(profile, depth)],
         "blocks": [_blocks(blocks) for blocks in by_block(profile)],
         "ceilings": None if top is None else [top.flops_per_s, top.bytes_per_s, ceilings_text(profile)],
         "layers": [
@@ -63,10 +64,6 @@ def _about(profile: Profile) -> list[tuple[str, str]]:
         "shapes": shapes,
     }
     return [(name, str(value)) for name, value in texts.items() if value]
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {"name": row.name, "ms": row.ms, "share": row.share, "layers": row.layers}
 
 
 def _blocks(blocks: Blocks) -> dict[str, Any]:

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from profiling.bench.result import NOISY_SPREAD
-from profiling.bench.statistics import Percentiles, Quartiles, paired_difference, paired_ratio, time_in_turn
+from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, percentiles, time_in_turn
 
 
 def test_percentiles_of_a_ramp() -> None:
-    found = Percentiles.of([float(value) for value in range(101)])
-    assert (found.p50, found.p95, found.p99) == (50.0, 95.0, 99.0)
+    assert percentiles([float(value) for value in range(101)]) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 def test_percentiles_of_one_sample() -> None:
-    assert Percentiles.of([3.0]) == Percentiles(3.0, 3.0, 3.0)
+    assert percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
 
 
 def test_each_sample_is_between_two_of_every_neighbour() -> None:
