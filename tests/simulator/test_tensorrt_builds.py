@@ -1,0 +1,313 @@
+"""The simulated TensorRT: networks, builds and whole commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from simulator.fixture import Machine, child_environment, provoked, simulated
+from simulator.plans import CHANNELS, ROWS, Lines, build_plan, small_graph
+from simulator.rig import Rig
+
+from engine_build.graphs.graph_writer import GraphWriter
+
+# Without a driver.
+
+
+@pytest.mark.parametrize("name", ["Runtime", "Builder"])
+def test_construction_without_a_driver(name: str) -> None:
+    with simulated(no_driver=True) as machine:
+        import tensorrt as trt
+
+        with provoked(machine, name, "constructed without a driver"):
+            getattr(trt, name)(Lines())
+
+
+# Networks.
+
+
+def test_a_network_of_version_10_must_be_strongly_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMULATED_TENSORRT", "10.16.1.11")
+    with simulated() as machine:
+        import tensorrt as trt
+
+        log = Lines()
+        network = trt.Builder(log).create_network()
+        with provoked(machine, "not strongly typed"):
+            trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
+
+
+def test_a_network_of_version_11_is_always_strongly_typed() -> None:
+    with simulated():
+        import tensorrt as trt
+
+        log = Lines()
+        network = trt.Builder(log).create_network(0)
+        assert trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
+
+
+def test_flags_are_not_integers(machine: Machine) -> None:
+    import tensorrt as trt
+
+    flag = trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    with pytest.raises(TypeError):
+        1 << flag
+    assert 1 << int(flag) == (2 if trt.__version__.startswith("10.") else 1)
+    assert ("FP16" in trt.BuilderFlag.__members__) == trt.__version__.startswith("10.")
+
+
+def test_comparing_dims_raises(rig: Rig) -> None:
+    shape = rig.engine.get_tensor_shape("x")
+    assert tuple(shape) == (-1, -1, CHANNELS)
+    with pytest.raises(TypeError, match="tuple"):
+        _ = shape == rig.engine.get_tensor_shape("x")
+
+
+# Whole commands.
+
+
+@pytest.mark.parametrize(("call", "status"), [("assert builder.create_builder_config()", 0), ("broken", 70)])
+def test_a_command_that_breaks_a_rule_fails(call: str, status: int) -> None:
+    lines = [
+        "import sys, tensorrt as trt",
+        "builder = trt.Builder(trt.Logger())",
+        "config = builder.create_builder_config()",
+        "config.set_tactic_sources(0)" if call == "broken" else call,
+        "sys.exit(0)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=child_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    assert ("an ignored True" in done.stderr) == (status != 0)
+
+
+# Builds.
+
+
+class Build:
+    """A network with a builder configuration."""
+
+    def __init__(self, model: onnx.ModelProto | None = None) -> None:
+        import tensorrt as trt
+
+        self.trt, self.log = trt, Lines()
+        self.builder = trt.Builder(self.log)
+        self.network = self.builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        assert trt.OnnxParser(self.network, self.log).parse((model or small_graph()).SerializeToString())
+        self.config = self.builder.create_builder_config()
+
+    def add_profile(self, **shapes: tuple[Any, Any, Any]) -> int:
+        profile = self.builder.create_optimization_profile()
+        for name, ranges in shapes.items():
+            profile.set_shape(name, *ranges)
+        return int(self.config.add_optimization_profile(profile))
+
+    def run(self) -> Any:
+        return self.builder.build_serialized_network(self.network, self.config)
+
+    def add_good_profile(self) -> None:
+        x = tuple((rows, 4, CHANNELS) for rows in (1, 2, 4))
+        assert self.add_profile(x=x, t=((1,), (2,), (4,))) == 0  # type: ignore[arg-type]
+
+    @property
+    def log_text(self) -> str:
+        return "\n".join(text for _, text in self.log.lines)
+
+
+def test_the_header_of_a_plan_is_the_real_one(machine: Machine) -> None:
+    import tensorrt as trt
+
+    plan = build_plan(small_graph(), [ROWS])
+    assert plan[:8] == b"ftrt\0\0\0\0"
+    assert ".".join(map(str, plan[24:28])) == trt.__version__
+
+
+def test_a_build_needs_ranges_for_free_dimensions(machine: Machine) -> None:
+    build = Build()
+    assert build.run() is None
+    assert "no optimization profile has been defined" in build.log_text
+    assert build.add_profile() == -1, "a profile without shapes is not valid"
+    assert build.add_profile(x=tuple((1, 1, CHANNELS) for _ in range(3))) == 0  # type: ignore[arg-type]
+    assert build.run() is None
+    assert "t does not have shapes in optimization profile 0" in build.log_text
+
+
+def test_ranges_must_be_in_order(machine: Machine) -> None:
+    with pytest.raises(ValueError, match="inconsistent"):
+        Build().add_profile(t=((2,), (1,), (3,)))
+
+
+def test_a_range_of_a_static_dimension(machine: Machine) -> None:
+    build = Build()
+    x = tuple((1, 1, channels) for channels in (1, 2, CHANNELS))
+    build.add_profile(x=x, t=((1,), (1,), (1,)))  # type: ignore[arg-type]
+    assert build.run() is None
+    assert "a static dimension 64 has the range" in build.log_text
+
+
+def test_options_that_do_not_exist(machine: Machine) -> None:
+    config = Build().config
+    with pytest.raises(AttributeError):
+        config.int8_calibrator = None
+    with pytest.raises((TypeError, AttributeError)):
+        config.set_flag(config.profiling_verbosity)
+
+
+def test_an_operator_that_does_not_exist_is_a_parser_error(machine: Machine) -> None:
+    import tensorrt as trt
+
+    model = small_graph()
+    model.graph.node[0].op_type, model.graph.node[0].name = "Unknown", "the node"
+    log = Lines()
+    network = trt.Builder(log).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    assert not parser.parse(model.SerializeToString())
+    error = parser.get_error(0)
+    assert (parser.num_errors, error.node_operator(), error.node_name()) == (1, "Unknown", "the node")
+
+
+def test_the_parser_takes_a_path_as_str(machine: Machine, tmp_path: Path) -> None:
+    import tensorrt as trt
+
+    path = tmp_path / "small.onnx"
+    onnx.save(small_graph(), path, save_as_external_data=True, size_threshold=0)
+    log = Lines()
+    network = trt.Builder(log).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    with pytest.raises(TypeError):
+        trt.OnnxParser(network, log).parse_from_file(path)
+    assert not trt.OnnxParser(network, log).parse_from_file(str(tmp_path / "none.onnx"))
+    assert trt.OnnxParser(network, log).parse_from_file(str(path))
+
+
+def test_a_graph_that_cannot_be_executed_does_not_build(machine: Machine) -> None:
+    graph = GraphWriter("wrong")
+    x = graph.input("x", (2, 3))
+    graph.output("y", graph.op("MatMul", x, x), (2, 3))
+    build = Build(graph.model())
+    assert build.run() is None
+    assert "Could not find any implementation" in build.log_text
+
+
+def monitor(trt: Any, cancel_at: int | None = None) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.threads: set[int] = set()
+            self.phases: list[str] = []
+            self.steps = 0
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self.threads.add(threading.get_ident())
+            self.phases.append(phase_name)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self.steps += 1
+            return self.steps != cancel_at
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.phases.remove(phase_name)
+
+    return Monitor()
+
+
+def test_a_monitor_is_called_from_another_thread_and_can_cancel(machine: Machine) -> None:
+    build = Build()
+    build.add_good_profile()
+    completed = build.config.progress_monitor = monitor(build.trt)
+    assert build.run() is not None
+    assert threading.get_ident() not in completed.threads
+    assert completed.phases == []
+    build.config.progress_monitor = monitor(build.trt, cancel_at=3)
+    assert build.run() is None
+    assert build.config.progress_monitor.steps == 3
+
+
+@pytest.mark.parametrize("taken", [1.0, 0.5])
+def test_a_plan_is_written_in_pieces(machine: Machine, taken: float) -> None:
+    build = Build()
+    build.add_good_profile()
+    pieces: list[bytes] = []
+
+    class Writer(build.trt.IStreamWriter):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            build.trt.IStreamWriter.__init__(self)
+
+        def write(self, data: bytes) -> int:
+            pieces.append(bytes(data))
+            return int(len(data) * taken)
+
+    done = build.builder.build_serialized_network_to_stream(build.network, build.config, Writer())
+    assert bool(done) == (taken == 1.0)
+    if done:
+        assert b"".join(pieces) == bytes(build.run())
+
+
+def test_a_timing_cache_that_is_destroyed_before_the_build(machine: Machine) -> None:
+    build = Build()
+    build.add_good_profile()
+    assert build.config.set_timing_cache(build.config.create_timing_cache(b""), False)
+    with provoked(machine, "timing cache was destroyed"):
+        build.run()
+
+
+def test_a_timing_cache_is_filled_and_used(machine: Machine) -> None:
+    build = Build()
+    build.add_good_profile()
+    cache = build.config.create_timing_cache(b"")
+    assert build.config.set_timing_cache(cache, False)
+    assert build.run() is not None
+    assert len(cache.queryKeys()) > 0
+    build.config.set_flag(build.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+    again = build.config.create_timing_cache(bytes(cache.serialize()))
+    assert build.config.set_timing_cache(again, False)
+    assert build.run() is not None
+    empty = build.config.create_timing_cache(b"")
+    assert build.config.set_timing_cache(empty, False)
+    assert build.run() is None
+
+
+def test_a_timing_cache_of_another_device_and_invalid_bytes_are_refused() -> None:
+    with simulated(gpu_name="Another"):
+        foreign = bytes(Build().config.create_timing_cache(b"").serialize())
+    with simulated():
+        config = Build().config
+        cache, own = config.create_timing_cache(foreign), config.create_timing_cache(b"")
+        assert not config.set_timing_cache(cache, False)
+        assert config.set_timing_cache(cache, True)
+        assert not own.combine(cache, False)
+        assert config.create_timing_cache(b"no cache") is None
+
+
+def test_bfloat16_is_rounded_where_the_graph_casts() -> None:
+    graph = GraphWriter("rounding")
+    x = graph.input("x", (256,))
+    narrow = graph.op("Cast", x, to=onnx.TensorProto.BFLOAT16)
+    product = graph.op("Mul", narrow, narrow)
+    graph.output("y", graph.op("Cast", product, to=onnx.TensorProto.FLOAT), (256,))
+    with simulated() as machine:
+        import tensorrt as trt
+
+        log = Lines()
+        runtime = trt.Runtime(log)
+        engine = runtime.deserialize_cuda_engine(build_plan(graph.model(), []))
+        context = engine.create_execution_context()
+        values = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+        addresses = [machine.allocate(1024, "device") for _ in range(2)]
+        machine.memory(addresses[0], 1024, "a test")[...] = values.view(np.uint8)
+        for name, address in zip("xy", addresses, strict=True):
+            assert context.set_tensor_address(name, address)
+        stream = machine.create_stream()
+        assert context.execute_async_v3(stream)
+        machine.synchronize()
+        y = machine.memory(addresses[1], 1024, "a test").view(np.float32)
+        rounded = (values.view(np.uint32) + 0x7FFF + (values.view(np.uint32) >> 16 & 1) & 0xFFFF0000).view(np.float32)
+        np.testing.assert_allclose(y, rounded**2, rtol=1e-6)
+        assert not np.allclose(y, values**2, rtol=1e-4)
+        del context, engine, runtime
