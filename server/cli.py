@@ -11,9 +11,10 @@ from typing import Annotated, get_args
 import typer
 
 from runtime.config.deployment import Target, load_deployment
+from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_error
+from runtime.terminal import EXIT_STATUS_HELP, exit_on_error
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import open_socket, serve, url_of
@@ -54,7 +55,7 @@ def run(
     insecure: bool | None = None,
     target: Target | None = None,
 ) -> int:
-    """Serve `config`; returns the exit code. Raises ConfigError."""
+    """Serve `config`; returns the exit code. Raises ConfigError, and the error if the engines cannot be opened."""
     deployment = load_deployment(config)
     settings = load_settings(deployment.tables.get("server", {}), host=host, port=port, insecure=insecure)
     listener = open_socket(settings.host, settings.port, settings.send_buffer_bytes)
@@ -69,8 +70,9 @@ def run(
     app = create_app(open_and_start, settings)
     typer.echo(f"{deployment.path.name}: opening engines for {url}")
     code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
-    if app.state.service.failure:
-        print_error(app.state.service.failure)
+    failure: TickError | None = app.state.service.failure
+    if failure is not None:
+        raise failure
     return code
 
 

@@ -1,8 +1,8 @@
 """The server process: one socket, one event loop, signals, and shutdown.
 
 First SIGTERM or SIGINT: not ready, new work is refused, work in flight may finish within `drain_s`. Second one: exit at
-once. SIGHUP: replace the engines by the current builds. A tick loop that has died or hangs ends the process with
-code 1, so that a supervisor restarts it.
+once. SIGHUP: replace the engines by the current builds. A tick loop that has died or hangs ends the process with the
+exit status of a failed engine, so that a supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from runtime.errors import ConfigError
+from runtime.terminal import EXIT_ENGINE
 from server.asgi.connection import make_protocol
 from server.config import ServerSettings
 from server.routes.health import not_live
@@ -29,7 +30,6 @@ from server.service import Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0
-EXIT_FAILED = 1
 logger = logging.getLogger("tickrt.server")
 
 
@@ -114,12 +114,12 @@ class TickServer(uvicorn.Server):
             return False
         now_s = time.monotonic()
         self._broken_since_s = self._broken_since_s or now_s
-        self.exit_code = EXIT_FAILED
+        self.exit_code = EXIT_ENGINE
         if problem.code != "tick_overdue":
             return not self._service.admission.permits or now_s - self._broken_since_s > ABORT_TIMEOUT_S
         if now_s - self._broken_since_s > HANG_TIMEOUT_S:
             logger.error("the tick loop hangs: %s", problem.what)
-            os._exit(EXIT_FAILED)
+            os._exit(EXIT_ENGINE)
         return False
 
     async def _abort_all(self) -> None:

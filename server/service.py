@@ -49,7 +49,7 @@ class Service:
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.pipeline: Pipeline | None = None
-        self.failure = ""
+        self.failure: TickError | None = None
         self.is_profiling = False
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Service:
         if self.pipeline is not None:
             return self.pipeline
         if self.failure:
-            raise ProblemError(503, "failed", self.failure)
+            raise ProblemError(503, "failed", str(self.failure))
         raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
 
     async def _open(self) -> None:
@@ -127,7 +127,7 @@ class Service:
     def _record_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()
         if error is not None:
-            self.failure = str(error) or type(error).__name__
+            self.failure = error if isinstance(error, TickError) else TickError(str(error) or type(error).__name__)
             logger.error("the engines could not be opened: %s", self.failure)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
 from engine_build.cli import app as build_app
@@ -113,3 +114,12 @@ def test_a_missing_configuration_has_the_same_status_in_every_command(app: typer
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no configuration at")
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("app", [serve_app, generate_app, profile_app, bench_app])
+def test_missing_engines_have_the_same_status_in_every_command(app: typer.Typer, tmp_path: Path) -> None:
+    more = {generate_app: ["-o", str(tmp_path / "a.wav"), "--prompt", "a"], serve_app: ["--port", "0"]}
+    result = CliRunner().invoke(app, [str(tiny_deployment(tmp_path)), *more.get(app, [])])
+    assert result.exit_code == 3
+    assert "is not built" in result.stderr
+    assert "fix: tickrt-build" in result.stderr

@@ -188,7 +188,7 @@ def test_engines_that_are_not_built_end_it_with_the_command_that_builds_them(con
     other = tmp_path / "tiny.toml"
     other.write_text(config.read_text())
     with process(other, "--port", 0) as child:
-        assert child.wait(40) == 1
+        assert child.wait(40) == 3
         assert child.stderr is not None
         assert "tickrt-build" in child.stderr.read()
 

@@ -13,6 +13,7 @@ from helpers.http_harness import GENERATIONS, Served, eventually, problem
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.terminal import EXIT_ENGINE
 from server.app import create_app
 from server.config import ServerSettings
 
@@ -116,7 +117,7 @@ def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> Non
         served.resume()
         for future in pending:
             problem(future.result(), 503)
-    eventually(lambda: served.server.exit_code == 1)
+    eventually(lambda: served.server.exit_code == EXIT_ENGINE)
 
 
 def test_metrics_are_in_the_text_format(served: Served) -> None:
