@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from helpers.tensorrt_operators import problems
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
 
 from engine_build.export.cleanup import paths_in
+from engine_build.graphs.graph_file import read_graph
+from engine_build.precision.error import recipe_error
+from engine_build.precision.recipe import explain, write_recipe
+from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError, ConfigError
 
@@ -31,6 +38,8 @@ TINY = {
     "audio_acoustic_hidden_dim": CHANNELS,
     "encoder_hidden_size": 12,
 }
+
+ROUNDING_LIMITS = {"bf16": 0.03, "fp16": 0.004}
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +189,38 @@ def test_a_text_encoder_needs_transformers(tmp_path: Path, base: Path, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else find(name))
     with pytest.raises(ConfigError, match=r"(?s)needs the package transformers.*tickrt\[export\]"):
         checkpoint(base).text_encoder()
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp16"])
+def test_a_recipe_changes_the_decoder_by_rounding_only(bundle: Path, recipe: str) -> None:
+    found = load_bundle(bundle)
+    graph = read_graph(bundle / found.decoder.graph)
+    error = recipe_error(graph, recipe, list(decoder_sample_states(found, graph, steps=3)))
+    assert 1e-5 < max(error.max_rel) < ROUNDING_LIMITS[recipe]
+    full = {node.rule for node in error.nodes if node.name in error.flops and node.precision == "fp32"}
+    assert full <= {"time", "output", "no kernel"}
+
+
+def test_every_norm_and_softmax_matches_its_rule(bundle: Path) -> None:
+    """Three layers: self and cross attention, each with two norms inside, three norms around, one before the output."""
+    rules = Counter(node.rule for node in explain(onnx.load(bundle / "decoder.onnx"), "bf16"))
+    assert rules["norm"] == 6 * (3 * 7 + 1)
+    assert rules["softmax"] == 3 * 2
+    assert rules["unknown"] == 0
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp16"])
+def test_a_recipe_applies_to_every_graph_of_a_bundle(bundle: Path, tmp_path: Path, recipe: str) -> None:
+    for path in sorted(bundle.glob("*.onnx")):
+        write_recipe(path, tmp_path / path.name, recipe)
+        onnx.checker.check_model(str(tmp_path / path.name), full_check=True)
+        assert list(onnx.load(path).graph.output) == list(onnx.load(tmp_path / path.name).graph.output)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp16"])
+def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path: Path, recipe: str) -> None:
+    found = {}
+    for path in sorted(bundle.glob("*.onnx")):
+        write_recipe(path, tmp_path / path.name, recipe)  # type: ignore[arg-type]
+        found[path.stem] = list(problems(onnx.load(tmp_path / path.name)))
+    assert found == {"codec_decode": [], "codec_encode": [], "text_encoder": [], "decoder": []}

@@ -1,4 +1,4 @@
-"""Graphs that we write use only operators, with types, that TensorRT's ONNX parser takes."""
+"""All graphs of a deployment use only operators and types that TensorRT's ONNX parser supports."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from helpers.paths import ROOT
 from helpers.tensorrt_operators import problems
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.build.engine_specs import Job, jobs_of
-from engine_build.build.verify import sample_feeds
+from engine_build.build.engine_specs import EngineSpec, engine_specs
+from engine_build.build.verify import sample_inputs
 from engine_build.config import load_request
 
 
-def model_of(job: Job) -> onnx.ModelProto:
-    source = job.graph.source
+def model_of(spec: EngineSpec) -> onnx.ModelProto:
+    source = spec.graph.source
     if isinstance(source, bytes):
         return onnx.load_from_string(source)
     return onnx.load(source)
 
 
 @pytest.mark.parametrize("bundle", ["demo", "tiny"])
-def test_every_graph_is_taken(bundle: str, tmp_path: Path) -> None:
+def test_every_graph_is_supported(bundle: str, tmp_path: Path) -> None:
     path = ROOT / "configs" / "demo.toml" if bundle == "demo" else tiny_deployment(tmp_path)
-    found = {job.name: list(problems(model_of(job))) for job in jobs_of(load_request(path))}
+    found = {spec.name: list(problems(model_of(spec))) for spec in engine_specs(load_request(path))}
     assert len(found) == 24
-    assert {name: said for name, said in found.items() if said} == {}
+    assert {name: unsupported for name, unsupported in found.items() if unsupported} == {}
 
 
 def in_single(tensor: TensorProto) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
 
-def as_the_parser_reads_it(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Every double a float."""
+def with_doubles_as_floats(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as TensorRT's parser reads it: float64 as float32."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.DOUBLE:
             tensor.CopyFrom(in_single(tensor))
@@ -49,17 +49,19 @@ def as_the_parser_reads_it(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_doubles_may_become_floats() -> None:
-    """The demo's codec counts phases in double, over any number of frames."""
-    jobs = [job for job in jobs_of(load_request(ROOT / "configs" / "demo.toml")) if job.kind.startswith("codec")]
+    """The demo codec computes phases in float64, for any start frame."""
+    specs = [
+        spec for spec in engine_specs(load_request(ROOT / "configs" / "demo.toml")) if spec.kind.startswith("codec")
+    ]
     doubles = 0
-    for job in jobs:
-        model = model_of(job)
+    for spec in specs:
+        model = model_of(spec)
         doubles += sum(tensor.data_type == TensorProto.DOUBLE for tensor in model.graph.initializer)
-        feeds = next(sample_feeds(job))
+        feeds = next(sample_inputs(spec))
         if "start_frame" in feeds:
             feeds["start_frame"][:] = 123_456_789
         exact = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
-        single = ort.InferenceSession(as_the_parser_reads_it(model).SerializeToString()).run(None, feeds)[0]
+        single = ort.InferenceSession(with_doubles_as_floats(model).SerializeToString()).run(None, feeds)[0]
         assert np.abs(single - exact).max() <= 1e-5 * np.abs(exact).max()
     assert doubles > 0
 
@@ -72,7 +74,7 @@ def test_doubles_may_become_floats() -> None:
         ("Neg", TensorProto.FLOAT, None),
     ],
 )
-def test_what_is_not_taken_is_found(op: str, kind: int, says: str | None) -> None:
+def test_unsupported_operators_are_found(op: str, kind: int, says: str | None) -> None:
     x, y = (helper.make_tensor_value_info(name, kind, [2]) for name in "xy")
     graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], name="n")], "g", [x], [y])
     found = list(problems(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])))

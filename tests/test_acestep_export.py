@@ -1,7 +1,8 @@
-"""Whole generations: the tick loop on the exported bundle against diffusers' own pipeline, from the same noise."""
+"""Exported bundles end to end: generations against diffusers' own pipeline, and the commands that follow an export."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.tiny_acestep import CHANNELS, diffusers_pipeline
+import soundfile
+from helpers.tiny_acestep import CHANNELS, VAE, diffusers_pipeline, save_checkpoint
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from engine_build.build.builder import build_deployment
 from runtime.config.deployment import load_deployment
@@ -19,14 +22,42 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise
 from runtime.tick.events import Event, Finished
 
-pytestmark = pytest.mark.export
+pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "in_channels": 3 * CHANNELS,
+    "audio_acoustic_hidden_dim": CHANNELS,
+    "encoder_hidden_size": 12,
+}
 FRAMES = 60
 PROMPT = "Warm piano, slow {braces} and Ümläute"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with all parts, for guidance."""
+    return save_checkpoint(tmp_path_factory.mktemp("base") / "Tiny_Base")
+
+
+@pytest.fixture(scope="module")
+def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its bundle, with a canvas of 2.4 s."""
+    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
+    from engine_build.export.acestep.sources import Checkpoint
+
+    folder, source = tmp_path_factory.mktemp("bundle") / "base", Checkpoint(base)
+    export_bundle(source, folder, Options(bundle_name(source.name), canvas_s=2.4), lambda text: None)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +93,7 @@ step_variants = ["plain", "guidance"]
 
 
 def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.float32]]:
-    """All in flight together."""
+    """The latents of requests that are in flight together."""
     events: SimpleQueue[Event] = SimpleQueue()
     for request in requests:
         opened.loop.submit(request, events.put)
@@ -91,7 +122,7 @@ def expected(pipeline: Any, *, seed: int, steps: int, guidance: float, shift: fl
 @pytest.mark.parametrize(
     ("steps", "guidance", "shift"), [(8, 7.0, 3.0), (5, 2.5, 1.0), (8, 1.0, 3.0), (1, 4.0, 2.0), (20, 15.0, 3.0)]
 )
-def test_a_guided_generation_is_the_pipeline_s(
+def test_a_guided_generation_equals_diffusers_pipeline(
     opened: Pipeline, pipeline: Any, steps: int, guidance: float, shift: float
 ) -> None:
     wanted = expected(pipeline, seed=3, steps=steps, guidance=guidance, shift=shift)[0].numpy()
@@ -113,7 +144,7 @@ def test_guidance_and_text_matter(opened: Pipeline) -> None:
     assert np.abs(plain - other).max() > 1e-3
 
 
-def test_generations_in_flight_together_are_each_the_pipeline_s(opened: Pipeline, pipeline: Any) -> None:
+def test_generations_in_flight_together_each_equal_diffusers_pipeline(opened: Pipeline, pipeline: Any) -> None:
     asked = [(1, 4, 3.0), (2, 9, 1.0), (3, 6, 8.0), (4, 4, 3.0)]
     requests = [opened.request(PROMPT, seed=seed, steps=steps, guidance=scale) for seed, steps, scale in asked]
     for found, (seed, steps, scale) in zip(generate(opened, *requests), asked, strict=True):
@@ -121,7 +152,7 @@ def test_generations_in_flight_together_are_each_the_pipeline_s(opened: Pipeline
         assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-def test_the_audio_is_the_pipeline_s_before_it_is_made_loud(opened: Pipeline, pipeline: Any) -> None:
+def test_the_audio_equals_diffusers_pipeline_before_it_is_made_loud(opened: Pipeline, pipeline: Any) -> None:
     wanted = expected(pipeline, seed=5, steps=4, guidance=3.0, output_type="pt")[0].numpy().T
     (latents,) = generate(opened, opened.request(PROMPT, seed=5, steps=4, guidance=3.0))
     assert opened.codec is not None
@@ -130,7 +161,7 @@ def test_the_audio_is_the_pipeline_s_before_it_is_made_loud(opened: Pipeline, pi
     assert np.abs(loud - wanted).max() < 1e-3
 
 
-def test_the_defaults_are_the_pipeline_s(opened: Pipeline, pipeline: Any) -> None:
+def test_the_defaults_equal_diffusers_pipeline(opened: Pipeline, pipeline: Any) -> None:
     start = torch.from_numpy(noise(FRAMES, CHANNELS, 7))[None]
     wanted = pipeline(PROMPT, audio_duration=FRAMES / 25.0, latents=start, output_type="latent").audios[0].numpy()
     (found,) = generate(opened, opened.request(PROMPT, seed=7))
@@ -144,3 +175,39 @@ def test_a_turbo_checkpoint_runs_without_guidance(
     wanted = expected(pipeline, seed=7, steps=8, guidance=7.0)[0].numpy()
     (found,) = generate(opened, opened.request(PROMPT, seed=7, guidance=1.0))
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
+
+
+@pytest.fixture(scope="module")
+def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from engine_build.export.acestep.bundle_text import deployment_text
+    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.sources import RandomWeights
+
+    folder = tmp_path_factory.mktemp("random")
+    source = RandomWeights(transformer_changes=SIZES, vae_changes=VAE)
+    facts = export_bundle(source, folder / "x", Options(source.name, canvas_s=2.0), lambda text: None)
+    (folder / "x.toml").write_text(deployment_text(facts, folder / "x", folder / "x.toml"))
+    return folder / "x.toml"
+
+
+def run(app: Any, *arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_build_bench_and_generate(random_deployment: Path, tmp_path: Path) -> None:
+    from engine_build.cli import app as build
+    from profiling.bench_cli import app as bench
+    from runtime.cli import app as generate
+
+    run(build, random_deployment)
+    for more in ([], ["--guidance", 3]):
+        card = json.loads(run(bench, random_deployment, "--depth", 2, "--ticks", 2, *more).splitlines()[-1])
+        assert (card["bundle"], card["frames"], card["target"]) == ("acestep-random", 50, "cpu")
+        assert card["shared_vs_alone"] < 1e-4
+    run(generate, random_deployment, "--prompt", "", "--seconds", 3, "--out", tmp_path / "a.wav")
+    assert len(soundfile.read(tmp_path / "a.wav")[0]) == 3 * 8000
+    np.save(tmp_path / "tokens.npy", np.ones((4, 12), np.float32))
+    run(generate, random_deployment, "--condition", tmp_path / "tokens.npy", "--out", tmp_path / "b.wav")
+    assert (tmp_path / "b.wav").stat().st_size > 1000
