@@ -96,6 +96,16 @@ def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
             assert (playground / words[words.index("--out") + 1]).stat().st_size > 10_000
 
 
+def test_the_shown_programs_work(playground: Path) -> None:
+    programs = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert programs
+    for program in programs:
+        names: dict[str, Any] = {}
+        exec(compile(program, "README.md", "exec"), names)
+        for saved in re.findall(r'\.save\("([^"]+)"\)', program):
+            assert (playground / saved).stat().st_size > 10_000
+
+
 @pytest.fixture
 def server(playground: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The shown `tickrt-serve`, on a free port: its output up to the line that says how to call it."""

@@ -1,0 +1,53 @@
+"""The notebook's cells run in order, and what they play is music: not silent, not clipped, of the length asked for."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tickrt
+from helpers.paths import ROOT
+from numpy.typing import NDArray
+
+NOTEBOOK = json.loads((ROOT / "configs" / "demo" / "tickrt.ipynb").read_text(encoding="utf-8"))
+CODE_CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cell(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; the value of its last line where that is an expression."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "tickrt.ipynb", "exec"), names)
+    return None if last is None else eval(compile(ast.Expression(last.value), "tickrt.ipynb", "eval"), names)
+
+
+def assert_is_music(pcm: NDArray[np.float32]) -> None:
+    assert np.isfinite(pcm).all()
+    assert np.abs(pcm).max() > 0.05
+    assert np.sqrt(np.square(pcm).mean()) > 0.01
+    assert (np.abs(pcm) >= 0.999).mean() < 1e-3
+
+
+def test_the_cells_run_and_play_music(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    shown = [run_cell("".join(cell["source"]), names) for cell in CODE_CELLS]
+    seconds = {"audio": 12.0, "cover": 12.0, "repainted": 12.0, "morph": 10.0}
+    for name, expected in seconds.items():
+        assert names[name].seconds == pytest.approx(expected, abs=0.1)
+        assert_is_music(names[name].pcm)
+    for audio in names["many"]:
+        assert audio.seconds == 5.0
+        assert_is_music(audio.pcm)
+    assert 8.0 <= len(names["beginning"]) / 48_000 < 60.0
+    assert_is_music(names["beginning"])
+    assert (tmp_path / "piano.flac").stat().st_size > 100_000
+    assert sum(isinstance(value, tickrt.Audio) for value in shown) == 5
+
+
+def test_it_holds_no_outputs() -> None:
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CODE_CELLS)
