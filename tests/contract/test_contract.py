@@ -6,7 +6,7 @@ The other tests make such errors and demand that mypy finds them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,9 @@ class Work:
 def inputs(work: Work) -> list[str]:
     return [work.network.get_input(index).name for index in range(work.network.num_inputs)]
 
+def build(work: Work) -> object:
+    return work._builder.build_serialized_network(work.network, work.configure())
+
 def capture(stream: int) -> int:
     runtime.cudaStreamBeginCapture(stream, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed)
     code, count = runtime.cudaGetDeviceCount()
@@ -61,6 +64,7 @@ WRONG = (
     ("work.network.num_inputs)", "work.network.inputs)", '"INetworkDefinition" has no attribute "inputs"'),
     ("get_input(index).name", "get_input(index).title", '"ITensor" has no attribute "title"'),
     ("return config", "self.network.num_inputs = 1\n        return config", '"num_inputs" defined in'),
+    ("work.configure()", "work.configure().done", '"IBuilderConfig" has no attribute "done"'),
     ("BuilderFlag.TF32", "BuilderFlag.TF64", '"type[BuilderFlag]" has no attribute "TF64"'),
     ("def log(", "def logg(", 'Cannot instantiate abstract class "Log"'),
     ("msg: str", "msg: str, more: str", 'Signature of "log" incompatible'),
@@ -71,6 +75,7 @@ WRONG = (
     ("cudaGetDeviceCount", "cudaGetDevices", 'Module has no attribute "cudaGetDevices"'),
     ("code.name", "code.title", '"cudaError_t" has no attribute "title"'),
 )
+NAMED_BY_STRING = re.compile(r"getattr\((trt|cudart|nvtx)\b")
 REMOVED = CORRECT.replace("BuilderFlag.TF32", "BuilderFlag.FP16")
 
 
@@ -80,8 +85,8 @@ def test_our_modules_fit_the_real_packages(version: str, type_check: TypeCheck) 
 
 
 def test_no_attribute_is_named_by_a_string(type_check: TypeCheck) -> None:
-    found = [path for path, text in type_check.sources.items() if re.search(r"getattr\((trt|cudart|nvtx)\b", text)]
-    assert found == []
+    assert [path for path, text in type_check.sources.items() if NAMED_BY_STRING.search(text)] == []
+    assert NAMED_BY_STRING.search("config.set_flag(getattr(trt.BuilderFlag, flag))")
 
 
 def test_every_attribute_that_does_not_exist_is_found(
@@ -90,15 +95,28 @@ def test_every_attribute_that_does_not_exist_is_found(
     names = {name for surface in (tensorrt_surface("11.4"), cuda_surface, nvtx_surface) for name in all_names(surface)}
     builtin = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
     probes = Probes(names - builtin | {"name", "bytes"})
-    output = "\n".join(
-        type_check.errors("11.4", {path: probes.insert(text, path) for path, text in type_check.sources.items()})
-    )
-    unfound = {what for name, what in probes.made_up.items() if not re.search(rf"\b{name}\b", output)}
-    assert unfound == UNTYPED
+    assert unfound(type_check, probes, type_check.sources) == UNTYPED
     assert len(probes.made_up) > 150
     assert {"execute_async_v3", "set_input_shape", "parse_from_file", "set_flag", "max_aux_streams"} <= {
         what.rpartition(".")[2] for what in probes.made_up.values()
     }
+
+
+def test_an_attribute_of_an_untyped_object_is_not_found(type_check: TypeCheck) -> None:
+    untyped = f"{CORRECT}\ndef limit(config: object) -> None:\n    config.set_memory_pool_limit(0, 1)\n"
+    assert unfound(type_check, Probes({"set_memory_pool_limit"}), {"untyped.py": untyped}) == set()
+    untyped = untyped.replace("config: object", "config: typing.Any").replace(
+        "import runtime", "import runtime\nimport typing"
+    )
+    assert unfound(type_check, Probes({"set_memory_pool_limit"}), {"untyped.py": untyped}) == {
+        "untyped.py: config.set_memory_pool_limit"
+    }
+
+
+def unfound(type_check: TypeCheck, probes: Probes, sources: Mapping[str, str]) -> set[str]:
+    """The attributes beside which mypy does not find one that does not exist."""
+    output = "\n".join(type_check.errors("11.4", {path: probes.insert(text, path) for path, text in sources.items()}))
+    return {what for name, what in probes.made_up.items() if not re.search(rf"\b{name}\b", output)}
 
 
 def all_names(surface: Surface) -> set[str]:
