@@ -186,31 +186,33 @@ def request_id_of(request: Request) -> str:
 
 def install_handlers(app: FastAPI) -> None:
     """Answer every exception of an endpoint with a problem document."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        problem = _as_problem(error)
-        if problem.status == 405 and request.method == "OPTIONS":
-            return Response(status_code=204, headers=problem.headers)
-        return problem_response(problem, request_id_of(request))
-
-    async def answer_bug(request: Request, error: Exception) -> Response:
-        request_id = request_id_of(request)
-        logger.error("request %s failed: %s", request_id, type(error).__name__)
-        problem = ProblemError(
-            500, "internal_error", "internal error", fix="the server's log has the cause under this request's id"
-        )
-        response = problem_response(problem, request_id)
-        response.headers[REQUEST_ID_HEADER] = request_id
-        return response
-
-    async def answer_disconnected(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
     handled: tuple[Any, ...] = (ProblemError, TickError, HTTPException, RequestValidationError)
     for kind in handled:
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(ClientDisconnect, answer_disconnected)
-    app.add_exception_handler(Exception, answer_bug)
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(ClientDisconnect, _answer_disconnected)
+    app.add_exception_handler(Exception, _answer_bug)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    problem = _as_problem(error)
+    if problem.status == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers=problem.headers)
+    return problem_response(problem, request_id_of(request))
+
+
+async def _answer_disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request)
+    logger.error("request %s failed: %s", request_id, type(error).__name__)
+    problem = ProblemError(
+        500, "internal_error", "internal error", fix="the server's log has the cause under this request's id"
+    )
+    response = problem_response(problem, request_id)
+    response.headers[REQUEST_ID_HEADER] = request_id
+    return response
 
 
 def _as_problem(error: Exception) -> ProblemError:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -129,41 +129,42 @@ def too_large(limit: int) -> ProblemError:
 
 async def _read_multipart(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """`request` may be a text field or a file part; `source` must be a file part."""
-    limit = settings.upload_bytes + settings.json_bytes
+    form = await _parse_form(request, settings, budget)
+    try:
+        fields = _known_fields(form)
+        text = await _field_bytes(fields["request"], settings.json_bytes)
+        source = await _field_bytes(fields["source"], settings.upload_bytes) if "source" in fields else None
+    finally:
+        await form.close()
+    return Upload(await run_in_threadpool(parse_object, text, "/request"), source)
+
+
+async def _parse_form(request: Request, settings: ServerSettings, budget: BodyBudget) -> FormData:
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
-    async with aclosing(_limited(request, limit, budget)) as stream:
+    async with aclosing(_limited(request, settings.upload_bytes + settings.json_bytes, budget)) as stream:
         parser = MultiPartParser(headers, stream, max_files=2, max_fields=2, max_part_size=settings.json_bytes)
         try:
-            form = await parser.parse()
+            return await parser.parse()
         except MultiPartException as error:
             if "maximum size" in error.message:
                 raise too_large(settings.json_bytes) from None
             raise ProblemError(400, "malformed_multipart", error.message) from None
-    try:
-        fields = _only_known([name for name, _ in form.multi_items()], form)
-        text = await _field_bytes(fields.get("request"), settings.json_bytes)
-        source = await _field_bytes(fields.get("source"), settings.upload_bytes)
-    finally:
-        await form.close()
-    _check_parts(fields)
-    return Upload(await run_in_threadpool(parse_object, text or b"", "/request"), source)
 
 
-def _only_known(names: list[str], form: Any) -> dict[str, str | UploadFile]:
+def _known_fields(form: FormData) -> dict[str, str | UploadFile]:
+    """The fields by name, after checking that there are no others and that `source` is a file."""
+    names = [name for name, _ in form.multi_items()]
     for name in names:
         if name not in ("request", "source"):
             raise _part_problem(name, "is unknown; the parts of this form are request and source")
         if names.count(name) > 1:
             raise _part_problem(name, "occurs more than once")
-    return dict(form.multi_items())
-
-
-def _check_parts(fields: dict[str, str | UploadFile]) -> None:
-    if "request" not in fields:
+    if "request" not in names:
         raise _part_problem("request", "is missing: the options as JSON")
-    if isinstance(fields.get("source"), str):
+    if isinstance(form.get("source"), str):
         raise _part_problem("source", "has to be a file: the part has no filename")
+    return dict(form.multi_items())
 
 
 def _part_problem(name: str, what: str) -> ProblemError:
@@ -171,9 +172,9 @@ def _part_problem(name: str, what: str) -> ProblemError:
     return ProblemError(422, "invalid_request", f"form field {name[:100]!r} {what}", errors=[finding])
 
 
-async def _field_bytes(field: str | UploadFile | None, limit: int) -> bytes | None:
-    if not isinstance(field, UploadFile):
-        return None if field is None else field.encode("latin-1")
+async def _field_bytes(field: str | UploadFile, limit: int) -> bytes:
+    if isinstance(field, str):
+        return field.encode("latin-1")
     if (field.size or 0) > limit:
         raise too_large(limit)
     return await field.read()

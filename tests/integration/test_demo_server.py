@@ -27,7 +27,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def test_it_makes_sound_of_the_asked_length(demo: Served) -> None:
+def test_audio_has_the_requested_length_and_is_not_silent(demo: Served) -> None:
     response = demo.post(prompt="warm synth arpeggio", seconds=3.3, stream=False)
     pcm, rate = soundfile.read(io.BytesIO(response.content))
     assert (rate, pcm.shape) == (48000, (round(3.3 * 48000), 2))
@@ -35,7 +35,7 @@ def test_it_makes_sound_of_the_asked_length(demo: Served) -> None:
     assert np.abs(np.diff(pcm, axis=0)).max() < 1.5
 
 
-def test_prompts_and_seeds_matter_and_nothing_else_does(demo: Served) -> None:
+def test_audio_depends_on_prompt_and_seed_only(demo: Served) -> None:
     def make(**body: object) -> bytes:
         return demo.post(seconds=1.0, steps=4, response_format="pcm", **body).content
 
@@ -45,8 +45,8 @@ def test_prompts_and_seeds_matter_and_nothing_else_does(demo: Served) -> None:
     assert (make(prompt="calm piano", seed=2) == first) is False
 
 
-def test_one_that_goes_beyond_the_canvas_has_no_seam(demo: Served) -> None:
-    """Where the second segment begins, the audio jumps no more than it does elsewhere."""
+def test_segments_join_without_a_jump(demo: Served) -> None:
+    """The sample differences where the second segment begins are not larger than elsewhere."""
     content = demo.post(prompt="warm synth arpeggio", seconds=14.0, steps=4, response_format="pcm").content
     pcm = np.frombuffer(content, "<i2").reshape(-1, 2).astype(np.float64)
     assert len(pcm) == 14 * 48000
@@ -55,12 +55,12 @@ def test_one_that_goes_beyond_the_canvas_has_no_seam(demo: Served) -> None:
     assert jumps[seam - 50 : seam + 50].max() <= 2 * np.quantile(jumps, 0.999)
 
 
-def test_of_eight_at_once_all_hear_before_the_first_ends(demo: Served) -> None:
+def test_eight_concurrent_streams_all_start_before_the_first_ends(demo: Served) -> None:
     bodies = [{"prompt": "calm piano", "seed": seed, "seconds": 2.0, "steps": 8} for seed in range(8)]
     assert measure(demo.url, bodies, rounds=1)["all_start_before_first_end"]
 
 
-def test_other_work_does_not_change_what_a_seed_gives(demo: Served) -> None:
+def test_a_seed_gives_the_same_audio_among_others(demo: Served) -> None:
     def make(seed: int) -> np.ndarray:
         content = demo.post(prompt="calm piano", seed=seed, seconds=1.0, steps=4, response_format="pcm").content
         return np.frombuffer(content, "<i2").astype(int)

@@ -1,4 +1,4 @@
-"""Long runs: everything at once, for a while; and bytes that nobody meant."""
+"""Long runs of the server: mixed load, corrupted requests, disconnects; no leaks."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ MINUTE_S = 60.0
 MALLOC_SLACK_BYTES = 32 * 2**20  # encoders come and go in several malloc arenas, each with a high-water mark of its own
 
 
-def whole(served: Served, dice: random.Random) -> str:
-    name = dice.choice(["wav", "pcm", "flac", "ogg", "latents"])
-    body = {"seed": dice.randrange(100), "steps": dice.randint(1, 20), "seconds": dice.uniform(0.2, 4)}
-    return str(served.post(response_format=name, stream=dice.random() < 0.7, **body).status_code)
+def send_valid(served: Served, rng: random.Random) -> str:
+    name = rng.choice(["wav", "pcm", "flac", "ogg", "latents"])
+    body = {"seed": rng.randrange(100), "steps": rng.randint(1, 20), "seconds": rng.uniform(0.2, 4)}
+    return str(served.post(response_format=name, stream=rng.random() < 0.7, **body).status_code)
 
 
-def wrong(served: Served, dice: random.Random) -> str:
-    bad = dice.choice([{"steps": 0}, {"x": 1}, {"guidance": []}, {"denoise": 0.5}, {"seconds": 1e9}])
+def send_invalid(served: Served, rng: random.Random) -> str:
+    bad = rng.choice([{"steps": 0}, {"x": 1}, {"guidance": []}, {"denoise": 0.5}, {"seconds": 1e9}])
     return str(served.post(**bad).status_code)
 
 
-def gone(served: Served, dice: random.Random) -> str:
+def disconnect(served: Served, rng: random.Random) -> str:
     body = json.dumps({"prompt": "a", "steps": 200, "seconds": 10}).encode()
     with connected(served) as connection:
-        connection.sendall(raw_request(body)[: dice.choice([20, 150, 10_000])])
-        time.sleep(dice.uniform(0, 0.05))
+        connection.sendall(raw_request(body)[: rng.choice([20, 150, 10_000])])
+        time.sleep(rng.uniform(0, 0.05))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return "gone"
+    return "disconnect"
 
 
-def nonsense(served: Served, dice: random.Random) -> str:
+def send_random_bytes(served: Served, rng: random.Random) -> str:
     with connected(served) as connection:
-        connection.sendall(dice.randbytes(dice.randint(1, 2000)) + b"\r\n\r\n")
+        connection.sendall(rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
         read_all(connection)
-    return "nonsense"
+    return "send_random_bytes"
 
 
-ACTIONS = (whole, whole, whole, whole, wrong, gone, gone, nonsense)
+ACTIONS = (send_valid, send_valid, send_valid, send_valid, send_invalid, disconnect, disconnect, send_random_bytes)
 
 
 def client(served: Served, seed: int, until_s: float, seen: Counter[str]) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     while time.monotonic() < until_s:
         try:
-            seen[dice.choice(ACTIONS)(served, dice)] += 1
+            seen[rng.choice(ACTIONS)(served, rng)] += 1
         except (httpx.TransportError, OSError) as error:
             seen[f"failed: {error!r}"] += 1
 
 
-def crowd(served: Served, seconds: float) -> Counter[str]:
+def run_clients(served: Served, seconds: float) -> Counter[str]:
     seen: Counter[str] = Counter()
     until_s = time.monotonic() + seconds
     threads = [threading.Thread(target=client, args=(served, seed, until_s, seen)) for seed in range(CLIENTS)]
@@ -83,12 +83,12 @@ def size(process: psutil.Process) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_a_minute_of_everything_leaves_nothing_behind(serve: Serve) -> None:
+def test_a_minute_of_mixed_load_leaks_nothing(serve: Serve) -> None:
     served = serve(depth=4, queue=2)
     process = psutil.Process()
-    seen = crowd(served, MINUTE_S / 2)
+    seen = run_clients(served, MINUTE_S / 2)
     rss, fds, threads = size(process)
-    seen += crowd(served, MINUTE_S / 2)
+    seen += run_clients(served, MINUTE_S / 2)
     rss_after, fds_after, threads_after = size(process)
     assert not [name for name in seen if name.startswith("failed") or name == "500"], seen
     assert seen["200"] > 100
@@ -105,14 +105,14 @@ def test_a_minute_of_everything_leaves_nothing_behind(serve: Serve) -> None:
 
 
 @pytest.mark.slow
-def test_mutilated_requests_do_not_hurt(serve: Serve) -> None:
-    served, dice = serve(), random.Random(7)
+def test_corrupted_requests_cause_no_server_error(serve: Serve) -> None:
+    served, rng = serve(), random.Random(7)
     good = raw_request(b'{"prompt": "a", "guidance": [1, 2.5], "dcw": {"low": 0.1}, "seconds": 0.5}')
     for _ in range(2000):
         data = bytearray(good)
-        for _ in range(dice.randint(1, 8)):
-            position = dice.randrange(len(data))
-            data[position : position + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+        for _ in range(rng.randint(1, 8)):
+            position = rng.randrange(len(data))
+            data[position : position + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
         with connected(served) as connection:
             connection.sendall(bytes(data))
             connection.shutdown(socket.SHUT_WR)
@@ -122,14 +122,14 @@ def test_mutilated_requests_do_not_hurt(serve: Serve) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_who_leave_cost_nothing(serve: Serve) -> None:
-    served, dice = serve(depth=4, queue=8), random.Random(3)
+def test_a_thousand_disconnects_leak_nothing(serve: Serve) -> None:
+    served, rng = serve(depth=4, queue=8), random.Random(3)
     process, loop = psutil.Process(), served.pipeline.loop
     served.tick_s = 0.002
     for index in range(1000):
         if index == 300:
             rss, fds, _ = size(process)
-        gone(served, dice)
+        disconnect(served, rng)
         if index % 50 == 0:
             eventually(lambda: loop.stats().slots_active == 0)
     eventually(lambda: not served.service.admission.permits)

@@ -27,13 +27,13 @@ def test_help_names_every_option() -> None:
         assert word in text
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_deployment_file_is_reported(tmp_path: Path) -> None:
     code, text = run(tmp_path / "none.toml")
     assert code == 2
     assert "no configuration at" in text
 
 
-def test_a_wrong_setting_is_told(built: Callable[..., Deployment], tmp_path: Path) -> None:
+def test_an_unknown_setting_is_reported(built: Callable[..., Deployment], tmp_path: Path) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(built(max_rows=16).path.read_text() + "\n[server]\nprot = 1\n")
     code, text = run(path)
@@ -41,14 +41,14 @@ def test_a_wrong_setting_is_told(built: Callable[..., Deployment], tmp_path: Pat
     assert "prot" in text
 
 
-def test_an_open_address_without_a_key_is_refused(built: Callable[..., Deployment]) -> None:
+def test_a_public_address_without_a_key_is_refused(built: Callable[..., Deployment]) -> None:
     code, text = run(built(max_rows=16).path, "--host", "0.0.0.0")
     assert code == 2
     assert "TICKRT_API_KEY" in text
     assert "--insecure" in text
 
 
-def test_a_port_in_use_is_told(built: Callable[..., Deployment]) -> None:
+def test_a_port_in_use_is_reported(built: Callable[..., Deployment]) -> None:
     with open_socket("127.0.0.1", 0, 65536) as taken:
         taken.listen()
         code, text = run(built(max_rows=16).path, "--port", taken.getsockname()[1])
@@ -56,7 +56,7 @@ def test_a_port_in_use_is_told(built: Callable[..., Deployment]) -> None:
     assert "in use" in text
 
 
-def test_the_printed_line_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_ready(served.url, ServerSettings())
     address, line = capsys.readouterr().out.strip().splitlines()
     assert served.url in address
@@ -65,7 +65,7 @@ def test_the_printed_line_writes_a_wav(served: Served, tmp_path: Path, capsys: p
     assert (tmp_path / "out.wav").read_bytes().startswith(b"RIFF")
 
 
-def test_the_printed_line_names_the_key_and_does_not_show_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_command_names_the_keys_variable_and_not_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     print_ready("http://127.0.0.1:1", ServerSettings(api_key="very-secret"))
     text = capsys.readouterr().out
     assert "$TICKRT_API_KEY" in text

@@ -7,7 +7,7 @@ from runtime.errors import ConfigError
 from server.config import ServerSettings, is_loopback_host, load_settings
 
 
-def test_flags_beat_environment_beats_table_beats_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_is_flags_environment_table_default(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"host": "127.0.0.1", "port": 1, "drain_s": 3, "keep_alive_s": 7}
     monkeypatch.setenv("TICKRT_PORT", "2")
     monkeypatch.setenv("TICKRT_DRAIN_S", "4.5")
@@ -27,7 +27,7 @@ def test_a_wrong_table_names_its_key(table: dict[str, object], word: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
-def test_an_open_address_needs_a_key_or_an_explicit_word(host: str) -> None:
+def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="API key") as error:
         load_settings({"host": host})
     assert "--insecure" in error.value.fix
@@ -39,7 +39,7 @@ def test_an_open_address_needs_a_key_or_an_explicit_word(host: str) -> None:
     ("host", "expected"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("LocalHost", True), ("0.0.0.0", False)],
 )
-def test_loopback(host: str, expected: bool) -> None:
+def test_loopback_hosts(host: str, expected: bool) -> None:
     assert is_loopback_host(host) is expected
 
 
@@ -50,7 +50,7 @@ def test_an_empty_key_is_refused_not_ignored(key: str, monkeypatch: pytest.Monke
         load_settings({})
 
 
-def test_the_key_is_in_no_text_form() -> None:
+def test_repr_and_errors_do_not_contain_the_key() -> None:
     settings = load_settings({"api_key": "very-secret"})
     assert "very-secret" not in repr(settings) + str(settings)
     with pytest.raises(ConfigError) as error:
@@ -58,7 +58,7 @@ def test_the_key_is_in_no_text_form() -> None:
     assert "very-secret" not in str(error.value)
 
 
-def test_origins_come_as_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_are_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings({"allowed_origins": ["https://a.org"]}).allowed_origins == ("https://a.org",)
     monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", "https://a.org, http://b.org:81")
     assert load_settings({}).allowed_origins == ("https://a.org", "http://b.org:81")

@@ -13,8 +13,8 @@ from server.metrics import Metrics, Outcome
 Serve = Callable[..., Served]
 
 
-def test_every_counter_equals_what_was_done(serve: Serve) -> None:
-    """3 whole generations alone, 2 refused for their bodies, 2 left, 3 refused for want of a place, 1 of latents."""
+def test_counters_equal_the_workload(serve: Serve) -> None:
+    """Three whole generations, two with invalid bodies, two disconnects, three beyond capacity, one of latents."""
     served = serve(depth=1, queue=1)
     for seconds in (1.28, 1.28, 0.64):
         assert served.post(seconds=seconds, steps=3).status_code == 200
@@ -60,7 +60,7 @@ def fill_and_leave(served: Served) -> None:
     eventually(lambda: served.service.admission.num_pending == 0)
 
 
-def test_engines_are_named_with_their_hashes(served: Served) -> None:
+def test_engine_info_has_every_engine_with_its_hash(served: Served) -> None:
     counted = served.metrics()
     manifests = [engine.manifest for engine in served.pipeline.all_engines()]
     assert len(manifests) > 20
@@ -70,7 +70,7 @@ def test_engines_are_named_with_their_hashes(served: Served) -> None:
     assert counted["tickrt_engine_load_duration_seconds"] > 0
 
 
-def test_no_text_of_a_user_is_in_any_label(served: Served) -> None:
+def test_labels_hold_no_text_of_users(served: Served) -> None:
     marker = "zebra-in-the-label"
     with served.client() as client:
         client.post(GENERATIONS, json={"prompt": marker})
@@ -80,7 +80,7 @@ def test_no_text_of_a_user_is_in_any_label(served: Served) -> None:
         assert marker not in client.get("/metrics").text.lower()
 
 
-def test_a_tick_is_counted_with_its_occupancy() -> None:
+def test_a_tick_record_is_observed() -> None:
     metrics = Metrics()
     record = TickRecord(tick=1, slots=3, rows=6, frames=(32,), executes=1, variants=("plain",), queue_depth=0)
     record.tick_ms, record.engine_ms, record.allocations = 20.0, 15.0, 2
@@ -100,7 +100,7 @@ def test_a_tick_is_counted_with_its_occupancy() -> None:
     assert "tickrt_tick_allocations_total 2.0" in text
 
 
-def test_apps_do_not_share_their_counts() -> None:
+def test_every_app_has_its_own_registry() -> None:
     first, second = Metrics(), Metrics()
     first.started.inc()
     assert b"tickrt_generations_started_total 0.0" in second.render()

@@ -1,4 +1,4 @@
-"""The server as a process: signals, exits, ports."""
+"""The server process: signals, exit codes, ports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def stream(url: str, steps: int, seconds: float) -> socket.socket:
     return connection
 
 
-def test_idle_it_goes_at_once_with_code_0(config: Path) -> None:
+def test_an_idle_server_exits_with_0_on_sigint(config: Path) -> None:
     with process(config, "--port", 0) as child:
         url = ready_url(child)
         assert httpx.get(url + "/health/ready").status_code == 200
@@ -76,7 +76,7 @@ def test_idle_it_goes_at_once_with_code_0(config: Path) -> None:
         assert time.monotonic() - started_s < 20.0
 
 
-def test_busy_it_refuses_new_work_finishes_what_is_in_flight_and_goes_with_code_0(config: Path) -> None:
+def test_a_busy_server_refuses_new_work_finishes_work_in_flight_and_exits_with_0(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="60") as child:
         url = ready_url(child)
         with stream(url, 100, 60) as busy:
@@ -93,7 +93,7 @@ def test_busy_it_refuses_new_work_finishes_what_is_in_flight_and_goes_with_code_
         assert child.wait(40) == 0
 
 
-def test_what_does_not_finish_in_time_is_cut_and_counted(serve: Serve) -> None:
+def test_generations_that_outlast_the_drain_time_are_aborted_and_counted(serve: Serve) -> None:
     served = serve(depth=1, drain_s=0.2)
     served.tick_s = 0.05
     metrics = served.service.metrics
@@ -114,7 +114,7 @@ def test_what_does_not_finish_in_time_is_cut_and_counted(serve: Serve) -> None:
     assert served.server.exit_code == 0
 
 
-def test_busy_beyond_the_drain_time_it_still_goes_with_code_0(config: Path) -> None:
+def test_a_server_busy_beyond_the_drain_time_exits_with_0(config: Path) -> None:
     settings = {"TICKRT_DRAIN_S": "0.3", "TICKRT_SEND_BUFFER_BYTES": "4096"}
     with process(config, "--port", 0, **settings) as child, stream(ready_url(child), 200, 600) as busy:
         assert busy.recv(15) == b"HTTP/1.1 200 OK"
@@ -124,7 +124,7 @@ def test_busy_beyond_the_drain_time_it_still_goes_with_code_0(config: Path) -> N
         assert time.monotonic() - started_s < 20.0
 
 
-def test_the_second_signal_is_immediate(config: Path) -> None:
+def test_the_second_signal_exits_immediately(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="60") as child:
         url = ready_url(child)
         with stream(url, 200, 600) as busy:
@@ -138,7 +138,7 @@ def test_the_second_signal_is_immediate(config: Path) -> None:
 
 
 def engine_hash(url: str) -> str:
-    """The decoder's hash, as /metrics tells it."""
+    """The decoder's hash in /metrics."""
     text = httpx.get(url + "/metrics").text
     (found,) = re.findall(r'engine_info{.*engine="decoder",sha256="(\w+)"', text)
     return str(found)
@@ -153,7 +153,9 @@ def latents_of(url: str) -> list[list[float]]:
     return values
 
 
-def test_sighup_goes_on_with_the_engines_as_they_are_now(built: Callable[..., Deployment], tmp_path: Path) -> None:
+def test_sighup_replaces_the_engines_and_keeps_them_where_the_new_ones_are_damaged(
+    built: Callable[..., Deployment], tmp_path: Path
+) -> None:
     other, original = built(max_rows=16, seed=5), built(max_rows=16)
     shutil.copytree(original.path.parent, tmp_path / "copy")
     path = tmp_path / "copy" / original.path.name
@@ -175,7 +177,7 @@ def test_sighup_goes_on_with_the_engines_as_they_are_now(built: Callable[..., De
         assert latents_of(url) == after
 
 
-def test_a_signal_while_it_loads_is_clean(config: Path) -> None:
+def test_a_signal_during_loading_exits_cleanly(config: Path) -> None:
     with process(config, "--port", 0) as child:
         assert child.stdout is not None
         assert "opening engines" in child.stdout.readline()
@@ -183,7 +185,7 @@ def test_a_signal_while_it_loads_is_clean(config: Path) -> None:
         assert child.wait(40) in (0, -signal.SIGTERM)
 
 
-def test_engines_that_are_not_built_end_it_with_the_command_that_builds_them(config: Path, tmp_path: Path) -> None:
+def test_missing_engines_exit_with_the_command_that_builds_them(config: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny").symlink_to(config.parent / "tiny")
     other = tmp_path / "tiny.toml"
     other.write_text(config.read_text())
@@ -193,7 +195,7 @@ def test_engines_that_are_not_built_end_it_with_the_command_that_builds_them(con
         assert "tickrt-build" in child.stderr.read()
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with open_socket("127.0.0.1", 0, 65536) as taken:
         taken.listen()
         port = taken.getsockname()[1]
@@ -203,12 +205,12 @@ def test_a_port_in_use_is_told() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_an_address_that_is_not_ours_is_told(host: str) -> None:
+def test_an_address_of_another_machine_is_reported(host: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(host)):
         open_socket(host, 0, 65536)
 
 
-def test_urls_of_both_families() -> None:
+def test_urls_of_ipv4_and_ipv6() -> None:
     with open_socket("127.0.0.1", 0, 65536) as listener:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url_of(listener))
     if socket.has_ipv6:

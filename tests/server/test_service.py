@@ -83,7 +83,7 @@ def test_warm_up_runs_one_step_and_raises_what_the_codec_raises(
             warm_up(pipeline)
 
 
-def test_decoders_are_engines_of_their_own(tiny: Callable[..., Deployment]) -> None:
+def test_every_decoder_is_a_separate_engine(tiny: Callable[..., Deployment]) -> None:
     with open_pipeline(tiny()) as pipeline:
         engines = open_decoders(pipeline, 2)
         assert {engine.manifest.name for engine in engines} == {"codec_decode"}

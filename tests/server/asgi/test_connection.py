@@ -27,7 +27,7 @@ Serve = Callable[..., Served]
         b"POST /v1/audio/generations HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_what_is_not_http_is_refused_with_a_problem(served: Served, data: bytes) -> None:
+def test_malformed_http_is_answered_with_a_problem(served: Served, data: bytes) -> None:
     with connected(served) as connection:
         connection.sendall(data)
         answer = read_all(connection)
@@ -61,13 +61,13 @@ def test_a_second_request_on_a_connection_has_the_same_deadline(serve: Serve) ->
     connection.close()
 
 
-def test_the_deadline_is_not_for_the_answer(serve: Serve) -> None:
+def test_the_header_deadline_does_not_bound_the_response(serve: Serve) -> None:
     served = serve(header_timeout_s=0.1)
     served.tick_s = 0.1
     assert served.post(steps=5).status_code == 200
 
 
-def test_a_connection_is_used_again_and_ends_when_idle(serve: Serve) -> None:
+def test_connections_are_kept_alive_and_closed_when_idle(serve: Serve) -> None:
     served = serve(keep_alive_s=1)
     connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_connection_is_used_again_and_ends_when_idle(serve: Serve) -> None:
     eventually(lambda: not served.server.server_state.connections)
 
 
-def test_a_closing_connection_that_nobody_reads_ends_all_the_same(serve: Serve) -> None:
+def test_a_closing_connection_ends_although_the_client_does_not_read(serve: Serve) -> None:
     served = serve(send_buffer_bytes=4096, send_timeout_s=30.0, drain_s=0.0)
     with socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -96,7 +96,7 @@ def test_a_closing_connection_that_nobody_reads_ends_all_the_same(serve: Serve) 
         assert time.monotonic() - started_s < FLUSH_S + 6.0
 
 
-def test_only_so_many_connections_are_held(serve: Serve) -> None:
+def test_connections_beyond_the_limit_are_closed(serve: Serve) -> None:
     served = serve(max_connections=2)
     with ExitStack() as stack:
         crowd = [stack.enter_context(connected(served)) for _ in range(6)]

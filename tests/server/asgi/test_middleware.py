@@ -27,14 +27,14 @@ def served_with_key(tiny: Callable[..., Deployment]) -> Iterator[Served]:
 
 
 def every_route(app: FastAPI) -> list[tuple[str, str]]:
-    """(method, path) of all that is routed, whatever it is nested in."""
+    """(method, path) of every route."""
     document = app.openapi()
     described = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
     hidden = [("GET", route.path) for route in app.routes if not isinstance(route, APIRoute) and hasattr(route, "path")]
     return [(method, re.sub(r"\{.*?\}", "x", path)) for method, path in described + hidden]
 
 
-def test_with_a_key_everything_but_live_needs_it(serve: Serve) -> None:
+def test_the_key_is_needed_on_every_route_but_live(serve: Serve) -> None:
     served = serve(api_key=KEY)
     routes = every_route(served.app)
     assert ("POST", GENERATIONS) in routes
@@ -50,7 +50,7 @@ def test_with_a_key_everything_but_live_needs_it(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "is_let_in"),
+    ("headers", "is_accepted"),
     [
         ({"authorization": f"Bearer {KEY}"}, True),
         ({"authorization": f"bearer  {KEY}"}, True),
@@ -64,13 +64,13 @@ def test_with_a_key_everything_but_live_needs_it(serve: Serve) -> None:
         ({"authorization": "Bearer schl\xfcssel".encode("latin-1")}, False),
     ],
 )
-def test_the_key_is_compared_whole(served_with_key: Served, headers: dict[str, str], is_let_in: bool) -> None:
+def test_only_the_exact_key_is_accepted(served_with_key: Served, headers: dict[str, str], is_accepted: bool) -> None:
     with served_with_key.client() as client:
         response = client.get("/v1/models", headers=headers)
-    assert response.status_code == (200 if is_let_in else 401)
+    assert response.status_code == (200 if is_accepted else 401)
 
 
-def test_a_refused_generation_takes_no_place(served_with_key: Served) -> None:
+def test_an_unauthorized_generation_is_not_admitted(served_with_key: Served) -> None:
     problem(served_with_key.post(), 401)
     assert served_with_key.service.admission.num_pending == 0
 
@@ -98,13 +98,13 @@ def test_origins(origin: str, host: str, allowed: bool) -> None:
     assert is_allowed_origin(origin, host, settings) is allowed
 
 
-def test_an_open_server_believes_its_own_name() -> None:
+def test_a_public_server_accepts_pages_of_its_own_host_name() -> None:
     settings = ServerSettings(host="0.0.0.0", api_key="k")
     assert is_allowed_origin("http://music.example", "music.example", settings)
     assert not is_allowed_origin("http://evil.example", "music.example", settings)
 
 
-def test_another_sites_page_may_not_call(serve: Serve) -> None:
+def test_pages_of_other_origins_are_refused(serve: Serve) -> None:
     served = serve(allowed_origins=("https://studio.example",))
     body = {"prompt": "a"}
     with served.client() as client:
@@ -121,7 +121,7 @@ def test_another_sites_page_may_not_call(serve: Serve) -> None:
         assert "POST" in answer.headers["access-control-allow-methods"]
 
 
-def test_a_request_id_goes_out_as_it_came_in_if_it_is_harmless(served: Served) -> None:
+def test_valid_request_ids_are_returned_and_others_replaced(served: Served) -> None:
     with served.client() as client:
         assert client.get("/health/live", headers={"x-request-id": "my-id.1"}).headers["x-request-id"] == "my-id.1"
         made = {client.get("/health/live").headers["x-request-id"] for _ in range(3)}
@@ -143,7 +143,7 @@ def test_head_is_get_without_a_body(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
-def test_other_methods_are_refused_with_what_is_allowed(served: Served, method: str) -> None:
+def test_other_methods_are_refused_with_the_allowed_ones(served: Served, method: str) -> None:
     with served.client() as client:
         response = client.request(method, GENERATIONS)
         assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
@@ -151,7 +151,7 @@ def test_other_methods_are_refused_with_what_is_allowed(served: Served, method: 
             problem(response, 405, "method_not_allowed")
 
 
-def test_options_says_what_is_allowed(served: Served) -> None:
+def test_options_lists_the_allowed_methods(served: Served) -> None:
     with served.client() as client:
         for path, allow in ((GENERATIONS, "POST, OPTIONS"), ("/v1/models", "GET, HEAD, OPTIONS")):
             response = client.options(path)
@@ -159,7 +159,7 @@ def test_options_says_what_is_allowed(served: Served) -> None:
         problem(client.options("/nowhere"), 404)
 
 
-def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
+def test_requests_beyond_the_limit_are_refused(serve: Serve) -> None:
     served = serve(max_connections=1)
     served.pause()
     with connected(served) as first:
@@ -174,8 +174,8 @@ def test_only_so_many_requests_are_answered_at_a_time(serve: Serve) -> None:
         assert first.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_an_early_refusal_lets_a_client_that_still_sends_see_it(served: Served) -> None:
-    """Two MiB are on their way to an address that does not exist; the answer still arrives, and the connection ends."""
+def test_a_client_that_is_still_sending_gets_an_early_response(served: Served) -> None:
+    """The client sends two MiB to an unknown path; it gets the response before the connection ends."""
     with connected(served) as connection:
         connection.sendall(raw_request(bytes(2 * 2**20), path="/nowhere"))
         answer = read_all(connection)
@@ -183,13 +183,13 @@ def test_an_early_refusal_lets_a_client_that_still_sends_see_it(served: Served) 
     assert b"connection: close" in answer.lower()
 
 
-def test_an_early_refusal_does_not_wait_long_for_the_rest(served: Served) -> None:
+def test_an_early_response_does_not_wait_for_the_whole_body(served: Served) -> None:
     with connected(served) as connection:
         connection.sendall(raw_request(bytes(1000), path="/nowhere")[:-500])
         assert read_all(connection).startswith(b"HTTP/1.1 404 ")
 
 
-def test_a_failure_in_the_app_is_counted_as_one() -> None:
+def test_an_exception_in_the_app_counts_as_500() -> None:
     metrics = Metrics()
 
     async def broken(*_: object) -> None:
@@ -206,7 +206,7 @@ def test_a_failure_in_the_app_is_counted_as_one() -> None:
     assert metrics.requests.labels("GET", "unmatched", "500")._value.get() == 1
 
 
-def test_every_error_has_its_request_id_also_when_the_server_is_wrong(
+def test_internal_errors_have_a_request_id_and_no_details(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:

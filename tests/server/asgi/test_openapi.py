@@ -37,7 +37,7 @@ def test_the_published_formats_are_those_that_are_written() -> None:
     assert set(body_schema(body_model(1.0))["properties"]["response_format"]["enum"]) == set(FORMATS)
 
 
-def test_the_schema_takes_what_the_server_takes(served: Served) -> None:
+def test_the_schema_accepts_what_the_server_accepts(served: Served) -> None:
     with served.client() as client:
         response = client.get("/v1/schema")
     assert response.headers["content-type"] == "application/schema+json"
@@ -50,7 +50,7 @@ def test_the_schema_takes_what_the_server_takes(served: Served) -> None:
         assert served.post(**{**body, **bad}).status_code == 422
 
 
-def test_openapi_describes_binary_answers_and_problems(served: Served) -> None:
+def test_openapi_describes_binary_responses_and_problems(served: Served) -> None:
     responses = document(served)["paths"][GENERATIONS]["post"]["responses"]
     assert set(responses["200"]["content"]) == {item.media_type for item in FORMATS.values()}
     for status in ("400", "401", "403", "408", "413", "415", "422", "429", "500", "503", "504"):
@@ -58,7 +58,7 @@ def test_openapi_describes_binary_answers_and_problems(served: Served) -> None:
     assert "Retry-After" in responses["503"]["headers"]
 
 
-def test_openapi_has_every_schema_that_it_refers_to(served: Served) -> None:
+def test_openapi_references_are_defined(served: Served) -> None:
     text = json.dumps(document(served))
     names = set(document(served)["components"]["schemas"])
     used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
@@ -82,7 +82,7 @@ def test_lists_with_one_value_per_channel_have_that_length(served: Served) -> No
     assert (branches[2]["items"]["minItems"], branches[2]["items"]["maxItems"]) == (8, 8)
 
 
-# What JSON Schema cannot say: that one value lies before another, how many tokens a text has, that bytes are audio.
+# JSON Schema cannot express an order of two values, a text's number of tokens, or that bytes are audio.
 SCHEMATHESIS = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "404", "415", "422"]
@@ -90,7 +90,7 @@ expected-statuses = ["2xx", "404", "415", "422"]
 
 
 def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, more: str = "") -> str:
-    """Every check in every phase, or as `flags` say; fails if it finds anything or the server does not survive it."""
+    """Run every check in every phase, or those that `flags` select; fail on findings."""
     config = folder / "schemathesis.toml"
     config.write_text(SCHEMATHESIS + more)
     command = Path(sys.executable).parent / "schemathesis"

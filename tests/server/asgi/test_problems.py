@@ -19,25 +19,25 @@ from server.asgi.problems import ProblemError, http_problem, pointer, problem_of
         (TickError("no"), 500),
     ],
 )
-def test_errors_of_the_runtime_have_a_status(error: TickError, status: int) -> None:
+def test_status_of_runtime_errors(error: TickError, status: int) -> None:
     assert status_of(error) == status
     document = problem_of(error).document("id")
     assert (document.status, document.code, document.detail) == (status, error.code, "no")
 
 
-def test_every_error_of_the_runtime_has_one() -> None:
+def test_every_runtime_error_has_a_status() -> None:
     family = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TickError)]
     assert len(family) > 10
     assert {status_of(cls("x")) for cls in family} <= {409, 422, 500, 503}
 
 
-def test_a_field_becomes_a_pointer_and_the_fix_goes_along() -> None:
+def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
     document = problem_of(RequestError("too big", field="dcw.low", fix="make it smaller")).document()
     assert document.errors is not None
     assert (document.errors[0].pointer, document.fix) == ("/dcw/low", "make it smaller")
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_has_retry_after() -> None:
     assert problem_of(QueueFullError("full", retry_after_s=2.3)).headers["Retry-After"] == "3"
 
 
@@ -52,7 +52,7 @@ def test_lone_surrogates_do_not_break_the_document() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 426, 501])
-def test_refusals_of_the_framework_become_problems(status: int) -> None:
+def test_starlettes_errors_become_problems(status: int) -> None:
     document = http_problem(HTTPException(status, headers={"X-A": "b"})).document()
     assert document.status == status
     assert document.detail

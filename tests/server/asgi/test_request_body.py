@@ -75,15 +75,13 @@ def is_live(served: Served) -> bool:
         (b'{"prompt": "' + b"a" * 1000 + b'"}', 422, "prompt"),
     ],
 )
-def test_a_body_that_cannot_be_is_refused_with_a_problem(
-    served: Served, content: bytes, status: int, word: str
-) -> None:
+def test_an_invalid_body_is_refused_with_a_problem(served: Served, content: bytes, status: int, word: str) -> None:
     document = problem(post(served, content), status)
     assert word in json.dumps(document, ensure_ascii=False)
     assert is_live(served)
 
 
-def test_depth_within_the_limit_is_read(served: Served) -> None:
+def test_nesting_within_the_limit_is_parsed(served: Served) -> None:
     nested = b'{"prompt": "a", "guidance": ' + b"[" * 90 + b"]" * 90 + b"}"
     assert problem(post(served, nested), 422)["errors"][0]["pointer"] == "/guidance"
 
@@ -105,7 +103,7 @@ def test_other_content_types_are_refused_by_name(served: Served, headers: dict[s
         assert "application/json" in response.headers["accept"]
 
 
-def test_a_charset_parameter_is_taken(served: Served) -> None:
+def test_a_charset_parameter_is_accepted(served: Served) -> None:
     response = post(served, b'{"prompt": "a"}', {"content-type": "Application/JSON; charset=utf-8"})
     assert response.status_code == 200
 
@@ -127,7 +125,7 @@ def test_a_charset_parameter_is_taken(served: Served) -> None:
         ([(f"f{i}", (None, b"")) for i in range(50)], 400, "Too many"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(served: Served, parts: list[Any], status: int, word: str) -> None:
+def test_an_invalid_form_is_refused(served: Served, parts: list[Any], status: int, word: str) -> None:
     with served.client() as client:
         document = problem(client.post(GENERATIONS, files=parts), status)
     assert word in json.dumps(document)
@@ -136,14 +134,14 @@ def test_a_form_that_cannot_be_is_refused(served: Served, parts: list[Any], stat
 @pytest.mark.parametrize(
     "content", [b"", b"--x", b"--x\r\n\r\n", b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--"]
 )
-def test_a_broken_form_is_refused(served: Served, content: bytes) -> None:
+def test_a_malformed_form_is_refused(served: Served, content: bytes) -> None:
     for kind in ("multipart/form-data; boundary=x", "multipart/form-data"):
         response = post(served, content, {"content-type": kind})
         assert response.status_code in (400, 422)
         problem(response, response.status_code)
 
 
-def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Callable[..., Served]) -> None:
+def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_read(serve: Callable[..., Served]) -> None:
     server = serve(json_bytes=4096, upload_bytes=8192)
     for kind, length in (("application/json", 4097), ("multipart/form-data; boundary=x", 4096 + 8192 + 1)):
         with connected(server) as connection:
@@ -159,7 +157,7 @@ def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Call
 
 
 @pytest.mark.parametrize("limit", [4096, 4095])
-def test_the_limit_is_exact(serve: Callable[..., Served], limit: int) -> None:
+def test_the_size_limit_is_exact(serve: Callable[..., Served], limit: int) -> None:
     server = serve(json_bytes=limit)
     body = b'{"prompt": "a", "negative_prompt": ""}'
     body += b" " * (4096 - len(body))
@@ -168,7 +166,7 @@ def test_the_limit_is_exact(serve: Callable[..., Served], limit: int) -> None:
     assert chunked.status_code == (200 if limit == 4096 else 413)
 
 
-def test_an_endless_chunked_body_is_cut_after_the_limit(serve: Callable[..., Served]) -> None:
+def test_an_endless_chunked_body_is_refused_at_the_limit(serve: Callable[..., Served]) -> None:
     server = serve(json_bytes=64 * 1024)
     memory = psutil.Process()
     before = memory.memory_info().rss
@@ -206,7 +204,7 @@ def test_an_upload_over_its_limit_is_refused(serve: Callable[..., Served]) -> No
         problem(client.post(GENERATIONS, files=form), 413)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[..., Served]) -> None:
+def test_the_body_has_a_deadline(serve: Callable[..., Served]) -> None:
     server = serve(body_timeout_s=0.2)
     with connected(server) as connection:
         connection.sendall(raw_request(b"x" * 100)[:-50])
@@ -216,7 +214,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[..., Served
     assert server.service.budget.used_bytes == 0
 
 
-def test_a_client_that_leaves_while_it_sends_is_forgotten(serve: Callable[..., Served]) -> None:
+def test_a_client_that_disconnects_while_sending_releases_its_budget(serve: Callable[..., Served]) -> None:
     server = serve()
     for _ in range(5):
         with connected(server) as connection:
@@ -225,7 +223,7 @@ def test_a_client_that_leaves_while_it_sends_is_forgotten(serve: Callable[..., S
     assert server.service.budget.used_bytes == 0
 
 
-def test_the_budget_over_all_bodies_holds() -> None:
+def test_the_budget_bounds_all_bodies_together() -> None:
     budget = BodyBudget(100)
     budget.reserve(60)
     with pytest.raises(ProblemError) as refusal:
@@ -250,12 +248,12 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.text(), json_values, max_size=5))
 @settings(max_examples=60, deadline=None)
-def test_what_is_json_is_parsed_as_it_is(value: dict[str, Any]) -> None:
+def test_valid_json_objects_are_parsed(value: dict[str, Any]) -> None:
     assert parse_object(json.dumps(value).encode()) == value
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_no_bytes_make_it_fail_otherwise_than_with_a_problem(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_problems(data: bytes) -> None:
     with suppress(ProblemError):
         assert isinstance(parse_object(data), dict)

@@ -40,7 +40,7 @@ def test_a_streamed_wav_has_an_open_header_and_comes_in_chunks(served: Served) -
     assert len(chunks[0]) > 44
 
 
-def test_a_whole_wav_has_true_sizes(served: Served) -> None:
+def test_a_whole_wav_has_its_sizes_in_the_header(served: Served) -> None:
     response = served.post(seconds=2.5, stream=False)
     assert int(response.headers["content-length"]) == len(response.content)
     assert len(soundfile.read(io.BytesIO(served.post(seconds=2.5).content))[0]) == 20000
@@ -50,7 +50,7 @@ def test_a_whole_wav_has_true_sizes(served: Served) -> None:
     assert is_the_same
 
 
-def test_headers_say_what_the_body_is(served: Served) -> None:
+def test_headers_describe_the_body(served: Served) -> None:
     response = served.post(seed=77, response_format="pcm")
     assert response.headers["x-seed"] == "77"
     assert response.headers["x-sample-rate"] == "8000"
@@ -61,7 +61,7 @@ def test_headers_say_what_the_body_is(served: Served) -> None:
     assert len(response.content) == 32 * 320 * 2 * 2
 
 
-def test_a_drawn_seed_is_told_and_gives_the_same_again(served: Served) -> None:
+def test_a_drawn_seed_is_in_the_headers_and_reproduces_the_audio(served: Served) -> None:
     first, second = served.post(seed=None), served.post(seed=None)
     assert first.headers["x-seed"] != second.headers["x-seed"]
     again = served.post(seed=int(first.headers["x-seed"]))
@@ -87,7 +87,7 @@ def test_ogg_holds_opus_of_the_right_length(served: Served, stream: bool) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_latents_come_as_safetensors_and_go_in_again(served: Served, stream: bool) -> None:
+def test_latents_are_safetensors_and_accepted_as_a_source(served: Served, stream: bool) -> None:
     response = served.post(response_format="latents", seconds=2, stream=stream)
     assert response.headers["content-type"] == "application/vnd.safetensors"
     assert int(response.headers["content-length"]) == len(response.content)
@@ -99,8 +99,8 @@ def test_latents_come_as_safetensors_and_go_in_again(served: Served, stream: boo
     np.testing.assert_array_equal(safetensors.numpy.load(cover.content)["latents"], latents)
 
 
-def test_windows_of_a_stream_join_without_a_seam(served: Served) -> None:
-    """The streamed audio is that of one decode over all the latents."""
+def test_the_windows_of_a_stream_equal_one_decode(served: Served) -> None:
+    """The streamed audio equals one decode of all latents."""
     latents = safetensors.numpy.load(served.post(response_format="latents", seconds=5).content)["latents"]
     codec = served.pipeline.codec
     assert codec is not None
@@ -131,7 +131,7 @@ def multipart(served: Served, source: object, **body: object) -> httpx.Response:
         return client.post(GENERATIONS, files=form)
 
 
-def test_a_cover_has_its_sources_length_and_listens_to_it(served: Served) -> None:
+def test_a_cover_has_its_sources_length_and_depends_on_it(served: Served) -> None:
     near = multipart(served, ("s.wav", wav_upload(2.0)), denoise=0.1, response_format="pcm")
     assert near.status_code == 200
     assert len(near.content) == 2.0 * 8000 * 4
@@ -159,7 +159,7 @@ def test_the_request_part_may_be_a_file_as_curl_sends_it(served: Served) -> None
         (struct.pack("<Q", 2**62) + b"{" + bytes(50), 422),
     ],
 )
-def test_a_source_that_is_no_audio_is_refused(served: Served, content: bytes, status: int) -> None:
+def test_a_source_that_is_not_audio_is_refused(served: Served, content: bytes, status: int) -> None:
     document = problem(multipart(served, ("s", content)), status)
     assert "source" in document["detail"] or document["errors"][0]["pointer"] == "/source"
     assert served.post().status_code == 200
@@ -172,13 +172,13 @@ def test_a_source_of_wrong_width_or_with_nan_is_refused(served: Served) -> None:
     assert "finite" in problem(multipart(served, ("s", nan)), 422)["detail"]
 
 
-def test_what_needs_a_source_says_so(served: Served) -> None:
+def test_options_that_need_a_source_are_refused_without_one(served: Served) -> None:
     for name, value in {"denoise": 0.5, "mask": [0.0, 1.0], "target_curve": 1.0}.items():
         document = problem(served.post(**{name: value}), 422)
         assert document["errors"][0]["pointer"].startswith(f"/{name}")
 
 
-def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: Callable[..., Served]) -> None:
+def test_a_source_is_limited_by_its_duration(serve: Callable[..., Served]) -> None:
     with serve(max_seconds=3.0).client() as client:
         silence = io.BytesIO()
         soundfile.write(silence, np.zeros(4_000_000), 8000, format="FLAC")
@@ -187,14 +187,14 @@ def test_a_source_is_limited_by_its_length_not_by_its_bytes(serve: Callable[...,
         assert "longer than 3 seconds" in problem(client.post(GENERATIONS, files=form), 422)["detail"]
 
 
-def test_seconds_beyond_the_servers_limit_are_refused_before_anything_is_made(serve: Callable[..., Served]) -> None:
+def test_seconds_beyond_the_servers_limit_are_refused_before_admission(serve: Callable[..., Served]) -> None:
     server = serve(max_seconds=3.0)
     document = problem(server.post(seconds=3.5), 422)
     assert document["errors"] == [{"pointer": "/seconds", "detail": "Input should be less than or equal to 3"}]
     assert server.metrics()["tickrt_generations_started_total"] == 0
 
 
-def test_latents_that_blow_up_end_alone_and_before_anything_is_sent(serve: Callable[..., Served]) -> None:
+def test_nonfinite_latents_end_only_their_own_generation(serve: Callable[..., Served]) -> None:
     served = serve(depth=2)
     huge = safetensors.numpy.save({"latents": np.full((32, 8), 3e38, np.float32)})
     alone = served.post(seed=3, steps=50).content
@@ -208,18 +208,18 @@ def test_latents_that_blow_up_end_alone_and_before_anything_is_sent(serve: Calla
     assert served.metrics()["tickrt_generations_total{outcome=nonfinite}"] == 1
 
 
-def test_a_failure_after_the_first_chunk_is_visible_as_a_cut(
+def test_a_failure_after_the_first_chunk_aborts_the_body(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    decode, calls = Codec.decode, count()
+    decode_window, calls = Codec.decode_window, count()
 
     def failing(codec: Codec, *arguments: Any) -> Any:
         if next(calls) == 2:
             raise EngineError("the codec is broken")
-        return decode(codec, *arguments)
+        return decode_window(codec, *arguments)
 
-    monkeypatch.setattr(Codec, "decode", failing)
+    monkeypatch.setattr(Codec, "decode_window", failing)
     with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
         client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
     counted = served.metrics()

@@ -28,7 +28,7 @@ def test_a_warm_server_is_live_and_ready(served: Served) -> None:
     assert served.metrics()["tickrt_ready"] == 1
 
 
-def test_while_loading_it_is_live_not_ready_and_takes_no_work(tiny: Callable[..., Deployment]) -> None:
+def test_a_loading_server_is_live_and_not_ready(tiny: Callable[..., Deployment]) -> None:
     loaded = threading.Event()
 
     def slow() -> Pipeline:
@@ -50,7 +50,7 @@ def test_while_loading_it_is_live_not_ready_and_takes_no_work(tiny: Callable[...
         assert client.post(GENERATIONS, json={"prompt": "a"}).status_code == 200
 
 
-def test_engines_that_are_not_built_are_the_cause_with_the_command_that_builds_them(
+def test_missing_engines_are_the_cause_with_the_command_that_builds_them(
     tiny: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     deployment = tiny().model_copy(update={"engines": tmp_path})
@@ -61,7 +61,7 @@ def test_engines_that_are_not_built_are_the_cause_with_the_command_that_builds_t
             assert "tickrt-build" in document["detail"]
 
 
-def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_warm_up_is_the_cause(tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 
     def broken() -> Pipeline:
@@ -82,7 +82,7 @@ def test_a_warm_up_that_fails_is_the_cause(tiny: Callable[..., Deployment], monk
     assert len(closed) == 1
 
 
-def test_a_tick_loop_that_hangs_is_not_live_until_it_moves_again(serve: Serve) -> None:
+def test_a_hanging_tick_loop_is_not_live_until_it_runs_again(serve: Serve) -> None:
     served = serve(depth=1, tick_timeout_s=0.2)
     served.pause()
     with ThreadPoolExecutor(1) as pool, served.client() as client:
@@ -94,7 +94,7 @@ def test_a_tick_loop_that_hangs_is_not_live_until_it_moves_again(serve: Serve) -
         eventually(lambda: client.get("/health/live").status_code == 200)
 
 
-def test_rest_is_not_a_hang(serve: Serve) -> None:
+def test_an_idle_loop_is_live(serve: Serve) -> None:
     served = serve(tick_timeout_s=0.1)
     served.post()
     time.sleep(0.3)
@@ -103,7 +103,7 @@ def test_rest_is_not_a_hang(serve: Serve) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_tick_loop_that_dies_ends_everything_with_a_cause(serve: Serve) -> None:
+def test_a_dead_tick_loop_ends_all_generations_and_the_process(serve: Serve) -> None:
     served = serve(depth=1, queue=2)
     served.pause()
     with ThreadPoolExecutor(3) as pool:
@@ -127,7 +127,7 @@ def test_metrics_are_in_the_text_format(served: Served) -> None:
     assert "# TYPE tickrt_generations_total counter" in response.text
 
 
-def test_a_deployment_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_deployment_file_is_the_cause(tmp_path: Path) -> None:
     opener = lambda: open_pipeline(load_deployment(tmp_path / "none.toml"))  # noqa: E731
     with TestClient(create_app(opener, ServerSettings())) as client:
         eventually(lambda: client.get("/health/ready").status_code == 503)

@@ -1,4 +1,4 @@
-"""POST /admin/profile: a trace of the next ticks of a server that goes on serving."""
+"""POST /admin/profile: a trace of the next ticks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask(served: Served, key: str | None = KEY, **params: Any) -> httpx.Response:
 
 
 def profile_during(served: Served, work: Callable[[], object], **params: Any) -> httpx.Response:
-    """Ask first, then let `work` make ticks."""
+    """Request a profile, then run `work` for ticks."""
     with ThreadPoolExecutor(1) as pool:
         answer: Future[httpx.Response] = pool.submit(ask, served, **params)
         eventually(lambda: served.service.is_profiling)
@@ -34,13 +34,13 @@ def profile_during(served: Served, work: Callable[[], object], **params: Any) ->
         return answer.result()
 
 
-def test_there_is_none_unless_there_is_an_admin_key(served: Served) -> None:
+def test_the_route_exists_only_with_an_admin_key(served: Served) -> None:
     problem(ask(served), 404, "not_found")
     assert PATH not in served.app.openapi()["paths"]
 
 
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", "schlüssel"])
-def test_without_the_key_it_is_refused(serve: Serve, key: str | None) -> None:
+def test_a_wrong_admin_key_is_refused(serve: Serve, key: str | None) -> None:
     served = serve(admin_key=KEY)
     before = list(served.pipeline.loop.observers)
     headers = {} if key is None else {"x-admin-key": key.encode()}
@@ -50,7 +50,7 @@ def test_without_the_key_it_is_refused(serve: Serve, key: str | None) -> None:
     assert served.pipeline.loop.observers == before
 
 
-def test_where_there_is_an_api_key_both_are_needed(serve: Serve) -> None:
+def test_both_keys_are_needed_where_an_api_key_is_set(serve: Serve) -> None:
     served = serve(admin_key=KEY, api_key="for-all")
     problem(ask(served), 401, "unauthorized")
     with served.client(headers={"x-api-key": "for-all"}) as client:
@@ -61,7 +61,7 @@ def test_where_there_is_an_api_key_both_are_needed(serve: Serve) -> None:
     assert operation["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
 
 
-def test_the_next_ticks_are_in_the_trace_and_the_server_goes_on(serve: Serve) -> None:
+def test_the_trace_holds_the_next_ticks(serve: Serve) -> None:
     served = serve(admin_key=KEY)
     expected = served.post(steps=6).content
     heard: list[bytes] = []
@@ -83,7 +83,7 @@ def test_the_next_ticks_are_in_the_trace_and_the_server_goes_on(serve: Serve) ->
     assert len(served.pipeline.loop.observers) == 2
 
 
-def test_where_few_ticks_run_few_are_in_it(serve: Serve) -> None:
+def test_the_trace_ends_after_wait_s(serve: Serve) -> None:
     served = serve(admin_key=KEY)
     answer = profile_during(served, lambda: served.post(steps=3), ticks=1000, wait_s=3.0)
     assert answer.json()["otherData"] == {"ticks": 3}
@@ -93,11 +93,11 @@ def test_where_few_ticks_run_few_are_in_it(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "params", [{"ticks": 0}, {"ticks": 1001}, {"ticks": "many"}, {"wait_s": 0}, {"wait_s": 61}, {"wait_s": "nan"}]
 )
-def test_it_is_bounded(serve: Serve, params: dict[str, Any]) -> None:
+def test_the_parameters_are_bounded(serve: Serve, params: dict[str, Any]) -> None:
     problem(ask(serve(admin_key=KEY), **params), 422, "invalid_request")
 
 
-def test_one_at_a_time(serve: Serve) -> None:
+def test_a_second_profile_is_refused_while_one_is_recorded(serve: Serve) -> None:
     served = serve(admin_key=KEY)
 
     def ask_again() -> None:
@@ -108,7 +108,7 @@ def test_one_at_a_time(serve: Serve) -> None:
     assert not served.service.is_profiling
 
 
-def test_whoever_goes_away_takes_it_along(serve: Serve) -> None:
+def test_a_disconnect_ends_the_profile(serve: Serve) -> None:
     served = serve(admin_key=KEY)
     with connected(served) as connection:
         connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
@@ -117,7 +117,7 @@ def test_whoever_goes_away_takes_it_along(serve: Serve) -> None:
     assert len(served.pipeline.loop.observers) == 2
 
 
-def test_it_does_not_hold_up_the_end(serve: Serve) -> None:
+def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
     served = serve(admin_key=KEY)
     with connected(served) as connection:
         connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
@@ -126,7 +126,7 @@ def test_it_does_not_hold_up_the_end(serve: Serve) -> None:
         eventually(lambda: served.service.pipeline is None)
 
 
-def test_other_requests_are_not_profiled(serve: Serve) -> None:
+def test_other_requests_record_no_profile(serve: Serve) -> None:
     served = serve(admin_key=KEY)
     with served.client() as client:
         assert client.get(PATH, headers={"x-admin-key": KEY}).status_code == 405
@@ -134,7 +134,7 @@ def test_other_requests_are_not_profiled(serve: Serve) -> None:
     assert not served.service.is_profiling
 
 
-def test_the_admin_key_is_a_setting_and_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_admin_key_is_a_setting_and_not_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_ADMIN_KEY", KEY)
     settings = load_settings({})
     assert settings.admin_key is not None

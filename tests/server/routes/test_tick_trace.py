@@ -1,4 +1,4 @@
-"""Traces: every phase where it was, every execute where it can have been."""
+"""Chrome traces of ticks: times of phases and executes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def test_a_trace_by_hand() -> None:
+def test_the_trace_of_two_ticks() -> None:
     trace = tick_trace([record(7, 100.0, 99.0, LANES), record(8, 100.01, 12.0, LANES)])
     found = [(event["name"], event["tid"], event["ts"], event["dur"]) for event in slices(trace)]
     assert found == [
@@ -55,11 +55,11 @@ def test_a_trace_by_hand() -> None:
 
 
 def test_no_execute_is_placed_before_its_launch() -> None:
-    """The device's clock says that the second tick began 4 ms after the first; the host launched it 10 ms after."""
+    """On the device's clock the second tick began 4 ms after the first; the host launched it 10 ms after."""
     assert device_begins([record(1, 0.0, 0.0), record(2, 0.01, 4.0)], [0.0, 10.0]) == pytest.approx([7.0, 11.0])
 
 
-def test_no_ticks_make_an_empty_trace() -> None:
+def test_the_trace_of_no_ticks_is_empty() -> None:
     trace = tick_trace([])
     assert (slices(trace), trace["otherData"]) == ([], {"ticks": 0})
 
@@ -78,7 +78,7 @@ def ends(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
     return [(event["ts"], event["ts"] + event["dur"]) for event in events]
 
 
-def test_ticks_hold_their_phases_and_buckets_do_not_overlap(loops: Loops) -> None:
+def test_phases_lie_in_their_ticks_and_executes_do_not_overlap(loops: Loops) -> None:
     events = slices(tick_trace(play(loops())))
     ticks = [event for event in events if event["name"].startswith("tick ")]
     phases = [event for event in events if event["tid"] == 1 and event not in ticks]
