@@ -270,9 +270,16 @@ def test_parsing_decoding_and_encoding_run_outside_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, set[int]] = {}
-    slow = [(request_body, "parse_object"), (generations, "validate"), (generation_stream, "latents_bytes")]
-    methods = [(Codec, "decode_window"), (AudioWriter, "write"), (AudioWriter, "close"), (LongGeneration, "next_request")]
-    for owner, name in [*slow, *methods]:
+    slow = [
+        (request_body, "parse_object"),
+        (generations, "validate"),
+        (LongGeneration, "next_request"),
+        (Codec, "decode_window"),
+        (AudioWriter, "write"),
+        (AudioWriter, "close"),
+        (generation_stream, "latents_bytes"),
+    ]
+    for owner, name in slow:
         monkeypatch.setattr(owner, name, recording_thread(getattr(owner, name), threads.setdefault(name, set())))
     served = serve()
     for response_format in ("wav", "latents"):
