@@ -69,7 +69,7 @@ def profile_engine(
 ) -> Profile:
     """Measure wall time without a profiler, then every layer. Raises ShapeError, EngineError."""
     origins = origins or Origins()
-    wall = Wall(tuple(sorted(wall_times_ms(engine, device, feeds, runs))))
+    wall = Wall(tuple(wall_times_ms(engine, device, feeds, runs)))
     nodes = engine.profile(feeds, runs)
     works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
     layers = layer_timings(nodes, origins, works)

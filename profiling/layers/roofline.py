@@ -45,11 +45,6 @@ class Work:
     flops: int
     bytes: int
 
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -58,11 +53,6 @@ class Ceilings:
     flops_per_s: float
     bytes_per_s: float
     source: str = ""
-
-    @property
-    def ridge(self) -> float:
-        """Operations per byte above which a layer is bound by arithmetic."""
-        return self.flops_per_s / self.bytes_per_s
 
 
 @dataclass(frozen=True)
