@@ -1,0 +1,48 @@
+"""CPU sessions over graphs: exact options, external data, errors of ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from engine_build.config import BuildConfig
+from engine_build.graphs.graph_file import graph_of, read_graph
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.graphs.reference_session import exact_options, graph_session, model_of, session
+from runtime.errors import BuildError
+
+
+def product() -> onnx.ModelProto:
+    """y = 2 x, as a matrix product."""
+    graph = GraphWriter("product")
+    x = graph.input("x", ("rows", 32))
+    graph.output("y", graph.op("MatMul", x, graph.constant(2 * np.eye(32), name="weight")), ("rows", 32))
+    return graph.model()
+
+
+def test_graphs_in_memory_and_in_files_run(tmp_path: Path) -> None:
+    path = tmp_path / "product.onnx"
+    onnx.save(product(), path, save_as_external_data=True, location="product.data", size_threshold=64)
+    x = np.ones((3, 32), np.float32)
+    for graph in (graph_of(product()), read_graph(path)):
+        (y,) = graph_session(graph, BuildConfig(threads=1)).run(None, {"x": x})
+        np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_the_model_of_a_file_comes_without_its_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "product.onnx"
+    onnx.save(product(), path, save_as_external_data=True, location="product.data", size_threshold=64)
+    (weight,) = model_of(read_graph(path)).graph.initializer
+    assert weight.data_location == onnx.TensorProto.EXTERNAL
+    assert model_of(graph_of(product())) == product()
+
+
+def test_a_graph_that_does_not_load_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"not a graph")
+    with pytest.raises(BuildError, match=r"does not load the decoder") as caught:
+        session(path, exact_options(1), "the decoder")
+    assert caught.value.fix == f"polygraphy inspect model {path}"
