@@ -80,6 +80,29 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.fixture
+def url(installed: Installed) -> Iterator[str]:
+    """A server of the demo model, ready."""
+    command = [str(installed.environment / "bin" / "tickrt-serve"), "demo", "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=installed.work, env=installed.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    yield next(word for line in lines if line.startswith("ready") for word in line.split() if word.startswith("http"))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+
+
+def test_the_server_takes_the_name_and_builds_what_is_missing(url: str) -> None:
+    assert httpx.get(f"{url}/health/ready").status_code == 200
+    body = {"prompt": "warm synth", "seconds": 1, "steps": 2, "stream": False}
+    response = httpx.post(f"{url}/v1/audio/generations", json=body, timeout=60)
+    assert response.status_code == 200
+    assert len(response.content) == 44 + 48_000 * 2 * 2
+
+
 PROGRAM = """
 import json, runtime, tickrt
 with tickrt.open("demo") as model:
@@ -111,29 +134,6 @@ def test_the_commands_take_the_name(installed: Installed) -> None:
     installed.run("tickrt-generate", "demo", "--prompt", "dark bass", "--seconds", "1", "--steps", "2", "-o", "a.wav")
     assert soundfile.info(installed.work / "a.wav").frames == 48_000
     assert "up to date" in installed.run("tickrt-build", "demo", "--dry-run")
-
-
-@pytest.fixture
-def url(installed: Installed) -> Iterator[str]:
-    """A server of the demo model, ready."""
-    command = [str(installed.environment / "bin" / "tickrt-serve"), "demo", "--port", "0"]
-    process = subprocess.Popen(
-        command, cwd=installed.work, env=installed.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    lines = iter(process.stdout.readline, "")
-    yield next(word for line in lines if line.startswith("ready") for word in line.split() if word.startswith("http"))
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0, errors
-
-
-def test_the_server_takes_the_name(url: str) -> None:
-    assert httpx.get(f"{url}/health/ready").status_code == 200
-    body = {"prompt": "warm synth", "seconds": 1, "steps": 2, "stream": False}
-    response = httpx.post(f"{url}/v1/audio/generations", json=body, timeout=60)
-    assert response.status_code == 200
-    assert len(response.content) == 44 + 48_000 * 2 * 2
 
 
 TYPED = """

@@ -16,12 +16,14 @@ import pytest
 import soundfile
 from click.testing import Result
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.paths import ROOT
 from typer.testing import CliRunner
 
 from runtime.audio.formats import read_latents
 from runtime.cli import app
+from runtime.config import deployment
 from runtime.errors import NonFiniteError
 from runtime.terminal import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_INVALID
 
@@ -267,3 +269,16 @@ def test_an_interrupt_leaves_no_file(built: Built, tmp_path: Path, number: signa
     assert b"interrupted; nothing was written" in messages
     assert b"Traceback" not in messages
     assert files(tmp_path) == []
+
+
+def test_engines_of_a_shipped_deployment_are_built_on_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny_deployment(tmp_path / "shipped", more=FEW_VARIANTS)
+    monkeypatch.setattr(deployment, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--prompt", "a", "-q", "-o", "a.wav")
+    assert CliRunner().invoke(app, ["shipped/tiny.toml", *arguments]).exit_code == EXIT_ENGINE
+    assert CliRunner().invoke(app, ["tiny", *arguments]).exit_code == 0
+    assert files() == ["a.wav", "shipped"]
+    assert capfd.readouterr() == ("", "")

@@ -1,5 +1,6 @@
 """tickrt.open and Model: what they generate is what the pipeline generates, and errors are those of HTTP."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -109,6 +110,8 @@ def test_sources_are_paths_audio_and_arrays(model: tickrt.Model, tmp_path: Path)
     from_array = model.generate("b", source=first.pcm, **options)
     assert np.abs(from_file.latents - from_array.latents).max() < 1e-3
     assert np.abs(from_file.latents - model.generate("b", seconds=1, seed=2).latents).max() > 0.01
+    other = dataclasses.replace(first, bundle=("other", "1.0.0"))
+    assert np.array_equal(model.generate("b", source=other, **options).latents, from_array.latents)
     resampled = model.generate("b", source=first.pcm[:, :1].repeat(2, axis=0), sample_rate_hz=2 * RATE_HZ, **options)
     assert resampled.latents.shape == from_file.latents.shape
     drawn = model.generate("b", target_source=first, target_curve=1.0, seed=2, seconds=1)
