@@ -85,6 +85,7 @@ class LengthBucket:
         is_same_layout = live.work.values.features == slot.work.values.features
         is_same_layout &= live.work.values.row_features == slot.work.values.row_features
         live.work = slot.work
+        live.refresh()
         self.state.write(slot.index, slot.work.values.fields)
         if not is_same_layout:
             self._layout = None
@@ -99,6 +100,9 @@ class LengthBucket:
         """The rows of the next tick: the same object as long as no slot joins, leaves or changes its rows."""
         if self._layout is None or self._ticks_left == 0:
             live = [self._live[index] for index in sorted(self._live)]
+            for item in live:
+                if item.slot.step >= item.rows_until:
+                    item.refresh()
             self._layout = self._previous = self._rules.lay_out(self.frames, live, self._previous)
             self._ticks_left = self._layout.num_ticks
             self._bound.clear()
@@ -136,6 +140,7 @@ class LengthBucket:
             for live in self._first_negatives:
                 live.has_cached_negative = True
                 if live.work.request.guidance_mode == "initialize":
+                    live.refresh()
                     self._layout = None
             self._first_negatives = []
 

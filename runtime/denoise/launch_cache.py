@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.denoise.row_layout import Execute
@@ -119,11 +119,18 @@ class LaunchCounts:
 
     def since(self, earlier: LaunchCounts) -> LaunchCounts:
         """What has been added since `earlier`."""
-        return LaunchCounts(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+        return LaunchCounts(
+            self.bound - earlier.bound,
+            self.captured - earlier.captured,
+            self.replayed - earlier.replayed,
+            self.plain - earlier.plain,
+            self.evicted - earlier.evicted,
+            self.failed - earlier.failed,
+        )
 
     def copy(self) -> LaunchCounts:
         """These counts, as of now."""
-        return LaunchCounts(*(getattr(self, f.name) for f in fields(self)))
+        return LaunchCounts(self.bound, self.captured, self.replayed, self.plain, self.evicted, self.failed)
 
 
 @dataclass(slots=True)

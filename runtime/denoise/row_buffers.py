@@ -112,7 +112,7 @@ class RowBuffers:
         for begin, end, _ in layout.executes:
             times = self._host_times[begin * ALIGNED : begin * ALIGNED + end - begin]
             if times.dtype == np.float32:
-                np.take(slot_times, row_slots[begin:end], out=times, mode="clip")
+                slot_times.take(row_slots[begin:end], out=times, mode="clip")
             else:
                 times[...] = slot_times[row_slots[begin:end]]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.config.deployment import Deployment
-from runtime.denoise.prepared import Phase, PreparedGeneration
+from runtime.denoise.prepared import PreparedGeneration
 from runtime.requests.curves import Array
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
@@ -33,36 +33,48 @@ class Execute(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveSlot:
-    """A slot with what was prepared for it. `has_cached_negative`: its negative velocity is kept from here on."""
+    """A slot with what was prepared for it, and the rows of its next step, which `refresh` computes.
+
+    has_cached_negative: its negative velocity is kept from here on. The rows stay as they are before step `rows_until`.
+    """
 
     slot: Slot
     work: PreparedGeneration
     has_cached_negative: bool
     first_step: int
+    positives: tuple[Row, ...] = ()
+    negatives: tuple[Row, ...] = ()
+    uses_cached_negative: bool = False
+    rows_until: int = 0
+
+    def __post_init__(self) -> None:
+        self.refresh()
 
     @property
     def first_noise(self) -> Array | None:
         """The step noise `[T, C]` of `first_step`, where that was drawn before admission."""
         return self.work.step_noise
 
-    @property
-    def uses_cached_negative(self) -> bool:
-        """Residual guidance: the negative is the initial noise ("self") or an earlier velocity ("initialize")."""
-        mode = self.work.request.guidance_mode
-        return self.work.values.is_guided and (mode == "self" or (mode == "initialize" and self.has_cached_negative))
+    def refresh(self) -> None:
+        """The rows of the next step: no negatives without guidance, or where residual guidance has the velocity.
 
-    @property
-    def phase(self) -> Phase:
-        """The conditions of its next step."""
-        return self.work.phase(self.slot.step)
+        That is the initial noise (mode "self"), or an earlier step's ("initialize").
+        """
+        mode, is_guided = self.work.request.guidance_mode, self.work.values.is_guided
+        self.uses_cached_negative = is_guided and (
+            mode == "self" or (mode == "initialize" and self.has_cached_negative)
+        )
+        phase = self.work.phase(self.slot.step)
+        self.rows_until = phase.end
+        self.positives = tuple([self._row(condition) for condition in phase.positives])
+        has_negatives = is_guided and not self.uses_cached_negative
+        self.negatives = tuple([self._row(condition) for condition in phase.negatives]) if has_negatives else ()
 
-    def positives(self) -> tuple[Condition, ...]:
-        """The positive conditions to execute in its next step."""
-        return self.phase.positives
-
-    def negatives(self) -> tuple[Condition, ...]:
-        """The negative conditions to execute in its next step: none without guidance or with a cached velocity."""
-        return self.phase.negatives if self.work.values.is_guided and not self.uses_cached_negative else ()
+    def _row(self, condition: Condition) -> Row:
+        """The same row as before, where there was one: it need not be uploaded again."""
+        index, request = self.slot.index, self.work.request
+        known = (row for row in (*self.positives, *self.negatives) if row.condition is condition)
+        return next(known, None) or Row(index, condition, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,11 +113,6 @@ class RowLayout:
         return not self.row_features and [row.slot_index for row in self.rows] == list(range(self.slot_count))
 
 
-class _Item(NamedTuple):
-    row: Row
-    is_negative: bool
-
-
 @dataclass(frozen=True, slots=True)
 class LayoutRules:
     """How rows share executes. folds_tokens: rows of unequal L may share one (the decoder has a condition mask);
@@ -117,54 +124,57 @@ class LayoutRules:
 
     def lay_out(self, frames: int, live: Sequence[LiveSlot], previous: RowLayout | None = None) -> RowLayout:
         """The layout of live slots, in slot order. Rows of `previous` stay where they are, where that costs nothing."""
-        positives = [(item, item.positives()) for item in live]
-        negatives = [(item, item.negatives()) for item in live]
-        placed, executes = self._place(frames, _items(positives, False), _items(negatives, True), previous)
-        row_of = {(item.row.slot_index, id(item.row.condition), item.is_negative): row for row, item in placed}
-        blends = any(len(conditions) > 1 for _, conditions in (*positives, *negatives))
+        rows = [row for item in live for row in item.positives]
+        num_positives = len(rows)
+        rows += [row for item in live for row in item.negatives]
+        places, executes = self._place(frames, rows, num_positives, previous)
+        positives = _split(places[:num_positives], [len(item.positives) for item in live])
+        negatives = _split(places[num_positives:], [len(item.negatives) for item in live])
+        blends = any(len(own) > 1 for own in (*positives, *negatives))
+        features = frozenset[str]().union(*[item.work.values.features for item in live])
         return RowLayout(
             frames=frames,
-            slots=tuple(item.slot for item in live),
+            slots=tuple([item.slot for item in live]),
             slot_count=live[-1].slot.index + 1,
-            rows=_with_spares(placed),
+            rows=_in_places(rows, places),
             executes=executes,
-            positives=tuple(tuple(row_of[item.slot.index, id(c), False] for c in found) for item, found in positives),
-            negatives=tuple(tuple(row_of[item.slot.index, id(c), True] for c in found) for item, found in negatives),
-            uses_cached_negative=tuple(item.uses_cached_negative for item in live),
-            features=_union(item.work.values.features for item in live) | ({"blend"} if blends else set()),
-            row_features=_union(item.work.values.row_features for item in live),
-            num_ticks=min(item.phase.end - item.slot.step for item in live),
+            positives=positives,
+            negatives=negatives,
+            uses_cached_negative=tuple([item.uses_cached_negative for item in live]),
+            features=features | {"blend"} if blends else features,
+            row_features=frozenset[str]().union(*[item.work.values.row_features for item in live]),
+            num_ticks=min([item.rows_until - item.slot.step for item in live]),
         )
 
     def _place(
-        self, frames: int, positives: list[_Item], negatives: list[_Item], previous: RowLayout | None
-    ) -> tuple[list[tuple[int, _Item]], tuple[Execute, ...]]:
-        """Every item with its row, and the executes over the rows."""
+        self, frames: int, rows: Sequence[Row], num_positives: int, previous: RowLayout | None
+    ) -> tuple[list[int], tuple[Execute, ...]]:
+        """Where each row goes in the decoder's batch, and the executes over it."""
+        indices = list(range(len(rows)))
         is_fused = self.deployment.runtime.fused_guidance
-        passes = [positives + negatives] if is_fused else [positives, negatives]
-        groups = [group for part in passes for group in self._groups(part)]
+        passes = [indices] if is_fused else [indices[:num_positives], indices[num_positives:]]
+        groups = [group for part in passes for group in self._groups(part, rows)]
         if len(groups) == 1:
-            groups = [_in_earlier_rows(groups[0], previous)]
-        placed: list[tuple[int, _Item]] = []
-        executes: list[Execute] = []
-        end = 0
+            groups = [_in_earlier_places(rows, previous)]
+        places, executes, end = [0] * len(rows), list[Execute](), 0
         for group in groups:
-            tokens = self._padded(max(len(item.row.condition.tokens) for item in group))
+            tokens = self._padded(max([len(rows[index].condition.tokens) for index in group]))
             limit = self.deployment.rows_limit(frames, tokens)
             for first in range(0, len(group), limit):
                 chunk = group[first : first + limit]
                 begin = -(-end // self.row_multiple) * self.row_multiple
                 end = begin + len(chunk)
                 executes.append(Execute(begin, end, tokens))
-                placed += enumerate(chunk, begin)
-        return placed, tuple(executes)
+                for place, index in enumerate(chunk, begin):
+                    places[index] = place
+        return places, tuple(executes)
 
-    def _groups(self, items: list[_Item]) -> list[list[_Item]]:
-        """Items that may share an execute: all of them, or, without a condition mask, those of equal L."""
+    def _groups(self, indices: list[int], rows: Sequence[Row]) -> list[list[int]]:
+        """Rows that may share an execute: all of them, or, without a condition mask, those of equal L."""
         if self.folds_tokens:
-            return [items] if items else []
-        lengths = sorted({len(item.row.condition.tokens) for item in items})
-        return [[item for item in items if len(item.row.condition.tokens) == length] for length in lengths]
+            return [indices] if indices else []
+        lengths = sorted({len(rows[index].condition.tokens) for index in indices})
+        return [[index for index in indices if len(rows[index].condition.tokens) == length] for length in lengths]
 
     def _padded(self, tokens: int) -> int:
         """L of an execute: with a mask, rounded up so that few shapes occur; without one, exact."""
@@ -174,41 +184,35 @@ class LayoutRules:
         return min(max(-(-tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE, least), self.deployment.max_tokens)
 
 
-def _items(conditions: Iterable[tuple[LiveSlot, tuple[Condition, ...]]], is_negative: bool) -> list[_Item]:
-    return [
-        _Item(Row(live.slot.index, condition, live.work.request), is_negative)
-        for live, found in conditions
-        for condition in found
-    ]
-
-
-def _in_earlier_rows(items: list[_Item], previous: RowLayout | None) -> list[_Item]:
-    """The same items, those that `previous` has at the same rows: what stays is not uploaded again.
-
-    In slot order where row i then is slot i, since no rows graph is needed in that case.
-    """
-    if previous is None or [item.row.slot_index for item in items] == list(range(len(items))):
-        return items
-    rows_of = {(row.slot_index, id(row.condition), id(row.request)): i for i, row in enumerate(previous.rows)}
-    kept: dict[int, _Item] = {}
-    moved: list[_Item] = []
-    for item in items:
-        row = rows_of.get((item.row.slot_index, id(item.row.condition), id(item.row.request)), len(items))
-        if row < len(items) and row not in kept:
-            kept[row] = item
+def _in_earlier_places(rows: Sequence[Row], previous: RowLayout | None) -> list[int]:
+    """Indices of rows in the order of their places: a row that `previous` has stays in its place, so that it is not
+    uploaded again. In slot order where row i then is slot i: that needs no rows graph."""
+    indices = list(range(len(rows)))
+    if previous is None or [row.slot_index for row in rows] == indices:
+        return indices
+    places = {id(row): place for place, row in enumerate(previous.rows)}
+    kept: dict[int, int] = {}
+    moved: list[int] = []
+    for index, row in enumerate(rows):
+        place = places.get(id(row), len(rows))
+        if place < len(rows) and place not in kept:
+            kept[place] = index
         else:
-            moved.append(item)
-    return [kept[row] if row in kept else moved.pop(0) for row in range(len(items))]
+            moved.append(index)
+    rest = iter(moved)
+    return [kept[place] if place in kept else next(rest) for place in indices]
 
 
-def _with_spares(placed: list[tuple[int, _Item]]) -> tuple[Row, ...]:
-    """Rows by their index; a row between two executes repeats the one before it."""
-    rows: list[Row] = []
-    for index, item in placed:
-        rows += rows[-1:] * (index - len(rows))
-        rows.append(item.row)
-    return tuple(rows)
+def _in_places(rows: Sequence[Row], places: Sequence[int]) -> tuple[Row, ...]:
+    """The rows by their place; a place between two executes repeats the row before it."""
+    by_place = dict(zip(places, rows, strict=True))
+    laid: list[Row] = []
+    for place in range(max(places) + 1):
+        laid.append(by_place.get(place) or laid[-1])
+    return tuple(laid)
 
 
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset[str]().union(*sets)
+def _split(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Consecutive parts of `places`, `counts[i]` of them in part i."""
+    rest = iter(places)
+    return tuple([tuple([next(rest) for _ in range(count)]) for count in counts])

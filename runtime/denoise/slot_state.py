@@ -217,9 +217,9 @@ class SlotState:
         cursor, ahead = self._cursor[:slot_count], self._ahead[:slot_count]
         time: NDArray[np.float32] = self._time[:slot_count]
         np.add(cursor, 1, out=ahead)
-        np.take(self._times, cursor, out=time, mode="clip")
-        np.take(self._times, ahead, out=self._next_time[:slot_count], mode="clip")
-        np.take(self._gates, cursor, out=self._gate[:slot_count], mode="clip")
+        self._times.take(cursor, out=time, mode="clip")
+        self._times.take(ahead, out=self._next_time[:slot_count], mode="clip")
+        self._gates.take(cursor, out=self._gate[:slot_count], mode="clip")
         self._vectors.has_changed = True
         return time
 
