@@ -1,19 +1,49 @@
-"""Which room may import which: the arrows of the house, read from the source."""
+"""Which package may import which, where heavy libraries are imported, and how large folders are."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from helpers.paths import ROOT
 
-ROOMS = ("runtime", "engine_build", "server", "profiling")
-MAY_IMPORT = {"runtime": set(), "engine_build": {"runtime"}, "server": {"runtime"}, "profiling": {"runtime"}}
+PACKAGES = ("runtime", "engine_build", "server", "profiling")
+MAX_MODULES = 12
+
+# Package -> what it may import, besides itself. Inside runtime the arrows point one way; deferred imports count too.
+BASE = {"runtime.errors"}
+CONFIG = BASE | {"runtime.config"}
+DEVICES = CONFIG | {"runtime.devices"}
+ENGINES = DEVICES | {"runtime.engines"}
+AUDIO = ENGINES | {"runtime.audio"}
+REQUESTS = CONFIG | {"runtime.requests"}
+SCHEDULING = REQUESTS | {"runtime.scheduling"}
+DENOISE = SCHEDULING | ENGINES | {"runtime.denoise"}
+TICK = DENOISE | {"runtime.tick"}
+PIPELINE = TICK | AUDIO | {"runtime.pipeline"}
+MAY_IMPORT = {
+    "runtime.errors": set[str](),
+    "runtime.terminal": BASE,
+    "runtime.config": CONFIG,
+    "runtime.devices": DEVICES,
+    "runtime.engines": ENGINES,
+    "runtime.audio": AUDIO,
+    "runtime.requests": REQUESTS,
+    "runtime.scheduling": SCHEDULING,
+    "runtime.denoise": DENOISE,
+    "runtime.tick": TICK,
+    "runtime.pipeline": PIPELINE,
+    "runtime": {"runtime"},
+    "engine_build": {"runtime"},
+    "server": {"runtime"},
+    "profiling": {"runtime"},
+}
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.
 HEAVY = {
@@ -48,42 +78,50 @@ SERVE_TIME = ("server.cli", "runtime.cli", "engine_build.cli", "profiling.bench_
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the dotted name, the file and line, and whether it runs when the module is imported."""
+    """One import statement: the dotted name, the file and line."""
 
     name: str
     file: str
     line: int
-    at_import: bool
 
 
 def imports_of(tree: ast.Module, file: str) -> Iterator[Import]:
     """Every import of a module: at the top, under TYPE_CHECKING, inside functions."""
-    deferred = {id(child) for node in ast.walk(tree) if _is_deferred(node) for child in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: relative import; name the room"
+            assert node.level == 0, f"{file}:{node.lineno}: relative import; name the package"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (Import(name, file, node.lineno, id(node) not in deferred) for name in names)
+        yield from (Import(name, file, node.lineno) for name in names)
 
 
-def _is_deferred(node: ast.AST) -> bool:
-    if isinstance(node, ast.If):
-        return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+def package_of(name: str) -> str:
+    """The longest entry of MAY_IMPORT that a dotted name lies in; "" for what is not ours."""
+    fitting = [package for package in MAY_IMPORT if name == package or name.startswith(f"{package}.")]
+    return max(fitting, key=len, default="")
 
 
 def wrong_arrows(imports: list[Import]) -> list[str]:
-    """Imports between rooms that the house does not have."""
+    """Imports between packages that are not allowed."""
     found = []
     for item in imports:
-        source, target = item.file.split("/")[0], item.name.split(".")[0]
-        if target in ROOMS and target != source and target not in MAY_IMPORT[source]:
+        source = package_of(item.file.removesuffix(".py").replace("/", "."))
+        target = package_of(item.name)
+        is_allowed = any(
+            target == allowed or target.startswith(f"{allowed}.") for allowed in {source, *MAY_IMPORT[source]}
+        )
+        if target and not is_allowed:
             found.append(f"{item.file}:{item.line}: {source} imports {item.name}")
     return found
+
+
+def full_folders(files: Iterable[str]) -> list[str]:
+    """Folders with more than MAX_MODULES modules, `__init__` not counted."""
+    counts = Counter(file.rpartition("/")[0] for file in files if not file.endswith("__init__.py"))
+    return [f"{folder} has {count} modules" for folder, count in counts.items() if count > MAX_MODULES]
 
 
 def wrong_places(imports: list[Import]) -> list[str]:
@@ -97,12 +135,12 @@ def wrong_places(imports: list[Import]) -> list[str]:
 
 
 def module_graph(imports: list[Import], modules: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module -> our modules that it imports when it is imported. `modules`: dotted name -> file."""
+    """Module -> our modules that it imports, anywhere. `modules`: dotted name -> file."""
     graph: dict[str, set[str]] = {name: set() for name in modules}
     by_file = {file: name for name, file in modules.items()}
     for item in imports:
         target = item.name if item.name in modules else item.name.rpartition(".")[0]
-        if item.at_import and target in modules and target != by_file[item.file]:
+        if target in modules and target != by_file[item.file]:
             graph[by_file[item.file]].add(target)
     return graph
 
@@ -117,13 +155,13 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def source_modules() -> dict[str, str]:
-    """Dotted name -> file, for every module of the four rooms."""
-    files = [file.relative_to(ROOT) for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
+    """Dotted name -> file, for every module of the four packages."""
+    files = [file.relative_to(ROOT) for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     return {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file.as_posix() for file in files}
 
 
 def source_imports() -> list[Import]:
-    """Every import of the four rooms."""
+    """Every import of the four packages."""
     return [
         item
         for file in source_modules().values()
@@ -135,17 +173,38 @@ def parsed(file: str, source: str) -> list[Import]:
     return list(imports_of(ast.parse(source), file))
 
 
-def test_every_room_has_modules() -> None:
-    assert {name.split(".")[0] for name in source_modules()} == set(ROOMS)
+def test_every_package_has_modules() -> None:
+    assert {name.split(".")[0] for name in source_modules()} == set(PACKAGES)
     assert len(source_imports()) > 100
 
 
-def test_rooms_import_only_the_runtime() -> None:
+def test_packages_import_only_what_lies_below_them() -> None:
     assert wrong_arrows(source_imports()) == []
 
 
 def test_heavy_packages_are_imported_in_their_own_modules() -> None:
     assert wrong_places(source_imports()) == []
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    assert full_folders(source_modules().values()) == []
+    assert full_folders([f"server/m{index}.py" for index in range(13)]) == ["server has 13 modules"]
+    assert full_folders([f"server/m{index}.py" for index in range(12)] + ["server/__init__.py"]) == []
+
+
+@pytest.mark.parametrize("package", [file for file in source_modules().values() if file.endswith("__init__.py")])
+def test_every_package_says_its_purpose(package: str) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / package).read_text(encoding="utf-8"))) or ""
+    assert text.endswith(".")
+
+
+def test_every_module_has_a_test_file_of_its_own() -> None:
+    names = [file.rpartition("/") for file in source_modules().values()]
+    modules = [(folder, name) for folder, _, name in names if name not in ("__init__.py", "__main__.py")]
+    missing = [
+        f"{folder}/{name}" for folder, name in modules if not (ROOT / "tests" / folder / f"test_{name}").is_file()
+    ]
+    assert missing == []
 
 
 def test_no_import_cycle() -> None:
@@ -160,6 +219,13 @@ def test_no_import_cycle() -> None:
         ("server/app.py", "from engine_build import builder"),
         ("server/app.py", "from profiling import bench"),
         ("profiling/bench_cli.py", "import server"),
+        ("runtime/denoise/bucket.py", "from runtime.tick.loop import TickLoop"),
+        ("runtime/scheduling/scheduler.py", "from runtime.denoise import runner"),
+        ("runtime/scheduling/scheduler.py", "from runtime.devices.device import Device"),
+        ("runtime/requests/validation.py", "def f():\n    from runtime.engines.engine import Engine"),
+        ("runtime/audio/codec.py", "import runtime.pipeline.pipeline"),
+        ("runtime/devices/device.py", "if TYPE_CHECKING:\n    import runtime.engines.engine"),
+        ("runtime/config/bundle.py", "from runtime.cli import main"),
     ],
 )
 def test_a_wrong_arrow_is_found(file: str, source: str) -> None:
@@ -175,8 +241,8 @@ def test_a_cycle_is_found() -> None:
     modules = {"runtime.a": "runtime/a.py", "runtime.b": "runtime/b.py"}
     there = parsed("runtime/a.py", "from runtime.b import thing")
     assert cycle(module_graph(there + parsed("runtime/b.py", "import runtime.a"), modules))
-    deferred = parsed("runtime/b.py", "def f():\n    import runtime.a")
-    assert not cycle(module_graph(there + deferred, modules))
+    assert cycle(module_graph(there + parsed("runtime/b.py", "def f():\n    import runtime.a"), modules))
+    assert not cycle(module_graph(there, modules))
 
 
 def test_nothing_at_serve_time_imports_torch() -> None:
