@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from runtime.config.deployment import Deployment, Target
 from runtime.errors import BuildError, EngineMismatchError, EngineNotBuiltError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+
+CLEANUP_S = 1.0
 
 
 def open_built_pipeline(deployment: Deployment, *, target: Target | None = None, quiet: bool = False) -> Pipeline:
@@ -29,7 +33,7 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
     """Run tickrt-build for a deployment file. Raises BuildError with the message of the command.
 
     A separate process, because the runtime does not import the compilers. It imports modules from where this one does,
-    and not from the working directory.
+    and not from the working directory. Interrupted, it removes the engine that it is building.
     """
     arguments = [str(path), "--target", target]
     command = [sys.executable, "-P", "-c", "from engine_build.cli import main; main()", *arguments]
@@ -37,9 +41,22 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
     progress = subprocess.DEVNULL if quiet else sys.stderr if sys.stderr.isatty() else subprocess.PIPE
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with subprocess.Popen(command, stdout=progress, stderr=errors, text=True, env=environment) as process:
-            for line in process.stdout or ():
-                print(line, end="", file=sys.stderr, flush=True)
+            try:
+                for line in process.stdout or ():
+                    print(line, end="", file=sys.stderr, flush=True)
+                process.wait()
+            except KeyboardInterrupt:
+                _interrupt(process)
+                raise
         errors.seek(0)
         message = errors.read().rpartition("error: ")[2].strip()
     if process.returncode:
         raise BuildError(message or f"tickrt-build ended with status {process.returncode}")
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """End the build. Ctrl-C in a terminal has interrupted it already."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(CLEANUP_S)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)

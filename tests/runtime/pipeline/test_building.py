@@ -1,6 +1,10 @@
 """Engines that are missing are built in a process of their own; errors of the build are raised."""
 
+import io
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.backends import FEW_VARIANTS
@@ -8,6 +12,7 @@ from helpers.factories import tiny_deployment
 
 from runtime.config.deployment import load_deployment
 from runtime.errors import BuildError
+from runtime.pipeline import building
 from runtime.pipeline.building import build_engines, open_built_pipeline
 
 
@@ -37,3 +42,25 @@ def test_a_failed_build_raises_its_message(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(BuildError, match=r"decoder\.onnx"):
         build_engines(path, "cpu", quiet=True)
     assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class RecordedPopen(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    class InterruptingStream(io.StringIO):
+        def write(self, text: str) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", RecordedPopen)
+    monkeypatch.setattr(sys, "stderr", InterruptingStream())
+    monkeypatch.setattr(building, "CLEANUP_S", 0.0)
+    path = tiny_deployment(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        build_engines(path, "cpu")
+    assert started[0].wait(30) != 0
+    assert not list(tmp_path.rglob("*partial*"))
