@@ -60,7 +60,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class TickServer(uvicorn.Server):
-    """uvicorn's server, with our end: `exit_code` says how it went. `on_ready` is called once work is taken."""
+    """uvicorn's server with draining, reload and `exit_code`. `on_ready` is called once the pipeline is ready."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_ready: Callable[[], None] | None = None) -> None:
         super().__init__(uvicorn_config(app, settings))
@@ -110,7 +110,7 @@ class TickServer(uvicorn.Server):
         """Whether the loop has died; one that hangs for HANG_TIMEOUT_S ends the process."""
         problem = not_live(self._service)
         if problem is None:
-            self._broken_since_s = None
+            self._broken_since_s, self.exit_code = None, 0
             return False
         now_s = time.monotonic()
         self._broken_since_s = self._broken_since_s or now_s

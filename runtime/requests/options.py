@@ -25,6 +25,7 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
+# Marks in the published schema: the option needs a source; the list has one value per latent channel.
 NEEDS_SOURCE: JsonDict = {"x-needs-source": True}
 PER_CHANNEL: JsonDict = {"x-length": "latent_channels"}
 

@@ -99,9 +99,9 @@ def test_a_closing_connection_ends_although_the_client_does_not_read(serve: Serv
 def test_connections_beyond_the_limit_are_closed(serve: Serve) -> None:
     served = serve(max_connections=2)
     with ExitStack() as stack:
-        crowd = [stack.enter_context(connected(served)) for _ in range(6)]
+        connections = [stack.enter_context(connected(served)) for _ in range(6)]
         eventually(lambda: len(served.server.server_state.connections) == 4)
-        assert sum(read_all(connection) == b"" for connection in crowd[4:]) == 2
+        assert sum(read_all(connection) == b"" for connection in connections[4:]) == 2
     eventually(lambda: not served.server.server_state.connections)
     assert served.post().status_code == 200
 

@@ -89,9 +89,11 @@ def test_a_hanging_tick_loop_is_not_live_until_it_runs_again(serve: Serve) -> No
         pending = pool.submit(served.post)
         eventually(lambda: client.get("/health/live").status_code == 503)
         assert "last tick" in problem(client.get("/health/ready"), 503, "tick_overdue")["detail"]
+        eventually(lambda: served.server.exit_code != 0)
         served.resume()
         assert pending.result().status_code == 200
         eventually(lambda: client.get("/health/live").status_code == 200)
+        eventually(lambda: served.server.exit_code == 0)
 
 
 def test_an_idle_loop_is_live(serve: Serve) -> None:
