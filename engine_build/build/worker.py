@@ -224,7 +224,7 @@ def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) 
 def run_engine(request: RunRequest, cancelled: threading.Event, on_log: OnLog) -> tuple[list[Any], int]:
     """Task: open an engine as the runtime does and run every sample; gives the outputs, and its device memory in bytes.
 
-    Memory counts all that the engine takes, weights included.
+    Memory includes the weights.
     """
     from engine_build.build.verify import inputs_at
     from runtime.devices.cuda import CudaDevice

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The demo bundle: train it, export it, measure it, draw it.", no_args_is_help=True)
+app = typer.Typer(help="Train, export, evaluate and plot the demo bundle.", no_args_is_help=True)
 
 DEFAULT_FOLDER = Path("configs/demo")
 DEFAULT_CHECKPOINT = Path("build/demo_model/checkpoint.pt")
@@ -23,12 +23,12 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
     """Train on the corpus and export the bundle."""
-    from engine_build.demo_model import bundle as export_bundle
     from engine_build.demo_model import train
+    from engine_build.demo_model.bundle import export_bundle
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
-    export_bundle.export_bundle(checkpoint, folder)
+    export_bundle(checkpoint, folder)
 
 
 @app.command()

@@ -57,6 +57,6 @@ def _check(folder: Path, error: float) -> None:
         raise RuntimeError(f"decoder.onnx differs from torch by {error:.1e}, allowed is {_ERROR_LIMIT:.0e}")
     for file in folder.iterdir():
         if file.suffix in (".onnx", ".json", ".toml") and (found := paths_in(file)):
-            raise RuntimeError(f"{file.name} holds paths of this machine, such as {found[0]!r}")
+            raise RuntimeError(f"{file.name} contains paths of this machine, such as {found[0]!r}")
     if (size := bundle_size_bytes(folder)) > SIZE_LIMIT_BYTES:
         raise RuntimeError(f"the bundle has {size} bytes, allowed are {SIZE_LIMIT_BYTES}")

@@ -1,4 +1,4 @@
-"""What the demo model's 64 latent channels mean: a piano roll with drums at 25 frames per second.
+"""The demo model's 64 latent channels: a piano roll with drums at 25 frames per second.
 
 Channels 0..59 hold the level of MIDI pitches 36..95, 60..62 kick, snare and hat, 63 is reserved and stays silent.
 A level lies in [0, 1]; a latent is `LATENT_SCALE * level + SILENCE`, which brings the corpus to unit order.

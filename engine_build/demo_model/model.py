@@ -35,10 +35,10 @@ NUM_CLOCKS: Final = 2 * len(_CYCLES_PER_BEAT) + len(_PULSES_PER_BEAT)
 
 
 class ClockedDecoder(nn.Module):
-    """A decoder that is told the time: the clocks of the prompt's tempo take the place of spare mask channels.
+    """A decoder with time inputs: the clocks of the prompt's tempo replace spare mask channels.
 
     The transformer knows only distances between frames, and the mask is the same in all of its C channels. The first
-    columns of the condition say which tempo is named; its clocks (sines and cosines of bar, beat and their parts, and
+    columns of the condition are the tempo, one-hot; its clocks (sines and cosines of bar, beat and their parts, and
     pulses where notes of a piece that begins at frame 0 may start) replace the last mask channels.
     """
 
@@ -75,11 +75,11 @@ class ClockedDecoder(nn.Module):
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
     def _pulses(self, num_frames: int) -> Tensor:
-        """1 in the frames that are nearest to a start, `[7, T, 4]`."""
+        """1 in the frames nearest to a possible note start, `[7, T, 4]`."""
         frames = self._frames(num_frames)
-        behind = torch.floor((frames + HALF_FRAME) * self.pulses_per_frame[:, None])
+        starts = torch.floor((frames + HALF_FRAME) * self.pulses_per_frame[:, None])
         before = torch.floor((frames + HALF_FRAME - 1.0) * self.pulses_per_frame[:, None])
-        return behind - before
+        return starts - before
 
     def _frames(self, num_frames: int) -> Tensor:
         return torch.arange(num_frames, device=self.radians_per_frame.device, dtype=torch.float32)[None, :, None]
@@ -114,7 +114,7 @@ class DemoModel(nn.Module):
 
 
 def num_parameters(module: nn.Module) -> int:
-    """How many trained numbers a module holds."""
+    """Number of trained parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""The text_encoder as an ONNX graph: word ids -> a set of tokens in which word order cannot matter."""
+"""The text encoder as an ONNX graph: word ids -> a set of tokens, independent of word order."""
 
 from typing import Final
 
@@ -27,9 +27,9 @@ _NOTHING: Final = len(WORD_CONCEPTS)
 def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     """Graph `input_ids [B, L], attention_mask [B, L]` int64 -> `condition [B, N, D], condition_mask [B, N]` f32.
 
-    The condition is the whole table for every row; the mask says which of its N tokens the words name. So every order
-    of the words gives the same bits, and words that mean nothing or are there twice change none. The last token is
-    always kept: alone it is the empty prompt.
+    The condition is the whole table for every row; the mask selects the tokens that the words name. So the result does
+    not depend on word order, on repeated words or on unknown ones. The last token is always kept: alone it is the empty
+    prompt.
 
     Args:
         token_table: f32 `[N, D]`, see `vocabulary.NUM_TOKENS`.
@@ -64,13 +64,13 @@ def _named(graph: GraphWriter, concept_ids: str) -> str:
 
 
 def _token_mask(graph: GraphWriter, named: str) -> str:
-    """f32 `[B, N]`: the named concepts with one tempo, then the scales, then the token that is always there."""
+    """f32 `[B, N]`: the named concepts with one tempo, then the scales, then ALWAYS_ID."""
     first, last = CONCEPT_IDS[BPM_CONCEPTS[0]], CONCEPT_IDS[BPM_CONCEPTS[-1]]
     before = _columns(graph, named, range(first))
-    behind = _columns(graph, named, range(last + 1, len(CONCEPTS)))
+    after = _columns(graph, named, range(last + 1, len(CONCEPTS)))
     always = graph.op("Sub", _any(graph, named), _any(graph, named))
     always = graph.op("Add", always, graph.constant(1.0))
-    return graph.op("Concat", before, _tempo(graph, named), behind, _scales(graph, named), always, axis=1)
+    return graph.op("Concat", before, _tempo(graph, named), after, _scales(graph, named), always, axis=1)
 
 
 def _scales(graph: GraphWriter, named: str) -> str:
@@ -84,21 +84,21 @@ def _scales(graph: GraphWriter, named: str) -> str:
 
 
 def _tempo(graph: GraphWriter, named: str) -> str:
-    """f32 `[B, 7]`, exactly one tempo in every prompt that says anything: a number, else a word, else by chance.
+    """f32 `[B, 7]`, one tempo in every prompt that is not empty: a number, else a word, else pseudorandom.
 
-    Chance is a sum over the concepts, so it is the same for the same words.
+    The pseudorandom choice is a function of the concepts, so equal words give equal tempos.
     """
     numbers = _columns(graph, named, [CONCEPT_IDS[concept] for concept in BPM_CONCEPTS])
     words = _columns(graph, named, [CONCEPT_IDS[word] for word in TEMPO_WORDS_BPM])
     meant = np.array([[bpm == other for other in TEMPOS_BPM] for bpm in TEMPO_WORDS_BPM.values()], np.float32)
     words = graph.op("MatMul", words, graph.constant(meant))
-    score = graph.op("Add", graph.op("Mul", numbers, graph.constant(4.0)), _chance(graph, named))
+    score = graph.op("Add", graph.op("Mul", numbers, graph.constant(4.0)), _pseudorandom_tempo(graph, named))
     score = graph.op("Add", score, graph.op("Mul", words, graph.constant(2.0)))
     tempo = _one_hot_tempo(graph, graph.op("ArgMax", score, axis=1, keepdims=0))
     return graph.op("Mul", tempo, _any(graph, named))
 
 
-def _chance(graph: GraphWriter, named: str) -> str:
+def _pseudorandom_tempo(graph: GraphWriter, named: str) -> str:
     numbers = graph.constant(np.arange(len(WORD_CONCEPTS), dtype=np.float32)[:, None])
     total = graph.op("Cast", graph.op("MatMul", named, numbers), to=TensorProto.INT64)
     remainder = graph.op("Mod", total, graph.constant(len(TEMPOS_BPM), np.int64))

@@ -41,7 +41,7 @@ class TrainConfig:
 
 
 class Trainer:
-    """Owns the model, its averaged twin, the optimizer and the count of steps; all of it goes into a checkpoint."""
+    """Owns the model, its weight average, the optimizer and the step count; all are saved in a checkpoint."""
 
     def __init__(self, config: TrainConfig) -> None:
         torch.set_num_threads(config.threads)

@@ -27,7 +27,7 @@ def export() -> None:
 
 @app.command(epilog=EXIT_STATUS_HELP)
 def acestep(
-    out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle that is there is replaced.")],
+    out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -35,10 +35,10 @@ def acestep(
         ),
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for measuring.")
+        bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for benchmarks.")
     ] = False,
     deployment: Annotated[
-        Path | None, typer.Option(help="Where a first deployment file goes, if there is none. Default: OUT.toml.")
+        Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")] = None,
     canvas_seconds: Annotated[
@@ -54,7 +54,7 @@ def acestep(
     head_dim: Annotated[int | None, typer.Option(min=8, help="With --random: a head's width, of 128.")] = None,
     condition: Annotated[int | None, typer.Option(min=8, help="With --random: condition width, of 2048.")] = None,
 ) -> None:
-    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has a text encoder, text_encoder.
+    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has one, text encoder.
 
     Every graph is compared with its module. Afterwards: tickrt-build DEPLOYMENT, tickrt-bench DEPLOYMENT.
     """
@@ -69,12 +69,12 @@ def acestep(
     }
     with exit_on_error():
         _need_packages()
-        source = _source(checkpoint, random, seed, _said(sizes))
+        source = _source(checkpoint, random, seed, _given(sizes))
         _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
 
 
 def main() -> None:
-    """The command's entry."""
+    """python -m engine_build.export."""
     app(prog_name="python -m engine_build.export")
 
 
@@ -114,11 +114,11 @@ def _export(
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
     print(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
     if facts.text_encoder is None:
-        print("It takes no text: " + ("only its null condition." if facts.has_null_condition else "condition tokens."))
+        print("No text encoder: " + ("null condition only" if facts.has_null_condition else "condition tokens only"))
     print(f"tickrt-build {shown_path(path)}\ntickrt-bench {shown_path(path)}")
 
 
-def _said(values: dict[str, int | None]) -> dict[str, int]:
+def _given(values: dict[str, int | None]) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Exported ONNX graphs, tidied: named dimensions, forms that engines fuse, no trace of the machine that wrote them."""
+"""Cleans up exported ONNX graphs: named dimensions, forms that engines fuse, no paths of the exporting machine."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _PATH_PATTERN: Final = re.compile(
 
 
 def tidy(model: onnx.ModelProto, dimensions: dict[str, str]) -> None:
-    """Everything below, in place. Works on a model whose weights are stored outside, without reading them."""
+    """Apply all functions below, in place. External weights are not read."""
     name_dimensions(model, dimensions)
     divide_by_roots(model)
     drop_idle_reshapes(model)
@@ -31,7 +31,7 @@ def name_dimensions(model: onnx.ModelProto, names: dict[str, str]) -> None:
 
 
 def divide_by_roots(model: onnx.ModelProto) -> None:
-    """Turn `x * (1 / sqrt(y))` into `x / sqrt(y)`: the form of RMSNorm that engines know how to fuse."""
+    """Turn `x * (1 / sqrt(y))` into `x / sqrt(y)`: the form of RMSNorm that engines fuse."""
     reciprocals = {node.output[0]: node for node in model.graph.node if node.op_type == "Reciprocal"}
     used = {name for node in model.graph.node if node.op_type != "Mul" for name in node.input}
     for node in model.graph.node:
@@ -42,7 +42,7 @@ def divide_by_roots(model: onnx.ModelProto) -> None:
 
 
 def drop_idle_reshapes(model: onnx.ModelProto) -> None:
-    """Take out reshapes to the shape that a value has already: a free dimension may be the same only by its name."""
+    """Remove reshapes to the value's own shape; dynamic dimensions are equal where their names are."""
     graph = model.graph
     shapes = {value.name: _shape(value) for value in (*graph.input, *graph.value_info)}
     outputs = {value.name for value in graph.output}
@@ -64,7 +64,7 @@ def drop_idle_reshapes(model: onnx.ModelProto) -> None:
 
 
 def strip_metadata(model: onnx.ModelProto) -> None:
-    """Remove everything that the exporter noted but the module scopes; file paths of the machine go with it."""
+    """Remove the exporter's metadata except the module scopes; file paths are part of it."""
     graph = model.graph
     holders: tuple[Iterable[Any], ...] = (
         graph.input,
@@ -86,7 +86,7 @@ def strip_metadata(model: onnx.ModelProto) -> None:
 
 
 def paths_in(file: Path) -> list[bytes]:
-    """Everything in a file that looks like a path of the machine that wrote it; empty is good."""
+    """Byte strings in a file that look like paths of the machine that wrote it."""
     return _PATH_PATTERN.findall(file.read_bytes())
 
 

@@ -51,7 +51,7 @@ class MaskedDecoder(nn.Module):
         condition_mask: Tensor,
         context_latents: Tensor,
     ) -> Tensor:
-        """Velocity `[B, T, C]`. Masked tokens get an attention weight of exactly 0, whatever they hold.
+        """Velocity `[B, T, C]`. Masked tokens get an attention weight of exactly 0.
 
         The second time of the mean-flow pair equals the first, as in ACE-Step's own inference.
         """

@@ -1,4 +1,4 @@
-"""torch modules as ONNX files, never with more in memory than the weights and the largest of them once more."""
+"""Exports torch modules as ONNX files. Peak memory: the weights and one more copy of the largest."""
 
 import logging
 import warnings
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine_build.export.cleanup import tidy
 
 OPSET: Final = 20
-# One ONNX file holds 2 GiB; far below that, weights of their own are easier to copy and to map.
+# An ONNX file holds at most 2 GiB; external weights are easier to copy and to map from a much smaller size on.
 INLINE_LIMIT_BYTES: Final = 64 << 20
 MAX_BATCH: Final = 4096
 MAX_LENGTH: Final = 65_536
@@ -24,14 +24,14 @@ MAX_LENGTH: Final = 65_536
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torch and diffusers warn of their own deprecations and options; nobody who exports can act on those."""
-    noisy = logging.getLogger("torch.onnx")
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)
+    """Suppress the warnings of torch and diffusers about their own deprecations and options."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    noisy.setLevel(level)
+    logger.setLevel(level)
 
 
 def export_graph(
@@ -46,8 +46,8 @@ def export_graph(
 ) -> None:
     """Write a module as an ONNX file; large weights go into a file beside it, `NAME.data`.
 
-    `example`: inputs to trace it with. `dynamic_shapes`: per input, axis -> torch.export.Dim. `dimensions`: other names
-    for free dimensions.
+    `example`: inputs for tracing. `dynamic_shapes`: per input, axis -> torch.export.Dim. `dimensions`: other names
+    for dynamic dimensions.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     size_bytes = sum(value.numel() * value.element_size() for value in (*module.parameters(), *module.buffers()))
@@ -72,12 +72,12 @@ def export_graph(
 
 
 def free(name: str, largest: int = MAX_LENGTH) -> Any:
-    """A free dimension, 1 to `largest`."""
+    """A dynamic dimension, 1 to `largest`."""
     return torch.export.Dim(name, min=1, max=largest)
 
 
-def open_frugally(file: Path) -> Any:
-    """An ONNX Runtime session that runs a file as it is written and makes no second copy of its weights."""
+def open_without_copies(file: Path) -> Any:
+    """An ONNX Runtime session without optimization and without a second copy of the weights."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -89,5 +89,5 @@ def output_error(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> fl
     """Largest absolute difference of a module's only output: its ONNX file against torch, on inputs by name."""
     with quiet(), torch.no_grad():
         expected = module(*inputs.values()).numpy()
-    found = open_frugally(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    found = open_without_copies(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
     return float(np.abs(found - expected).max())

@@ -1,4 +1,4 @@
-"""ONNX graphs as the builder gets them: a file with its external data, or bytes just written; read, checked, hashed."""
+"""ONNX graphs as input of the builder: a file with its external data, or serialized bytes; checked and hashed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runtime.errors import BuildError, ConfigError
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph: where it is (`source`: a path, or the bytes themselves), its hash with its data, its tensors.
+    """One graph: its source (a path, or the serialized bytes), its hash including external data, its tensors.
 
-    `size_bytes` counts file and data; `weights_bytes` is what its initializers hold in memory; `has_data_files` says
-    whether some of them are stored in files of their own.
+    `size_bytes`: file and external data; `weights_bytes`: its initializers in memory; `has_data_files`: whether it has
+    external data.
     """
 
     source: Path | bytes
@@ -35,12 +35,12 @@ class Graph:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return str(self.source) if isinstance(self.source, Path) else "generated graph"
 
 
 def graph_of(model: onnx.ModelProto) -> Graph:
-    """A graph that was just written."""
+    """A model that exists in memory only."""
     data = model.SerializeToString(deterministic=True)
     return Graph(
         source=data,
@@ -53,9 +53,9 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 
 def read_graph(path: Path) -> Graph:
-    """Read a graph's structure, not its external data, and hash all of it.
+    """Read a graph's structure without its external data, and hash both.
 
-    Raises ConfigError where there is no file, BuildError where it is no ONNX graph or its external data is not there.
+    Raises ConfigError where the file is missing, BuildError where it is not an ONNX graph or lacks its external data.
     """
     _check_is_file(path)
     model = _parse(path)
@@ -85,14 +85,14 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, format="protobuf", load_external_data=False)
     except DecodeError as error:
-        raise BuildError(f"{path} is no ONNX graph, or a truncated one ({_size(path)}): {error}", fix=fix) from error
+        raise BuildError(f"{path} is not an ONNX graph or is truncated ({_size(path)}): {error}", fix=fix) from error
     if not model.graph.node or not model.graph.output:
-        raise BuildError(f"{path} is no ONNX graph: it has no nodes or no outputs ({_size(path)})", fix=fix)
+        raise BuildError(f"{path} is not an ONNX graph: it has no nodes or no outputs ({_size(path)})", fix=fix)
     return model
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[str]:
-    """Locations of the external data, each checked to lie beside the graph and to be long enough."""
+    """Locations of the external data; each must be in the graph's folder and long enough."""
     ends: dict[str, int] = {}
     for tensor in _initializers(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -107,15 +107,15 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[str]:
 def _check_data_file(path: Path, location: str, end: int) -> None:
     data = path.parent / location
     if not data.resolve().is_relative_to(path.parent.resolve()):
-        raise BuildError(f"{path} keeps weights in {location!r}, expected a file in its own folder")
+        raise BuildError(f"{path} has external data in {location!r}, expected a file in its own folder")
     if not data.is_file():
-        raise BuildError(f"{path} keeps its weights in {data}, which does not exist", fix=f"copy {location} beside it")
+        raise BuildError(f"{path} has external data in {data}, which does not exist", fix=f"copy {location} beside it")
     if data.stat().st_size < end:
         raise BuildError(f"{data} is truncated: {_size(data)}, {path.name} needs {end} bytes", fix="copy it again")
 
 
 def _sha256(path: Path, data: Sequence[Path]) -> str:
-    """The file's own hash where there is no external data; else a hash over all files' hashes."""
+    """The file's hash where there is no external data; else a hash over the hashes of all files."""
     if not data:
         return file_sha256(path)
     lines = [f"{file.relative_to(path.parent)} {file_sha256(file)}" for file in data]
@@ -123,7 +123,7 @@ def _sha256(path: Path, data: Sequence[Path]) -> str:
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that may be stored outside: initializers and constants, of subgraphs too."""
+    """Every tensor that may be external: initializers and constants, also those of subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -154,7 +154,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def _dimension(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension) -> int | str:
-    """A free dimension that has no name gets one of its own, so that no two are taken for equal."""
+    """A dynamic dimension without a name gets a unique one, so that no two count as equal."""
     return int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or f"{name}.{axis}"
 
 
@@ -162,7 +162,7 @@ def _dtype_name(name: str, element: int) -> str:
     try:
         return str(np.dtype(helper.tensor_dtype_to_np_dtype(element)).name)
     except KeyError:
-        raise BuildError(f"the graph's {name!r} has ONNX data type {element}, which numpy has not") from None
+        raise BuildError(f"the graph's {name!r} has ONNX data type {element}, which numpy does not have") from None
 
 
 def _size(path: Path) -> str:

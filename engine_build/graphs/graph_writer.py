@@ -19,7 +19,7 @@ Dimensions = Sequence[int | str]
 
 
 class GraphWriter:
-    """One graph being written. Every method that makes a value gives back its name."""
+    """Writes one graph. Every method that makes a value returns its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,7 +38,7 @@ class GraphWriter:
         self._scopes.pop()
 
     def input(self, name: str, shape: Dimensions, dtype: DTypeLike = np.float32) -> str:
-        """A graph input. A string names a free dimension."""
+        """A graph input. A string names a dynamic dimension."""
         self._inputs[name] = _value_info(name, shape, dtype)
         return name
 
@@ -51,7 +51,7 @@ class GraphWriter:
         self._outputs[name] = _value_info(name, shape, dtype)
 
     def constant(self, value: ArrayLike, dtype: DTypeLike = np.float32, name: str = "") -> str:
-        """A constant; equal ones share an initializer. `name` keeps it readable where it is a weight."""
+        """A constant; equal ones share an initializer. `name`: the initializer's name, for weights."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str + name, array.shape, array.tobytes())
         if key not in self._constants:
@@ -60,7 +60,7 @@ class GraphWriter:
         return str(self._constants[key].name)
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """One node with one output. An empty name leaves out an optional input."""
+        """One node with one output. An empty name omits an optional input."""
         return self.ops(kind, 1, *inputs, **attributes)[0]
 
     def ops(self, kind: str, outputs: int, *inputs: str, **attributes: Any) -> list[str]:

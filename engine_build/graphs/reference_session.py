@@ -19,14 +19,14 @@ DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 def onnxruntime() -> Any:
     """The module. Raises BuildError where it is not installed."""
     if importlib.util.find_spec("onnxruntime") is None:
-        raise BuildError("ONNX Runtime is not installed; it builds and checks engines", fix="pip install 'tickrt[cpu]'")
+        raise BuildError("ONNX Runtime is not installed; builds need it", fix="pip install 'tickrt[cpu]'")
     import onnxruntime
 
     return onnxruntime
 
 
 def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
-    """A session over a file that was compiled for the CPU. Raises BuildError."""
+    """A session over an engine of target cpu. Raises BuildError."""
     return session(engine, exact_options(options.threads), str(engine))
 
 
@@ -36,7 +36,7 @@ def graph_session(graph: Graph, options: BuildConfig) -> Any:
 
 
 def model_of(graph: Graph) -> onnx.ModelProto:
-    """A graph as a model, without what lies in files of its own."""
+    """A graph as a model, without its external data."""
     if isinstance(graph.source, bytes):
         return onnx.load_model_from_string(graph.source)
     return onnx.load(graph.source, load_external_data=False)

@@ -1,7 +1,7 @@
 """The solver as ONNX graphs over all slots at once: `rows` runs before the decoder, `step` after it.
 
-A graph is written for a set of features; an input of a feature that a slot does not use has a neutral value, so one
-slot's choice is never a branch. All arithmetic is float32 and per slot: a NaN stays in its slot.
+A graph is written for a set of features; where a slot does not use a feature, its inputs have neutral values, so there
+are no branches per slot. All arithmetic is float32 and per slot: a NaN stays in its slot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
-    """Latents of all slots -> the decoder's input, one line per row; steps 1 and 2. Raises BuildError.
+    """Latents of all slots -> the decoder's input, one row per condition; steps 1 and 2. Raises BuildError.
 
     Outputs: hidden_states `[R,T,C]`; with `mask` also masked_latents `[S,T,C]`, in which the gain is not applied.
     """
@@ -121,7 +121,7 @@ def _velocity(graph: GraphWriter, inputs: _Inputs, side: str) -> str:
 
 
 def _blend(graph: GraphWriter, velocity: str, rows: str, weights: str) -> str:
-    """sum(w_i v_i) / max(sum(w_i), 1e-8) per frame; a row of weight 0 is not looked at, whatever it holds."""
+    """sum(w_i v_i) / max(sum(w_i), 1e-8) per frame; a row of weight 0 is ignored, also where it is not finite."""
     with graph.scope("blend"):
         gathered = graph.op("Gather", velocity, rows, axis=0)  # [S,K,T,C]
         weight = _unsqueeze(graph, weights, 3)  # [S,K,T,1]
@@ -146,7 +146,7 @@ def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) ->
 
 
 def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
-    """The negative rows' velocity, or the one that the slot has kept."""
+    """The negative rows' velocity, or the slot's cached one."""
     fresh = _velocity(graph, inputs, "negative")
     if "use_cached_negative" not in inputs:
         return fresh
@@ -189,7 +189,7 @@ def _rescale(graph: GraphWriter, inputs: _Inputs, guided: str, length: str) -> s
 
 
 def _integrate(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
-    """5 and 6. Euler where nothing touches x0; else through x0."""
+    """5 and 6. Euler where no feature changes x0; else through x0."""
     if not features & {"mask", "target", "sde"}:
         latents = _euler(graph, inputs, velocity)
         return _add_noise(graph, inputs, latents) if "ode_noise" in features else latents
@@ -209,7 +209,7 @@ def _euler(graph: GraphWriter, inputs: _Inputs, velocity: str) -> str:
 
 
 def _clean(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
-    """5. x0 = x - t s v, then what the mask keeps, then the target."""
+    """5. x0 = x - t s v, then the mask, then the target."""
     with graph.scope("clean"):
         factor = graph.op("Mul", inputs.column("time"), inputs.column("velocity_scale"))
         clean = graph.op("Sub", inputs["latents"], graph.op("Mul", velocity, factor))
@@ -238,7 +238,7 @@ def _add_noise(graph: GraphWriter, inputs: _Inputs, latents: str) -> str:
 
 
 def _sde(graph: GraphWriter, inputs: _Inputs, clean: str, ode: str) -> str:
-    """6. t' noise + (1-t') (c x0 + (1-c) source) in the slots that take the SDE."""
+    """6. t' noise + (1-t') (c x0 + (1-c) source) in the slots with the SDE sampler."""
     with graph.scope("sde"):
         mixed = _mix(graph, inputs.column("sde_curve"), clean, inputs["source"])
         noised = _mix(graph, inputs.column("next_time"), inputs["step_noise"], mixed)
@@ -300,7 +300,7 @@ def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
 
 
 def _norm(graph: GraphWriter, value: str) -> str:
-    """Norm per channel over time `[S,1,C]`, at least 1e-12 so that one can divide by it."""
+    """Norm per channel over time `[S,1,C]`, at least 1e-12 so that dividing by it is safe."""
     length = graph.op("ReduceL2", value, _time_axis(graph), keepdims=1)
     return graph.op("Max", length, graph.constant(NORM_EPSILON))
 

@@ -1,4 +1,4 @@
-"""Tensor roles against graphs: what bundle.toml says a tensor is, and whether the graph has it like that."""
+"""Checks a graph's tensors against their roles in bundle.toml: name, dtype, shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runtime.engines.manifest import TensorInfo
 from runtime.errors import ConfigError
 
-if TYPE_CHECKING:  # a build process knows ports, and has no need of onnx
+if TYPE_CHECKING:  # the worker process imports Port and does not need onnx
     from engine_build.graphs.graph_file import Graph
 
 WORDS = {
@@ -30,7 +30,7 @@ WORDS = {
 class Port:
     """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
 
-    `values` says what verification feeds: normal, unit (0..1), keep (0 or 1, the first 1), count (0..limit-1), flag.
+    `values`: sample values for verification: normal, unit (0..1), keep (0 or 1, the first 1), count (0..limit-1), flag.
     """
 
     role: str
@@ -44,21 +44,21 @@ class Port:
 def check_ports(
     graph: Graph, inputs: Sequence[Port], outputs: Sequence[Port], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Every role names a tensor of the right dtype and shape, and no tensor is without a role.
+    """Check that every role names a tensor of the right dtype and shape, and that every tensor has a role.
 
-    `known` are sizes that the bundle fixes. Gives them back with the sizes that the graph fixes. Raises ConfigError.
+    `known`: sizes fixed by the bundle. Returns them with the sizes fixed by the graph. Raises ConfigError.
     """
     sizes = dict(known)
     for kind, ports, tensors in (("input", inputs, graph.inputs), ("output", outputs, graph.outputs)):
         found = {tensor.name: tensor for tensor in tensors}
         for port in ports:
             _check_port(graph, kind, port, found, sizes)
-        _check_no_strangers(graph, kind, ports, found)
+        _check_all_have_roles(graph, kind, ports, found)
     return sizes
 
 
 def check_free(graph: Graph, ports: Iterable[Port], free: Mapping[str, tuple[int, int]]) -> None:
-    """Dimensions that vary at run time, letter -> (min, max), are not fixed in the graph. Raises ConfigError."""
+    """Check that dimensions that vary at run time, letter -> (min, max), are dynamic. Raises ConfigError."""
     tensors = {tensor.name: tensor for tensor in (*graph.inputs, *graph.outputs)}
     for port in ports:
         for axis, letter in enumerate(port.letters):
@@ -67,7 +67,7 @@ def check_free(graph: Graph, ports: Iterable[Port], free: Mapping[str, tuple[int
                 low, high = free[letter]
                 raise ConfigError(
                     f"{graph.label}: dimension {axis} of {port.name!r} ({WORDS[letter]}) is fixed at {size}, "
-                    f"expected it free for {low}..{high}",
+                    f"expected a dynamic one for {low}..{high}",
                     fix="export the graph with a dynamic dimension there",
                 )
 
@@ -75,7 +75,7 @@ def check_free(graph: Graph, ports: Iterable[Port], free: Mapping[str, tuple[int
 def _check_port(graph: Graph, kind: str, port: Port, found: Mapping[str, TensorInfo], sizes: dict[str, int]) -> None:
     if port.name not in found:
         raise ConfigError(
-            f"{port.role} names {port.name!r}, which is no {kind} of {graph.label}; its {kind}s are {_listed(found)}",
+            f"{port.role} names {port.name!r}, not an {kind} of {graph.label}; its {kind}s are {_listed(found)}",
             fix=f"set {port.role} in bundle.toml to one of them",
         )
     tensor = found[port.name]
@@ -95,12 +95,12 @@ def _check_port(graph: Graph, kind: str, port: Port, found: Mapping[str, TensorI
             )
 
 
-def _check_no_strangers(graph: Graph, kind: str, ports: Iterable[Port], found: Mapping[str, TensorInfo]) -> None:
-    strangers = sorted(set(found) - {port.name for port in ports})
-    if strangers:
+def _check_all_have_roles(graph: Graph, kind: str, ports: Iterable[Port], found: Mapping[str, TensorInfo]) -> None:
+    unnamed = sorted(set(found) - {port.name for port in ports})
+    if unnamed:
         raise ConfigError(
-            f"{graph.label} has the {kind}s {', '.join(strangers)}, to which bundle.toml gives no role",
-            fix=f"name their roles in bundle.toml, or take the {kind}s out of the graph",
+            f"{graph.label} has the {kind}s {', '.join(unnamed)}, which have no role in bundle.toml",
+            fix=f"give them roles in bundle.toml, or remove the {kind}s from the graph",
         )
 
 

@@ -54,7 +54,7 @@ def draw_batch(pool: Pool, rng: np.random.Generator, size: int, frames: int) -> 
         latents[row] = latents_from_levels(pool.levels[index, start : start + frames] / np.float32(255.0))
         generate = draw_generate_mask(rng, frames) if kind == "known" else np.ones(frames, bool)
         context[row] = make_context(latents[row], generate)
-        if kind == "cover":  # a phase other than the top's is never asked for from pure noise
+        if kind == "cover":  # from pure noise, only the phase of a song's start is generated
             time[row] *= 0.75
     tokens, mask = draw_tokens([pool.songs[index] for index in indices], rng)
     noise = rng.standard_normal(latents.shape, np.float32)
@@ -95,7 +95,7 @@ def draw_tokens(songs: list[Song], rng: np.random.Generator) -> tuple[npt.NDArra
 
 
 def pack_tokens(rows: list[list[int]]) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Token ids int64 `[B, L]` with the one that is always there first, and the mask f32 `[B, L]`, 1 keep."""
+    """Token ids int64 `[B, L]` with ALWAYS_ID first, and the mask f32 `[B, L]`, 1 keep."""
     width = 1 + max(len(row) for row in rows)
     tokens = np.full((len(rows), width), ALWAYS_ID, np.int64)
     mask = np.zeros((len(rows), width), np.float32)

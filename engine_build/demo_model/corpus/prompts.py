@@ -1,4 +1,4 @@
-"""Prompts as people write them: sentences drawn from what is true of a song, with random synonyms."""
+"""Natural prompts: sentences about the properties of a song, with random synonyms."""
 
 from dataclasses import dataclass
 from typing import Final

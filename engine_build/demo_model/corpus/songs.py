@@ -1,7 +1,7 @@
 """The corpus: songs written by rule, deterministic per seed, as level curves at 25 frames per second.
 
 A `Song` is what a prompt can ask for plus a seed for everything else; `render` writes its notes and their level curves.
-Each layer has its own register (and the drums their own channels), so that a layer can be heard, seen and measured.
+Each layer has its own register (and the drums their own channels), so that a layer can be measured in the latents.
 """
 
 import math

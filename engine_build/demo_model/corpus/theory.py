@@ -1,4 +1,4 @@
-"""The music theory that the corpus is written with: modes, scales, chords and voice leading."""
+"""Music theory of the corpus: modes, scales, chords and voice leading."""
 
 from itertools import pairwise, product
 from typing import Final
@@ -17,7 +17,7 @@ MODES: Final[dict[str, tuple[int, ...]]] = {
 BRIGHT_MODES: Final = ("major", "lydian")
 DARK_MODES: Final = ("minor", "phrygian")
 
-# Four bars, one scale degree each (0 = tonic); every progression starts at home, so that the key is heard at once.
+# Four bars, one scale degree each (0 = tonic); every progression starts on the tonic.
 PROGRESSIONS: Final[dict[str, tuple[tuple[int, ...], ...]]] = {
     "major": ((0, 4, 5, 3), (0, 5, 3, 4), (0, 3, 4, 3), (0, 2, 3, 4), (0, 3, 1, 4), (0, 5, 1, 4)),
     "minor": ((0, 5, 2, 6), (0, 3, 5, 6), (0, 6, 5, 6), (0, 2, 6, 3), (0, 5, 3, 4), (0, 3, 6, 2)),
@@ -53,7 +53,7 @@ def chord_pitches(classes: tuple[int, ...], low: int, high: int) -> tuple[int, .
 def lead_voices(classes: tuple[int, ...], previous: tuple[int, ...], low: int, high: int) -> tuple[int, ...]:
     """The voicing of a chord in `low..high` that moves least from the previous voicing, ascending.
 
-    Every pitch class sounds once, with no semitone between neighbours where that can be had. With no previous voicing
+    Every pitch class sounds once, with no semitone between neighbours where possible. With no previous voicing
     the one nearest the middle of the register is taken.
     """
     options = [[pitch for pitch in range(low, high + 1) if pitch % 12 == pitch_class] for pitch_class in classes]

@@ -1,8 +1,8 @@
 """What a prompt can ask for: the concepts, what they mean for a song, and the words for them.
 
-A *concept* is what a word stands for, such as `key:a`, `bpm:120` or `layer:pad`; many words lead to one concept. Every
+A *concept* is the meaning of a word, such as `key:a`, `bpm:120` or `layer:pad`; several words map to one concept. Every
 concept is a condition token of the decoder. A key and a mode together give one more token, their scale; token
-`ALWAYS_ID` is there in every prompt, alone it is the empty one.
+`ALWAYS_ID` is in every prompt; alone it is the empty prompt.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def scale_id(root: int, mode_index: int) -> int:
 
 
 def token_ids(concepts: Iterable[str]) -> list[int]:
-    """Sorted tokens of concepts, with the scales of their keys and modes, without the one that is always there."""
+    """Sorted tokens of concepts, with the scales of their keys and modes, without ALWAYS_ID."""
     named = set(concepts)
     roots = [root for root, key in enumerate(KEY_CONCEPTS) if key in named]
     modes = [index for index, mode in enumerate(MODE_CONCEPTS) if mode in named]
@@ -64,7 +64,7 @@ def token_ids(concepts: Iterable[str]) -> list[int]:
 def fixed_columns() -> FloatArray:
     """Columns of the token table that are written, not learned, f32 `[NUM_TOKENS, 7 + 12]`.
 
-    The first seven say which tempo a token names; the others, which pitch classes a scale has (1) and lacks (-1).
+    The first seven are the tempo of a token, one-hot; the others, which pitch classes a scale has (1) and lacks (-1).
     """
     columns = np.zeros((NUM_TOKENS, len(TEMPOS_BPM) + 12), np.float32)
     for index, concept in enumerate(BPM_CONCEPTS):
@@ -92,7 +92,7 @@ def moods_of(song: Song) -> tuple[str, ...]:
 
 
 def draw_concepts(song: Song, rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw what a prompt might say about a song: always its tempo, for the text_encoder gives every prompt one.
+    """Draw concepts of a prompt about a song: always its tempo, because the text encoder gives every prompt one.
 
     Where layers are named, all of the song's layers are: a prompt that names layers means exactly those.
     """

@@ -23,7 +23,7 @@ SEEDS_DIFFER_BY: Final = 0.1
 
 
 class Plays(Protocol):
-    """What evaluation needs from whoever runs the bundle; see `Player`."""
+    """The part of `Player` that evaluation uses."""
 
     def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
         """Latents f32 `[B, T, C]` of one canvas per prompt."""

@@ -46,7 +46,7 @@ class Player:
         return self._run([self.pipeline.request(prompt, seed=seed + index) for index, prompt in enumerate(prompts)])
 
     def continue_from(self, prompts: Sequence[str], tails: FloatArray, seed: int) -> FloatArray:
-        """Latents f32 `[B, T, C]` of one canvas that begins with `tails` f32 `[B, n, C]`, as a stream goes on."""
+        """Latents f32 `[B, T, C]` of one canvas that begins with `tails` f32 `[B, n, C]`, as in a continued stream."""
         keep, frames = tails.shape[1], self.pipeline.canvas_frames
         segment = Segment(0, frames, keep)
         requests = [

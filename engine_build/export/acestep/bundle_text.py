@@ -1,4 +1,4 @@
-"""bundle.toml of an exported ACE-Step, and a deployment file to begin with. Needs no torch."""
+"""bundle.toml of an exported ACE-Step, and a first deployment file. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from engine_build.export.toml_text import table_text, value_text
 
-# The pipeline's defaults. Guidance is distilled into turbo checkpoints: there it is off.
+# The pipeline's defaults. Turbo checkpoints are guidance-distilled: their default is no guidance.
 STEPS: Final = 8
 SHIFT: Final = 3.0
 GUIDANCE: Final = 7.0
-# Half of what Oobleck's decoder costs in memory is gone with windows of 5 s, for one sixth more work at the margins.
+# Windows of 5 s halve the memory of Oobleck's decoder, for one sixth more work at the margins.
 WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
 
@@ -29,7 +29,7 @@ NULL_CONDITION: Final = "null_condition.npy"
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """Everything that bundle.toml says. `silence`: one frame, or None where silence.npy holds a sequence."""
+    """The content of bundle.toml. `silence`: one frame, or None where silence.npy has a sequence."""
 
     name: str
     description: str
@@ -50,12 +50,12 @@ class BundleFacts:
 
     @property
     def overlap_frames(self) -> int:
-        """What the next segment keeps: 10 s, at most a quarter of the canvas."""
-        wished = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
-        return max(wished // self.frame_multiple, 1) * self.frame_multiple
+        """Frames that the next segment keeps: 10 s, at most a quarter of the canvas."""
+        overlap = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
+        return max(overlap // self.frame_multiple, 1) * self.frame_multiple
 
     def even(self, frames: int) -> int:
-        """Rounded up to a multiple."""
+        """`frames` rounded up to a multiple of frame_multiple."""
         return -(-frames // self.frame_multiple) * self.frame_multiple
 
 

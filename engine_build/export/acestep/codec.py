@@ -1,4 +1,4 @@
-"""diffusers' Oobleck autoencoder as the codec's two graphs, and how far each frame reaches through them."""
+"""diffusers' Oobleck autoencoder as the codec's two graphs, and their receptive fields in frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
-from engine_build.export.torch_export import export_graph, free, open_frugally
+from engine_build.export.torch_export import export_graph, free, open_without_copies
 from runtime.errors import BuildError
 
 MAX_BATCH: Final = 64
@@ -39,7 +39,7 @@ class CodecLayout:
 
 
 def layout_of(vae: Any) -> CodecLayout:
-    """What a VAE's configuration says. Raises BuildError for strides that do not give whole frames."""
+    """The layout from a VAE's configuration. Raises BuildError for strides that do not give whole frames."""
     config = vae.config
     if any(ratio % 2 for ratio in config.downsampling_ratios):
         raise BuildError(
@@ -110,7 +110,7 @@ def export_codec(vae: Any, decode_file: Path, encode_file: Path) -> None:
 
 def decode_margin(file: Path, layout: CodecLayout) -> int:
     """Frames on both sides of a window that its audio depends on, read off the exported graph. Raises BuildError."""
-    session = open_frugally(file)
+    session = open_without_copies(file)
 
     def touched(frames: int) -> NDArray[np.bool_]:
         latents = np.zeros((1, frames, layout.latent_channels), np.float32)
@@ -123,7 +123,7 @@ def decode_margin(file: Path, layout: CodecLayout) -> int:
 
 def encode_margin(file: Path, layout: CodecLayout) -> int:
     """Frames of audio on both sides of a window that its latents depend on. Raises BuildError."""
-    session = open_frugally(file)
+    session = open_without_copies(file)
 
     def touched(frames: int) -> NDArray[np.bool_]:
         audio = np.zeros((1, layout.channels, frames, layout.hop_samples), np.float32)
@@ -135,7 +135,7 @@ def encode_margin(file: Path, layout: CodecLayout) -> int:
 
 
 def _reach(touched: Callable[[int], NDArray[np.bool_]]) -> int:
-    """How many frames away a NaN in the middle frame still arrives: it goes wherever a weight is, even a tiny one."""
+    """The receptive field in frames: the distance to which a NaN in the middle frame propagates."""
     frames = PROBE_FRAMES
     while frames <= MAX_PROBE_FRAMES:
         found = np.flatnonzero(touched(frames))
@@ -147,7 +147,7 @@ def _reach(touched: Callable[[int], NDArray[np.bool_]]) -> int:
 
 
 def encode_silence(file: Path, layout: CodecLayout, margin_frames: int, frames: int) -> NDArray[np.float32]:
-    """Latents `[frames, C]` of digital silence with a beginning and no end: behind the margin all frames are equal."""
+    """Latents `[frames, C]` of digital silence from its first sample on: after the margin all frames are equal."""
     audio = np.zeros((1, layout.channels, (2 * margin_frames + 1) * layout.hop_samples), np.float32)
-    latents = open_frugally(file).run(None, {"audio": audio})[0][0, : margin_frames + 1]
+    latents = open_without_copies(file).run(None, {"audio": audio})[0][0, : margin_frames + 1]
     return np.concatenate((latents, np.tile(latents[-1:], (frames, 1))))[:frames]

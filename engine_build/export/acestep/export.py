@@ -1,4 +1,4 @@
-"""A source of modules -> a bundle's folder, checked graph by graph, one module in memory at a time."""
+"""Exports a source of modules as a bundle; every graph is compared with its module, one module in memory at a time."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ ERROR_LIMIT: Final = 1e-3
 _CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))
 _CHECKED_FRAMES: Final = 3
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the source does not say. `canvas_s`: how long a full generation is; `with_text`: export the text_encoder."""
+    """Options beside the source. `canvas_s`: length of a full generation; `with_text`: export the text encoder."""
 
     name: str
     canvas_s: float = 60.0
@@ -81,19 +81,19 @@ class _Text:
     text_encoder: dict[str, Any] | None
 
 
-def export_bundle(source: Source, folder: Path, options: Options, say: Say = print) -> BundleFacts:
-    """Write the bundle; the folder takes its name when all of it is there, in place of an older bundle.
+def export_bundle(source: Source, folder: Path, options: Options, on_progress: OnProgress = print) -> BundleFacts:
+    """Write the bundle into a temporary folder and rename it when it is complete; an older bundle is replaced.
 
-    Raises BuildError where a graph does not compute what its module does, ConfigError where the source lacks something
-    or the folder holds something else.
+    Raises BuildError where a graph differs from its module, ConfigError where the source lacks a part or the folder is
+    not a bundle.
     """
     _check_replaceable(folder)
-    with _whole(folder) as partial:
-        say("decoder ...")
+    with _atomic_folder(folder) as partial:
+        on_progress("decoder ...")
         decoder = _export_decoder(source, partial)
-        say("codec ...")
+        on_progress("codec ...")
         codec = _export_codec(source, partial, decoder.shape)
-        say("text ...")
+        on_progress("text ...")
         text = _export_text(source, partial, codec.layout.frame_rate_hz, with_text=options.with_text)
         facts = _facts(options, decoder, codec, text, partial)
         (partial / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
@@ -101,7 +101,7 @@ def export_bundle(source: Source, folder: Path, options: Options, say: Say = pri
 
 
 def bundle_name(name: str) -> str:
-    """A name as bundles may have it."""
+    """A name reduced to the characters that bundle names may have."""
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "acestep"
 
 
@@ -180,7 +180,7 @@ def _facts(options: Options, decoder: _Decoder, codec: _Codec, text: _Text, fold
 
 
 def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...] | None:
-    """One frame where all frames are the same; else the sequence goes into its file."""
+    """One frame where all frames are equal; else None, and the sequence is written to its file."""
     if (silence == silence[:1]).all():
         return tuple(float(value) for value in silence[0])
     np.save(file, np.ascontiguousarray(silence))
@@ -205,12 +205,12 @@ def _check(name: str, error: float) -> None:
 def _check_replaceable(folder: Path) -> None:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / BUNDLE_FILE).is_file():
-        raise ConfigError(f"{folder} is there and is no bundle: it is not replaced", fix="--out another folder")
+        raise ConfigError(f"{folder} exists and is not a bundle: it is not replaced", fix="--out another folder")
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place at the end, or goes."""
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder`, renamed to it at the end, or removed."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")

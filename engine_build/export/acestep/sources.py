@@ -1,6 +1,6 @@
-"""Where the modules come from: a checkpoint in diffusers' layout, or the published configuration with random weights.
+"""Sources of modules: a checkpoint in diffusers' layout, or the published configuration with random weights.
 
-Modules are made one at a time and in float32, so that whoever exports one after the other never holds two.
+Every call makes one module, in float32, so that an export has one module in memory at a time.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ WEIGHT_STD: Final = 0.02
 
 
 class Source(Protocol):
-    """What an export is made of. Every call makes a module anew; None where the source has none."""
+    """The modules of an export. Every call makes a new module; None where the source has none."""
 
     @property
     def name(self) -> str:
-        """What the bundle may be called."""
+        """The default name of the bundle."""
 
     @property
     def description(self) -> str:
-        """What the bundle says of itself."""
+        """The bundle's description."""
 
     def transformer(self) -> nn.Module:
         """diffusers' AceStepTransformer1DModel."""
@@ -72,13 +72,13 @@ class Source(Protocol):
         """A transformers model that makes the text's hidden states, and its fast tokenizer."""
 
     def null_condition(self) -> torch.Tensor | None:
-        """Tokens f32 `[1, D]` that mean no condition, where no condition encoder knows them."""
+        """Tokens f32 `[1, D]` of the null condition, where there is no condition encoder."""
 
 
 class Checkpoint:
     """A folder as diffusers saves it: transformer/, vae/ and, for texts, condition_encoder/, text_encoder/, tokenizer/.
 
-    Raises ConfigError where a folder is missing or holds another model.
+    Raises ConfigError where a folder is missing or has another model.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,7 @@ class Checkpoint:
         return self._load(AceStepConditionEncoder, CONDITION_ENCODER)
 
     def text_encoder(self) -> tuple[nn.Module, Any] | None:
-        """The text's hidden states. Raises ConfigError where the folder is there and transformers is not installed."""
+        """The text encoder and its tokenizer. Raises ConfigError where transformers is not installed."""
         if not (self._has(TEXT_ENCODER) and self._has(CONDITION_ENCODER)):
             return None
         if not self._has(TOKENIZER):
@@ -126,7 +126,7 @@ class Checkpoint:
         return model.eval(), tokenizer
 
     def null_condition(self) -> None:
-        """None: it is the condition encoder's."""
+        """None: the condition encoder has it."""
 
     def _has(self, part: str) -> bool:
         return (self.folder / part).is_dir()
@@ -139,7 +139,7 @@ class Checkpoint:
             found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
         except (OSError, ValueError, AttributeError):
             raise ConfigError(
-                f"{self.folder} is no checkpoint in diffusers' layout: {path} is missing or cannot be read",
+                f"{self.folder} is not a checkpoint in diffusers' layout: {path} is missing or cannot be read",
                 fix="convert the original with scripts/convert_ace_step_to_diffusers.py of diffusers' repository",
             ) from None
         if found != CLASSES[part]:
@@ -161,7 +161,7 @@ class Checkpoint:
 
 @contextmanager
 def _loading(folder: Path) -> Iterator[None]:
-    """What diffusers and transformers raise for damaged files, as one error that names the folder."""
+    """Turn the errors of diffusers and transformers for damaged files into one that names the folder."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -182,7 +182,7 @@ class RandomWeights:
 
     @property
     def description(self) -> str:
-        """It says that this makes no music."""
+        """It states that the weights are random."""
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
     def transformer(self) -> nn.Module:
@@ -204,7 +204,7 @@ class RandomWeights:
         return module.eval()
 
     def condition_encoder(self) -> None:
-        """None: condition tokens of this source are random too."""
+        """None: this source has no condition encoder."""
 
     def text_encoder(self) -> None:
         """None."""
@@ -221,6 +221,6 @@ class RandomWeights:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
     def _generator(self, name: str) -> torch.Generator:
-        """A stream of numbers per name: a layer's weights do not depend on how many layers there are."""
+        """A generator per name: a layer's weights do not depend on the number of layers."""
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,7 +1,7 @@
 """Text -> condition tokens, as ACE-Step's pipeline makes them for text2music, with no lyrics and no reference audio.
 
-The pipeline packs lyrics, timbre and text, in this order. Without lyrics and reference the first two are always the
-same, so they are worked out once and stand in the graph as a prefix.
+The pipeline packs lyrics, timbre and text, in this order. Without lyrics and reference the first two are constant, so
+they are computed once and are a prefix in the graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANY_LENGTH_S: Final = 987_654
 
 @dataclass(frozen=True)
 class TextEncoderLayout:
-    """What bundle.toml says about the text_encoder."""
+    """The text encoder's entries in bundle.toml."""
 
     template: str
     max_tokens: int
@@ -38,7 +38,7 @@ class TextEncoderLayout:
 
 
 class TextEncoder(nn.Module):
-    """Text encoder and projection, behind a constant prefix f32 `[P, D]`."""
+    """Text encoder and projection, after a constant prefix f32 `[P, D]`."""
 
     def __init__(self, text_encoder: nn.Module, projector: nn.Module, prefix: Tensor) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TextEncoder(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and mask int64 `[B, L]` -> condition `[B, P + L, D]`, mask f32 `[B, P + L]`.
 
-        The text encoder is causal: padding behind the text changes nothing in it.
+        The text encoder is causal: padding after the text does not change the text's tokens.
         """
         hidden = self.text_encoder(input_ids=input_ids, use_cache=False).last_hidden_state
         rows = input_ids.shape[0]
@@ -61,7 +61,7 @@ class TextEncoder(nn.Module):
 def export_text_encoder(
     condition_encoder: Any, text_encoder: Any, tokenizer: Any, frame_rate_hz: float, file: Path, tokenizer_file: Path
 ) -> TextEncoderLayout:
-    """Write the text_encoder's graph and the tokenizer."""
+    """Write the text encoder's graph and the tokenizer."""
     template, lyrics = prompt_texts()
     prefix = constant_prefix(condition_encoder, text_encoder, tokenizer, lyrics, frame_rate_hz)
     batch, tokens = free("batch", MAX_BATCH), free("tokens")
@@ -79,7 +79,7 @@ def export_text_encoder(
 
 
 def prompt_texts() -> tuple[str, str]:
-    """The pipeline's template for text2music, with places for prompt and length; and what it says of no lyrics."""
+    """The pipeline's text2music template, with placeholders for prompt and length; and its text for empty lyrics."""
     text, lyrics = AceStepPipeline._format_prompt(
         AceStepPipeline, PROMPT, lyrics="", vocal_language=LANGUAGE, audio_duration=float(_ANY_LENGTH_S)
     )

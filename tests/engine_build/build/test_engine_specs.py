@@ -93,11 +93,11 @@ def test_samples_of_long_canvases_stay_affordable() -> None:
         ('latents = "hidden_states"', 'latents = "hidden"', ConfigError, "decoder.inputs.latents names 'hidden'"),
         ('velocity = "velocity"', 'velocity = "speed"', ConfigError, "decoder.outputs.velocity names 'speed'"),
         ('graph = "decoder.onnx"', 'graph = "dekoder.onnx"', ConfigError, "no graph at .*dekoder.onnx"),
-        ('graph = "decoder.onnx"', 'graph = "tokenizer.json"', BuildError, "tokenizer.json is no ONNX graph"),
+        ('graph = "decoder.onnx"', 'graph = "tokenizer.json"', BuildError, "tokenizer.json is not an ONNX graph"),
         ('graph = "decoder.onnx"', 'graph = "."', ConfigError, "is a folder"),
         ('graph = "decoder.onnx"', 'graph = "text_encoder.onnx"', ConfigError, "its inputs are input_ids int64"),
         ("channels = 8", "channels = 16", ConfigError, "silence has 8 values"),
-        ('condition_mask = "condition_mask"\n', "", ConfigError, "the inputs condition_mask, to which"),
+        ('condition_mask = "condition_mask"\n', "", ConfigError, "the inputs condition_mask, which have no role"),
         ('"start_frame" }', '"latents" }', ConfigError, "codec.decode.inputs.start_frame"),
         (', start_frame = "start_frame"', "", ConfigError, "the inputs start_frame"),
         ("channels = 2", "channels = 1", ConfigError, "audio channels"),
@@ -133,7 +133,7 @@ def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
     for value in (model.graph.input[0], model.graph.input[-1], model.graph.output[0]):
         value.type.tensor_type.shape.dim[1].dim_value = 32
     onnx.save(model, file)
-    with pytest.raises(ConfigError, match=r"\(frames\) is fixed at 32, expected it free for 2\.\.64"):
+    with pytest.raises(ConfigError, match=r"\(frames\) is fixed at 32, expected a dynamic one for 2\.\.64"):
         engine_specs(load_request(path))
 
 

@@ -177,7 +177,7 @@ def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "songs").write_text("mine")
     from engine_build.export.acestep.sources import RandomWeights
 
-    with pytest.raises(ConfigError, match=r"is no bundle: it is not replaced"):
+    with pytest.raises(ConfigError, match=r"is not a bundle: it is not replaced"):
         export(RandomWeights(transformer_changes=TINY, vae_changes=VAE), tmp_path)
     assert (tmp_path / "songs").read_text() == "mine"
 

@@ -36,7 +36,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
     classes = {"transformer": "AceStepTransformer1DModel", "vae": "AutoencoderOobleck"}
     del classes[part]
-    with pytest.raises(ConfigError, match=rf"no checkpoint in diffusers' layout: .*{part}.config\.json"):
+    with pytest.raises(ConfigError, match=rf"not a checkpoint in diffusers' layout: .*{part}.config\.json"):
         Checkpoint(folder_with(tmp_path, **classes))
 
 
