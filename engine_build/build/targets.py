@@ -13,8 +13,9 @@ from engine_build.build.engine_folder import PARTIAL_SUFFIX
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.build.rebuild_check import RebuildDecision
+from engine_build.build.tasks import RunRequest, build_plan, run_engine
 from engine_build.build.timing_cache import FOLDER, cache_path
-from engine_build.build.worker import BuildLog, PlanRequest, RunRequest, Worker, build_plan, run_engine
+from engine_build.build.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime

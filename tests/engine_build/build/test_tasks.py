@@ -1,0 +1,56 @@
+"""The worker's tasks on the simulated GPU: engines are run at every sample, and their outputs checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers.factories import TinySpec
+from onnx import numpy_helper
+
+from engine_build.build.engine_specs import engine_specs
+from engine_build.build.tasks import RunRequest, run_engine
+from engine_build.config import load_request
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import Manifest
+from runtime.errors import BuildError
+
+Build = Callable[..., Manifest]
+
+
+def test_values_that_are_not_finite_are_refused(path: Path, build_one: Build) -> None:
+    file = load_deployment(path).bundle / "decoder.onnx"
+    model = onnx.load(file)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "w_out")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * float("nan"), "w_out"))
+    onnx.save(model, file)
+    with pytest.raises(BuildError, match=r"decoder: velocity at .*: values that are not finite"):
+        build_one(path)
+
+
+def run_request(path: Path, num_results: int) -> RunRequest:
+    """The decoder's engine, run at every sample of its spec."""
+    spec = next(spec for spec in engine_specs(load_request(path)) if spec.name == "decoder")
+    folder = load_deployment(path).engine_folder("tensorrt")
+    return RunRequest(spec.name, folder, spec.inputs, spec.samples, num_results)
+
+
+def test_an_engine_runs_at_every_sample_and_returns_the_first_outputs(path: Path, build_one: Build) -> None:
+    build_one(path)
+    request = run_request(path, 2)
+    outputs, memory_bytes = run_engine(request, threading.Event(), lambda severity, text: None)
+    expected = [(sizes["R"], sizes["T"], TinySpec().channels) for sizes in request.samples[:2]]
+    assert [arrays["velocity"].shape for arrays in outputs] == expected
+    assert len(request.samples) > 2
+    assert memory_bytes >= 0
+
+
+def test_a_cancelled_run_ends_at_the_next_sample(path: Path, build_one: Build) -> None:
+    build_one(path)
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(BuildError, match="cancelled"):
+        run_engine(run_request(path, 1), cancelled, lambda severity, text: None)
