@@ -83,7 +83,7 @@ def generate(
         loop.submit(request, events.append)
     while loop.tick() is not None:
         pass
-    counts = loop._buckets.launch_counts.copy()
+    counts = loop._denoise.launch_counts.copy()
     loop.close()
     device.close()
     failed = [event.error for event in events if isinstance(event, Failed)]

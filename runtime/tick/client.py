@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -342,10 +342,10 @@ class LoopClient:
         assert isinstance(width, int)
         return width
 
-    def _end_leftovers(self) -> None:
-        """End generations and questions that the loop, which has stopped, cannot serve any more."""
+    def _end_leftovers(self, unanswered: Sequence[Message] = ()) -> None:
+        """End generations and messages that the loop, which has stopped, cannot serve any more."""
         self._registry.close()
-        for message in self._inbox.drain():
+        for message in (*unanswered, *self._inbox.drain()):
             if isinstance(message, Snapshot):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
             elif isinstance(message, Swap):

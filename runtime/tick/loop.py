@@ -45,7 +45,8 @@ class TickLoop(LoopClient):
         self._denoise = DenoiseRunner(device, self._stream, engines, bundle, deployment, self.clock)
         self._runners: tuple[Runner[Any], ...] = (self._denoise,)
         self._in_flight: deque[InFlight] = deque()
-        self._questions: deque[Snapshot | Swap] = deque()
+        self._snapshots: deque[Snapshot] = deque()
+        self._swaps: deque[Swap] = deque()
         self._counted = (device.allocations, self._denoise.launch_counts.copy())
         self._last_tick_s = time.monotonic()
         self._last_begin: DeviceEvent | None = None
@@ -125,7 +126,8 @@ class TickLoop(LoopClient):
     @phase("schedule")
     def _plan(self, admitted: Sequence[Slot]) -> Plan | None:
         """What every runner executes for its live slots; None where there is none."""
-        self._answer_questions()
+        self._take_snapshots()
+        self._take_swaps()
         for slot in admitted:
             self._admit(slot)
         plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
@@ -154,7 +156,7 @@ class TickLoop(LoopClient):
             finished += zip(ended, results, strict=True)
             done.append(copied)
         self._scheduler.tick += 1
-        self._answer_questions()
+        self._take_snapshots()
         return InFlight(launched, tuple(done), tuple(finished), record)
 
     @phase("deliver")
@@ -246,8 +248,10 @@ class TickLoop(LoopClient):
                     self._update(request_id, work)
             case Cancel(request_id):
                 self._remove(request_id, Cancelled(request_id), "cancelled")
-            case Snapshot() | Swap():
-                self._questions.append(message)
+            case Snapshot():
+                self._snapshots.append(message)
+            case Swap():
+                self._swaps.append(message)
             case Stop():
                 self._stopped = True
 
@@ -278,23 +282,26 @@ class TickLoop(LoopClient):
         if isinstance(submission, Slot):
             submission.runner.update(submission)
 
-    def _answer_questions(self) -> None:
-        """Between two ticks a slot's state and its step agree."""
-        while self._questions:
-            match self._questions.popleft():
-                case Snapshot(request_id, reply):
-                    try:
-                        reply.set_result(self._snapshot(request_id))
-                    except RequestError as error:
-                        reply.set_exception(error)
-                case Swap(engines, reply):
-                    try:
-                        self._swap(engines)
-                        reply.set_result(None)
-                    except EngineDeadError:
-                        raise
-                    except EngineError as error:
-                        reply.set_exception(error)
+    def _take_snapshots(self) -> None:
+        """Between two ticks, when a slot's state and its step agree."""
+        while self._snapshots:
+            message = self._snapshots.popleft()
+            try:
+                message.reply.set_result(self._snapshot(message.request_id))
+            except RequestError as error:
+                message.reply.set_exception(error)
+
+    def _take_swaps(self) -> None:
+        """Before a tick is planned, when every launched tick is in flight and can be waited for."""
+        while self._swaps:
+            message = self._swaps.popleft()
+            try:
+                self._swap(message.engines)
+                message.reply.set_result(None)
+            except EngineDeadError:
+                raise
+            except EngineError as error:
+                message.reply.set_exception(error)
 
     def _snapshot(self, request_id: str) -> SlotSnapshot:
         slot = self._scheduler.slots.get(request_id)
@@ -345,7 +352,4 @@ class TickLoop(LoopClient):
         """End all generations that are still in the loop, and wake what waits for its end."""
         self._ended.set()
         self._in_flight.clear()
-        for question in self._questions:
-            self._inbox.put(question)
-        self._questions.clear()
-        self._end_leftovers()
+        self._end_leftovers([*self._snapshots, *self._swaps])

@@ -234,3 +234,26 @@ def test_conditions_of_many_lengths_share_executes(loops: Loops) -> None:
     for index, condition in enumerate(CONDITIONS):
         alone = run_all(loop, make(f"{index}", steps=6, conditions=(condition,)))
         np.testing.assert_allclose(inbox.latents(f"{index}"), alone.latents(f"{index}"), atol=1e-4)
+
+
+def test_engines_that_arrive_while_a_tick_runs_are_taken_after_it(loops: Loops, machine: Machine) -> None:
+    loop, inbox = loops(), Inbox()
+    alone = run_all(loops(), make("a", steps=12, **GUIDED)).latents("a")
+    loop.submit(make("a", steps=12, **GUIDED), inbox)
+    for _ in range(4):
+        loop.tick()
+    launch, new = loop._denoise.launch, open_engines(loop.deployment, loop.device)
+
+    def launch_and_swap(part: Any) -> Any:
+        launched = launch(part)
+        loop._denoise.launch = launch  # type: ignore[method-assign]
+        loop.swap(new)
+        return launched
+
+    loop._denoise.launch = launch_and_swap  # type: ignore[method-assign]
+    loop.tick()
+    assert loop.engines is not new, "the tick that was just launched still runs on the old engines"
+    while loop.tick() is not None:
+        pass
+    assert loop.engines is new
+    np.testing.assert_array_equal(inbox.latents("a"), alone)
