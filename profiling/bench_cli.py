@@ -88,15 +88,15 @@ def bench(
             result, show = wanted.measure()
         if base is not None and not force:
             check_comparable(base, result)
-    show(console)
-    if base is not None:
-        print_changes(console, base, result)
-        result["changes"] = changes(base, result)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
-    if fail_over_budget and is_over_budget(result):
-        raise typer.Exit(EXIT_OVER_LIMIT)
+        show(console)
+        if base is not None:
+            print_changes(console, base, result)
+            result["changes"] = changes(base, result)
+        if json_path is not None:
+            json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(result))
+        if fail_over_budget and is_over_budget(result):
+            raise typer.Exit(EXIT_OVER_LIMIT)
 
 
 @dataclass(frozen=True)

@@ -75,17 +75,17 @@ def run(
         bundle = load_bundle(deployment.bundle)
         sizes = sizes_of(bundle, rows, frames or bundle.latents.canvas_frames, tokens)
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
-    show(profile, top, depth, Console())
-    if json_path is not None:
-        write_json(json_path, profile_records(profile))
-    if info_path is not None:
-        write_json(info_path, layer_info(profile))
-    if markdown_path is not None:
-        markdown_path.write_text(markdown(profile, top, depth), encoding="utf-8")
-    if html_path is not None:
-        html_path.write_text(page(profile, depth), encoding="utf-8")
-    if trace_path is not None:
-        write_json(trace_path, trace(profile))
+        show(profile, top, depth, Console())
+        if json_path is not None:
+            write_json(json_path, profile_records(profile))
+        if info_path is not None:
+            write_json(info_path, layer_info(profile))
+        if markdown_path is not None:
+            markdown_path.write_text(markdown(profile, top, depth), encoding="utf-8")
+        if html_path is not None:
+            html_path.write_text(page(profile, depth), encoding="utf-8")
+        if trace_path is not None:
+            write_json(trace_path, trace(profile))
 
 
 @app.command()

@@ -68,12 +68,20 @@ class DefaultCommandGroup(TyperGroup):
 
 @contextmanager
 def exit_on_error(interrupted: str = "interrupted") -> Iterator[None]:
-    """Turn a TickError into a message and its exit status, Ctrl-C into the message `interrupted` and status 130."""
+    """Turn errors into a message and an exit status, without a traceback.
+
+    These are TickErrors, OSErrors about a file, and Ctrl-C, whose message is `interrupted`.
+    """
     try:
         yield
     except TickError as error:
         print_error(str(error))
         raise typer.Exit(exit_status(error)) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print_error(f"{error.filename}: {error.strerror}")
+        raise typer.Exit(EXIT_FILE) from None
     except KeyboardInterrupt:
         print_error(interrupted)
         raise typer.Exit(EXIT_INTERRUPTED) from None

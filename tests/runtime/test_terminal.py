@@ -59,7 +59,17 @@ def test_an_interrupt_has_status_130(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "error: interrupted; nothing was written\n"
 
 
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(typer.Exit) as caught, exit_on_error():
+        path.write_text("{}")
+    assert caught.value.exit_code == 5
+    assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"
+
+
 def test_other_exceptions_pass_through() -> None:
+    with pytest.raises(OSError, match="a bug"), exit_on_error():
+        raise OSError("a bug")
     with pytest.raises(ZeroDivisionError), exit_on_error():
         raise ZeroDivisionError
 
