@@ -145,13 +145,8 @@ def problem_response(problem: ProblemError, request_id: str = "") -> Response:
 
 
 HTTP_CODES = {
-    400: ("bad_request", "the request could not be read", ""),
-    401: ("unauthorized", "an API key is needed", "send Authorization: Bearer KEY"),
-    403: ("forbidden", "this is not allowed", ""),
     404: ("not_found", "no route has this path", "GET /openapi.json lists every route"),
     405: ("method_not_allowed", "this path does not support this method", "see the Allow header"),
-    413: ("content_too_large", "the body is larger than the server's limit", ""),
-    415: ("unsupported_media_type", "this content type is not supported", ""),
 }
 
 
