@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tickrt
 from helpers.paths import ROOT
 from numpy.typing import NDArray
+
+import tickrt
 
 NOTEBOOK = json.loads((ROOT / "configs" / "demo" / "tickrt.ipynb").read_text(encoding="utf-8"))
 CODE_CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]

@@ -64,7 +64,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     run(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(sdist))
     (wheel,) = folder.glob("*.whl")
     environment = folder / "environment"
-    venv.create(environment)
+    venv.create(environment, symlinks=True)
     (site,) = environment.glob("lib/python*/site-packages")
     dependencies = [path for path in sys.path if path.endswith("-packages")]
     (site / "dependencies.pth").write_text("\n".join(dependencies))

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-import tickrt
 from conftest import Built
+
+import tickrt
 
 
 @pytest.fixture(scope="module")

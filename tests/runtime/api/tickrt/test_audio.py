@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import tickrt
 
+import tickrt
 from runtime.audio.formats import read_latents
 from runtime.errors import FileError
 

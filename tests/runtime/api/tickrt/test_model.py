@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tickrt
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 
+import tickrt
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-import tickrt
 from pydantic import BaseModel
-from tickrt.options import INPUTS, plain_values
 
+import tickrt
 from runtime.requests import options as source
+from tickrt.options import INPUTS, plain_values
 
 TYPED_DICTS = {
     source.WeightedPrompt: tickrt.WeightedPrompt,
