@@ -1,4 +1,4 @@
-"""Output files: which format a name says, and files that get their name once they are complete."""
+"""Output files: their format by suffix, and files that replace an older one once they are complete."""
 
 from __future__ import annotations
 

@@ -54,6 +54,13 @@ def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:
     return bytes(safetensors.numpy.save(tensors, metadata=dict(metadata)))
 
 
+def is_latents_file(source: Path | bytes) -> bool:
+    """By a path's suffix, or by the first bytes of safetensors: the header's length (8 bytes) and a JSON object."""
+    if isinstance(source, Path):
+        return source.suffix == FORMATS["latents"].suffix
+    return source[8:9] == b"{" and int.from_bytes(source[:8], "little") < len(source)
+
+
 def read_latents(source: Path | bytes, channels: int, max_frames: int) -> tuple[Latents, dict[str, str]]:
     """The "latents" `[T, C]` of a safetensors file as float32, and the file's metadata. Raises RequestError."""
     data = source if isinstance(source, bytes) else _read_bytes(source)

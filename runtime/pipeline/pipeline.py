@@ -13,7 +13,7 @@ import numpy as np
 
 from runtime.audio.codec import Codec
 from runtime.audio.decoding import convert_audio, read_audio
-from runtime.audio.formats import FORMATS, Pcm, read_latents
+from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
@@ -148,7 +148,7 @@ class Pipeline:
         Raises RequestError.
         """
         latents = self.bundle.latents
-        if _is_safetensors(data):
+        if is_latents_file(data):
             limit = latents.round_up(math.ceil(max_seconds * latents.frame_rate_hz))
             return self._padded(read_latents(data, latents.channels, limit)[0])
         codec = self._encoding_codec()
@@ -238,10 +238,3 @@ def _open_other_engines(deployment: Deployment, bundle: Bundle, device: Device, 
         engines[name] = open_engine(deployment.engine_folder(), name, device, threads=CODEC_THREADS, fix=fix)
         opened.callback(engines[name].close)
     return engines
-
-
-def _is_safetensors(data: Path | bytes) -> bool:
-    """By a path's suffix, or by the format's first bytes: a length (8 bytes), then a JSON object."""
-    if isinstance(data, Path):
-        return data.suffix == FORMATS["latents"].suffix
-    return data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data)

@@ -32,16 +32,6 @@ class Segment:
     keep_frames: int = 0
     total_frames: int | None = None
 
-    @property
-    def new_frames(self) -> int:
-        """The number of frames that it adds."""
-        return self.frames - self.keep_frames
-
-    @property
-    def end_frame(self) -> int:
-        """The frame after its last one."""
-        return self.start_frame + self.frames
-
     def positions(self, length: int) -> NDArray[np.float64]:
         """`[T]`: its frames as positions in `length` values that span the generation, from 0 to `length` - 1."""
         start, total = (0, self.frames) if self.total_frames is None else (self.start_frame, self.total_frames)

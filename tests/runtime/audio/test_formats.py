@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.audio.formats import latents_bytes, read_latents
+from runtime.audio.formats import is_latents_file, latents_bytes, read_latents
 from runtime.errors import RequestError
 
 
@@ -47,3 +47,11 @@ def _safetensors(dtype: str, shape: list[int], size_bytes: int, name: str = "lat
 def test_invalid_latents_are_refused_with_the_cause(data: bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         read_latents(data, channels=4, max_frames=7)
+
+
+def test_latents_files_are_recognized_by_suffix_or_content() -> None:
+    assert is_latents_file(Path("a.safetensors"))
+    assert not is_latents_file(Path("a.wav"))
+    assert is_latents_file(latents_bytes(np.zeros((2, 4), np.float32), {}))
+    assert not is_latents_file(b"RIFF\xff\xff\xff\xffWAVE")
+    assert not is_latents_file(b"")

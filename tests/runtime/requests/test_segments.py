@@ -16,7 +16,7 @@ def all_segments(total: int, canvas: int, overlap: int, multiple: int = 1) -> li
     done = 0
     while (segment := next_segment(done, total, lengths=lengths, overlap_frames=overlap)) is not None:
         segments.append(segment)
-        done = segment.end_frame
+        done = segment.start_frame + segment.frames
     return segments
 
 
@@ -37,8 +37,8 @@ def test_segments_cover_every_frame_once(total: int, canvas: int, overlap: int, 
     for segment in segments:
         assert segment.start_frame + segment.keep_frames == done
         assert segment.frames % multiple == segment.keep_frames % multiple == 0
-        assert segment.new_frames > 0
-        done = segment.end_frame
+        assert segment.frames > segment.keep_frames
+        done = segment.start_frame + segment.frames
     assert done == total
     assert all(segment.frames == canvas for segment in segments if len(segments) > 1)
     assert all(segment.keep_frames >= overlap for segment in segments[1:])
@@ -67,7 +67,7 @@ def test_a_curve_spans_the_generation_and_each_segment_gets_its_part() -> None:
         part = segment.curve([0.0, 1.0, 2.0, 3.0])
         assert isinstance(part, np.ndarray)
         assert part.dtype == np.float32
-        assert np.allclose(part, whole[segment.start_frame : segment.end_frame], atol=1e-6)
+        assert np.allclose(part, whole[segment.start_frame :][: segment.frames], atol=1e-6)
 
 
 def test_a_curve_with_one_value_per_frame_is_unchanged() -> None:
