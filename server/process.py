@@ -30,6 +30,8 @@ from server.service import Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0
+# How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
+SWITCH_INTERVAL_S = 0.0005
 logger = logging.getLogger("tickrt.server")
 
 
@@ -151,6 +153,7 @@ def serve(
     app: FastAPI, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[], None] | None = None
 ) -> int:
     """Serve until a signal or a failure; returns the exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = TickServer(app, settings, on_ready)
 
     async def run() -> None:

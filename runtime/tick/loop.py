@@ -70,7 +70,9 @@ class TickLoop(LoopClient):
         )
 
     def start(self) -> None:
-        """Run ticks in a thread of their own."""
+        """Run ticks in a thread of their own. Again does nothing."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self.run, name="tick", daemon=True)
         self._thread.start()
 

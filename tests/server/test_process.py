@@ -22,7 +22,8 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
-from server.process import open_socket, url_of
+from server import process as server_process
+from server.process import SWITCH_INTERVAL_S, open_socket, serve, url_of
 
 Serve = Callable[..., Served]
 
@@ -216,3 +217,25 @@ def test_urls_of_ipv4_and_ipv6() -> None:
     if socket.has_ipv6:
         with open_socket("::1", 0, 65536) as listener:
             assert re.fullmatch(r"http://\[::1\]:\d+", url_of(listener))
+
+
+def test_busy_threads_hand_over_to_the_tick_thread_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Ended:
+        exit_code = 7
+
+        def __init__(self, *arguments: object) -> None:
+            seen.append(sys.getswitchinterval())
+
+        def reload(self) -> None: ...
+
+        async def serve(self, sockets: list[socket.socket]) -> None: ...
+
+    monkeypatch.setattr(server_process, "TickServer", Ended)
+    before = sys.getswitchinterval()
+    try:
+        assert serve(None, None, open_socket("127.0.0.1", 0, 1 << 16)) == 7  # type: ignore[arg-type]
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == [pytest.approx(SWITCH_INTERVAL_S)]

@@ -357,6 +357,14 @@ def test_the_thread_blocks_while_nothing_is_live(loops: Loops) -> None:
     assert time.thread_time() - spent < 0.04
 
 
+def test_starting_twice_starts_one_thread(loops: Loops) -> None:
+    loop = loops()
+    loop.start()
+    thread = loop._thread
+    loop.start()
+    assert loop._thread is thread
+
+
 def test_an_id_is_inside_only_once(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a"), Inbox())
