@@ -113,7 +113,7 @@ class Worker:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,

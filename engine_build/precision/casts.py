@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,36 +18,23 @@ DATA_MIN_BYTES = 1024
 DATA_ALIGNMENT_BYTES = 4096
 
 
-class Weights(Protocol):
-    """Reads the constants of the source graph and writes those of the new one."""
-
-    def read(self, tensor: TensorProto) -> NDArray[Any]:
-        """The numbers of a constant of the source graph."""
-
-    def write(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """A constant of the new graph."""
-
-    def keep(self, tensor: TensorProto) -> TensorProto:
-        """A constant of the new graph that equals one of the source."""
-
-
 class InlineWeights:
-    """Constants stored inside the new graph; those of the source may be files in its `folder`."""
+    """Reads constants of the source graph, external ones from its `folder`; stores new ones inside the new graph."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path()
 
     def read(self, tensor: TensorProto) -> NDArray[Any]:
-        """The numbers of a constant."""
+        """The values of a constant of the source graph."""
         return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._folder)))
 
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """A constant stored inside the graph."""
+        """A constant of the new graph."""
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         return helper.make_tensor(name, kind, array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
 
     def keep(self, tensor: TensorProto) -> TensorProto:
-        """The constant itself."""
+        """A constant of the new graph that equals one of the source."""
         return tensor
 
 
@@ -84,7 +71,7 @@ class FileWeights(InlineWeights):
 class Rewriter:
     """One pass over a graph's nodes, in order. `kind` is the low precision's ONNX data type, `label` its name."""
 
-    def __init__(self, view: GraphView, rules: list[NodeRule], kind: int, label: str, weights: Weights) -> None:
+    def __init__(self, view: GraphView, rules: list[NodeRule], kind: int, label: str, weights: InlineWeights) -> None:
         self._view, self._rules, self._weights = view, rules, weights
         self._kind, self._label = kind, label
         self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))

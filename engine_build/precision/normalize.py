@@ -7,13 +7,13 @@ import onnx
 from onnx import helper
 
 from engine_build.graphs.graph_view import GraphView, replace_nodes
-from engine_build.precision.casts import Weights
+from engine_build.precision.casts import InlineWeights
 from runtime.engines.operator_flops import PRODUCTS
 
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
-def normalized(model: onnx.ModelProto, limit: float, weights: Weights) -> onnx.ModelProto:
+def normalized(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> onnx.ModelProto:
     """A normalized copy: constants as initializers, scales before moves, attention masks bounded by `limit`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -51,7 +51,7 @@ def hoist_scales(model: onnx.ModelProto) -> None:
     replace_nodes(model, nodes)
 
 
-def bound_masks(model: onnx.ModelProto, limit: float, weights: Weights) -> None:
+def bound_masks(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> None:
     """Bound the masks that are added to attention scores to `-limit`, so that the sums stay finite in 16 bits.
 
     Exporters write the smallest fp32 number, which is minus infinity in 16 bits; softmax of a row of those is NaN.
@@ -123,7 +123,7 @@ def _mask_nodes(view: GraphView) -> set[int]:
     return found
 
 
-def _bounded(tensor: onnx.TensorProto, limit: float, weights: Weights) -> onnx.TensorProto:
+def _bounded(tensor: onnx.TensorProto, limit: float, weights: InlineWeights) -> onnx.TensorProto:
     array = weights.read(tensor)
     if not (np.isfinite(array) & (np.abs(array) > limit)).any():
         return tensor

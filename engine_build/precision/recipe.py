@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, defs
 
 from engine_build.graphs.graph_view import GraphView, node_name
-from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter, Weights
+from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.node_rules import node_rules
 from engine_build.precision.normalize import normalized
 from runtime.errors import BuildError
@@ -71,7 +71,7 @@ def without_type(view: GraphView, kind: int) -> frozenset[str]:
 
 
 def apply_recipe(
-    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: Weights | None = None
+    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: InlineWeights | None = None
 ) -> onnx.ModelProto:
     """A float32 model with its trunk in the recipe's precision; "fp32" gives an equal one.
 
@@ -107,7 +107,7 @@ def write_recipe(source: Path, target: Path, recipe: RecipeName, *, without: Ite
 
 
 def explain(
-    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: Weights | None = None
+    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: InlineWeights | None = None
 ) -> tuple[NodePrecision, ...]:
     """The precision and rule of every node of the normalized graph under a recipe."""
     if recipe == "fp32":

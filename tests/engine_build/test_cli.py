@@ -1,4 +1,4 @@
-"""tickrt-build as its user sees it: output, exit status, and what is on disk afterwards."""
+"""tickrt-build as a command: output, exit status, files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_dry_run_writes_nothing(path: Path) -> None:
         ('target = "cpu"', 'target = "tensorrt"', 3, "needs the package tensorrt"),
     ],
 )
-def test_errors_say_what_and_how_to_mend_it(path: Path, old: str, new: str, status: int, says: str) -> None:
+def test_errors_have_a_message_and_a_fix(path: Path, old: str, new: str, status: int, says: str) -> None:
     path.write_text(path.read_text().replace(old, new))
     result = invoke(path)
     assert result.exit_code == status
@@ -95,7 +95,7 @@ def test_a_missing_file_is_status_two(tmp_path: Path) -> None:
         assert says in result.stderr
 
 
-def test_ctrl_c_stops_at_once_and_leaves_whole_engines_only(tmp_path: Path) -> None:
+def test_ctrl_c_stops_at_once_and_keeps_complete_engines_only(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     command = [sys.executable, "-m", "engine_build.cli", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

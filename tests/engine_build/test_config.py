@@ -1,4 +1,4 @@
-"""The [build] table, and ranges that cannot go with their bundle."""
+"""The [build] table, and shape ranges that contradict their bundle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert len(STEP_VARIANTS) == 16
 
 
-def test_the_build_table_is_read_and_threads_can_be_said_on_top(tmp_path: Path) -> None:
+def test_the_build_table_is_read_and_threads_can_be_overridden(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path, more='[build]\noptimization = "basic"\nthreads = 3\ntolerance = 1e-3')
     assert load_request(path).options == BuildConfig(optimization="basic", threads=3, tolerance=1e-3)
     assert load_request(path, threads=1).options.threads == 1
@@ -82,7 +82,7 @@ def test_contradictory_ranges_are_refused(tmp_path: Path, changes: list[tuple[st
     assert "shapes" in str(caught.value)
 
 
-def test_tokens_that_the_text_encoder_adds_need_room_too(tmp_path: Path) -> None:
+def test_the_token_range_must_include_prefix_tokens(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     edited(tmp_path / "tiny" / "bundle.toml", ("max_tokens = 32", "max_tokens = 30\nprefix_tokens = 3"))
     with pytest.raises(ConfigError, match=r"at most 32 tokens.*up to 33"):
@@ -90,7 +90,7 @@ def test_tokens_that_the_text_encoder_adds_need_room_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("overlap", [7, 32])
-def test_an_overlap_that_no_stretch_can_have_is_refused(tmp_path: Path, overlap: int) -> None:
+def test_an_overlap_of_a_whole_canvas_is_refused(tmp_path: Path, overlap: int) -> None:
     with pytest.raises(ConfigError, match=f"overlap_frames is {overlap}"):
         load_request(tiny_deployment(tmp_path, overlap_frames=overlap))
 

@@ -1,8 +1,8 @@
-"""Figures of a bundle: does it play what held-out prompts ask for, do seeds differ, does it continue what it knows."""
+"""Figures of a bundle: adherence to held-out prompts, difference between seeds, continuation of known frames."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from engine_build.demo_model.bundle_text import OVERLAP_FRAMES
 from engine_build.demo_model.corpus.prompts import Request, draw_request
 from engine_build.demo_model.corpus.songs import LAYERS, Song, draw_song, render
 from engine_build.demo_model.evaluation.measure import difference, in_key_energy, is_tempo, layers_present
+from engine_build.demo_model.evaluation.player import Player
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     FloatArray,
@@ -22,21 +23,9 @@ NUM_PROMPTS: Final = 64
 SEEDS_DIFFER_BY: Final = 0.1
 
 
-class Plays(Protocol):
-    """The part of `Player` that evaluation uses."""
-
-    def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
-        """Latents f32 `[B, T, C]` of one canvas per prompt."""
-        ...
-
-    def continue_from(self, prompts: Sequence[str], tails: FloatArray, seed: int) -> FloatArray:
-        """Latents f32 `[B, T, C]` of one canvas per prompt that begins with `tails` f32 `[B, n, C]`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Scores:
-    """Shares in [0, 1] over all prompts that ask for the thing measured."""
+    """Shares in [0, 1], each over all prompts that name the property."""
 
     in_key: float
     layers_present: float
@@ -44,7 +33,7 @@ class Scores:
     tempo: float
 
     def rounded(self, prefix: str = "") -> dict[str, float]:
-        """As plain values for bundle.toml."""
+        """The values rounded, for bundle.toml."""
         return {f"{prefix}{name}": round(value, 4) for name, value in vars(self).items()}
 
 
@@ -69,7 +58,7 @@ def score(requests: Sequence[Request], rolls: Iterable[FloatArray]) -> Scores:
     return Scores(*means)
 
 
-def evaluate(player: Plays) -> dict[str, Any]:
+def evaluate(player: Player) -> dict[str, Any]:
     """All figures: of the bundle, and of the corpus itself under the same detectors (`ceiling_`)."""
     requests = held_out_requests()
     rolls = levels_from_latents(player.play([request.prompt for request in requests], seed=1000))
@@ -83,7 +72,7 @@ def evaluate(player: Plays) -> dict[str, Any]:
     }
 
 
-def seed_figures(player: Plays, requests: Sequence[Request], rolls: FloatArray) -> dict[str, float]:
+def seed_figures(player: Player, requests: Sequence[Request], rolls: FloatArray) -> dict[str, float]:
     """How much other seeds differ from `rolls`: the share that is another piece, and the smallest difference."""
     others = levels_from_latents(player.play([request.prompt for request in requests], seed=2000))
     differences = [difference(roll, other) for roll, other in zip(rolls, others, strict=True)]
@@ -91,7 +80,7 @@ def seed_figures(player: Plays, requests: Sequence[Request], rolls: FloatArray) 
     return {"seeds_differ": share, "seeds_difference_min": round(min(differences), 4)}
 
 
-def continuation_scores(player: Plays, requests: Sequence[Request]) -> Scores:
+def continuation_scores(player: Player, requests: Sequence[Request]) -> Scores:
     """Scores of what follows the known end of a song's canvas, measured against everything that is true of the song."""
     songs = [request.song for request in requests]
     ends = np.stack([render(song, CANVAS_FRAMES)[-OVERLAP_FRAMES:] for song in songs])

@@ -43,7 +43,7 @@ def gpu() -> Iterator[None]:
 
 @pytest.fixture
 def build_one(gpu: None) -> Build:
-    """`build_one(path)` builds one engine of a deployment; `log` takes what the builder said."""
+    """`build_one(path)` builds one engine of a deployment; `log` receives the builder's messages."""
 
     def build(path: Path, name: str = "decoder", log: BuildLog | None = None) -> Manifest:
         request = load_request(path)

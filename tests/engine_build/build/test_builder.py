@@ -1,4 +1,4 @@
-"""Building for real: engines that run, reuse with a reason, and nothing left behind when something fails."""
+"""Builds for the target cpu: engines run, are reused with a reason, and failures leave nothing."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_every_engine_opens_and_says_what_it_is(shared: Deployment) -> None:
+def test_every_engine_opens_with_its_manifest(shared: Deployment) -> None:
     folder = shared.engine_folder()
     names = sorted(file.name.removesuffix(".manifest.json") for file in folder.glob("*.manifest.json"))
     assert sorted(file.name.removesuffix(".onnx") for file in folder.glob("*.onnx")) == names
@@ -174,7 +174,7 @@ def test_other_options_rebuild_everything(path: Path, folder: Path, option: str,
     path.write_text(path.read_text() + option + "\n")
     fresh = run(path)
     assert len(fresh) == 10
-    assert all(reason in said for said in fresh.values())
+    assert all(reason in found for found in fresh.values())
     assert run(path) == {}
 
 
@@ -197,7 +197,7 @@ def test_optimization_all_names_the_processor(path: Path) -> None:
     assert set(manifests["decoder"].device) == {"arch", "cpu"}
 
 
-def test_damage_is_noticed_and_mended(path: Path, folder: Path) -> None:
+def test_damaged_engines_are_rebuilt(path: Path, folder: Path) -> None:
     (folder / "text_encoder.manifest.json").write_text("{")
     (folder / "codec_decode.onnx").write_bytes(b"damaged")
     (folder / "codec_encode.onnx").unlink()
@@ -211,7 +211,7 @@ def test_damage_is_noticed_and_mended(path: Path, folder: Path) -> None:
     assert run(path) == {}
 
 
-def test_engines_that_are_not_wanted_any_more_go(path: Path, folder: Path) -> None:
+def test_engines_that_are_no_longer_wanted_are_removed(path: Path, folder: Path) -> None:
     edit(path, '["plain"]', "[]")
     assert run(path) == {"step.plain": "removed"}
     assert not list(folder.glob("step.plain*"))
@@ -318,7 +318,7 @@ def interrupt(task: BuildTask) -> dict[str, Any]:
         (interrupt, KeyboardInterrupt, None),
     ],
 )
-def test_a_failure_in_the_middle_leaves_the_folder_as_it_was(
+def test_a_failure_leaves_the_folder_unchanged(
     path: Path,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -365,7 +365,7 @@ def test_what_a_killed_build_left_is_removed(path: Path, folder: Path) -> None:
     assert not left.exists()
 
 
-def test_two_builds_do_not_meet(path: Path, folder: Path) -> None:
+def test_a_second_concurrent_build_is_refused(path: Path, folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -376,13 +376,13 @@ def test_two_builds_do_not_meet(path: Path, folder: Path) -> None:
     assert run(path) == {}
 
 
-def test_a_folder_that_cannot_be_made_is_said(path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(path: Path) -> None:
     (path.parent / ".engines").write_text("a file where a folder should be")
     with pytest.raises(BuildError, match=r"cannot use .*for engines"):
         run(path)
 
 
-def test_other_targets_say_what_is_missing(path: Path) -> None:
+def test_other_targets_report_missing_packages(path: Path) -> None:
     for target, package in (("cuda", "CUDA provider"), ("tensorrt", "package tensorrt")):
         with pytest.raises(BuildError, match=package) as caught:
             run(path, target=target)
@@ -390,9 +390,7 @@ def test_other_targets_say_what_is_missing(path: Path) -> None:
     assert not (path.parent / ".engines").exists()
 
 
-def test_an_environment_without_onnx_runtime_is_told_what_to_install(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_onnx_runtime_the_error_has_the_install_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match="not installed") as caught:
         run(path)

@@ -1,4 +1,4 @@
-"""Jobs: which engines a deployment has, and what is wrong with a bundle before anything is built."""
+"""Engine specs: the engines of a deployment, and errors of a bundle before a build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_bundle(folder: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_a_deployment_has_these_engines(tmp_path: Path) -> None:
+def test_the_engines_of_a_deployment_in_order(tmp_path: Path) -> None:
     expected = ["decoder", *(f"rows.{name}" for name in ROWS_VARIANTS), *(f"step.{name}" for name in STEP_VARIANTS)]
     assert list(specs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
 

@@ -1,4 +1,4 @@
-"""Where a build takes environment: versions and device, or all that is missing."""
+"""The build environment: versions and device, or all that is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Rele
 
 
 @pytest.mark.parametrize(("text", "release"), [(CLOSED, "570.124.06"), (OPEN, "580.82.07"), ("something else", "")])
-def test_the_driver_says_its_release(tmp_path: Path, text: str, release: str) -> None:
+def test_the_driver_release_is_read(tmp_path: Path, text: str, release: str) -> None:
     (tmp_path / "version").write_text(text)
     assert driver_release(tmp_path / "version") == release
     assert driver_release(tmp_path / "none") == ""
@@ -44,7 +44,7 @@ def test_a_plan_is_valid_as_widely_as_it_was_built_for(compatibility: str, field
     assert set(environment.tool_versions) == {"tensorrt"}
 
 
-def test_all_that_is_missing_is_said_at_once() -> None:
+def test_all_missing_packages_are_in_one_error() -> None:
     with pytest.raises(BuildError) as caught:
         build_environment("tensorrt", BuildConfig())
     assert caught.value.what.count("; ") == 1
@@ -56,7 +56,7 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     assert found.device == {}
 
 
-def test_a_missing_driver_is_said_before_tensorrt_is_touched() -> None:
+def test_a_missing_driver_is_reported_before_tensorrt_is_loaded() -> None:
     with simulated(no_driver=True):
         missing = probe_environment("tensorrt", BuildConfig()).missing
     assert missing is not None

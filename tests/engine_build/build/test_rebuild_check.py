@@ -1,4 +1,4 @@
-"""What governs whether an engine may be used."""
+"""The options that decide whether an engine is reused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def options(tmp_path: Path) -> tuple[dict[str, EngineSpec], object]:
 
 
 @pytest.mark.parametrize("target", ["cuda", "tensorrt"])
-def test_a_new_recipe_makes_engines_of_the_old_one_stale(
+def test_a_new_recipe_version_makes_engines_stale(
     target: Target, options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs, chosen = options

@@ -61,7 +61,7 @@ def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
     assert other.stdout.count(f"tool_versions.tensorrt is '{VERSION}', wanted '11.0.0.114'") == 7
 
 
-def test_a_manifest_says_all_of_it(path: Path, version: str, build_one: Build) -> None:
+def test_a_manifest_is_complete(path: Path, version: str, build_one: Build) -> None:
     manifest = build_one(path)
     assert manifest.tool_versions == {"tensorrt": version}
     assert manifest.device == {"arch": os.uname().machine, "gpu": "Simulated GPU", "compute_capability": "9.0"}
@@ -117,7 +117,7 @@ def test_an_engine_that_computes_something_else_is_refused(
     assert not list(folder_of(path).glob("decoder*"))
 
 
-def test_a_deployment_may_name_or_refuse_a_timing_cache(path: Path, build_one: Build, tmp_path: Path) -> None:
+def test_the_timing_cache_may_be_moved_or_turned_off(path: Path, build_one: Build, tmp_path: Path) -> None:
     build_one(with_option(path, "timing_cache = false"))
     assert cache_of(path) == []
     path.write_text(path.read_text().replace("timing_cache = false", 'timing_cache = "times"'))
@@ -126,7 +126,7 @@ def test_a_deployment_may_name_or_refuse_a_timing_cache(path: Path, build_one: B
     assert len(list((tmp_path / "times").glob("*.timing"))) == 1
 
 
-def test_without_a_driver_nothing_is_begun(path: Path) -> None:
+def test_without_a_driver_nothing_is_built(path: Path) -> None:
     result = command(path, SIMULATED_NO_DRIVER="1")
     assert result.returncode == 3
     assert "no NVIDIA driver" in result.stderr

@@ -53,7 +53,9 @@ def test_options_reach_the_builder(path: Path, version: str, build_one: Build) -
     assert "TF32" not in build_one(path, "rows.plain").facts["flags"]
 
 
-def test_a_failed_build_says_what_tensorrt_said(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_reports_the_log_of_tensorrt(
+    path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faults(monkeypatch, build_fails="Could not find any implementation for node {ForeignNode[a...b]}")
     with pytest.raises(BuildError, match=r"could not build .*Error Code 4: Could not find any implementation for node"):
         build_one(path)

@@ -1,4 +1,4 @@
-"""The timing cache on disk: who writes waits for who reads, nothing is half written."""
+"""The timing cache on disk: locked, replaced atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_and_fail(path: Path) -> None:
         raise RuntimeError
 
 
-def test_the_name_says_what_it_is_for(tmp_path: Path) -> None:
+def test_the_file_name_has_version_gpu_and_capability(tmp_path: Path) -> None:
     names = {
         cache_path(tmp_path, version, gpu, capability).name
         for version in ("10.16.1.11", "11.4.0.106")
@@ -54,7 +54,7 @@ def test_nothing_is_written_without_a_replacement_or_after_an_error(path: Path) 
     assert read_cache(path) == b"times"
 
 
-def test_two_builds_merge_one_after_the_other(path: Path) -> None:
+def test_concurrent_updates_are_serialized(path: Path) -> None:
     def add(word: bytes) -> None:
         with updating(path) as (data, replacement):
             time.sleep(0.01)
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_set_aside(path: Path) -> None:
     assert aside.read_bytes() == b"damaged"
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "times").write_text("a file where a folder should be")
     with pytest.raises(BuildError, match="cannot be read"):
         read_cache(tmp_path / "times" / "cache.timing")

@@ -1,4 +1,4 @@
-"""Verification: seeded inputs, honest errors, and everything that it refuses."""
+"""Verification: seeded inputs, measured errors, refused engines."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_one_process_runs_one_task_after_the_other(tasks: Any) -> None:
     assert log.last_lines == "working; careful; working; careful"
 
 
-def test_what_libraries_print_is_neither_a_message_nor_output(tasks: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_libraries_is_isolated(tasks: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with Worker() as worker:
         assert worker.run(tasks.noisy, None, BuildLog()) == "done"
     assert capfd.readouterr() == ("", "")

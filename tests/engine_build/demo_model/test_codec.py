@@ -1,4 +1,4 @@
-"""The codec: windows that join, hours into a stream; audio that sounds as written; audio back to the same roll."""
+"""The codec: windows that join, also hours into a stream; correct audio; audio back to the same roll."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def silence(frames: int) -> FloatArray:
 
 
 @pytest.mark.parametrize("start_frame", [0, 1, PHASE_STEPS - 40, HOURS_IN])
-def test_a_decoded_window_equals_the_whole(decoder: ort.InferenceSession, start_frame: int) -> None:
+def test_a_decoded_window_equals_the_full_decode(decoder: ort.InferenceSession, start_frame: int) -> None:
     latents = full_song(96)
     whole = decode(decoder, latents, start_frame)
     begin, end, margin = 30, 61, DECODE_MARGIN_FRAMES
@@ -71,7 +71,7 @@ def test_a_decoded_window_equals_the_whole(decoder: ort.InferenceSession, start_
     assert np.abs(trimmed - whole[:, :, begin * HOP_SAMPLES : end * HOP_SAMPLES]).max() < 1e-4
 
 
-def test_an_encoded_window_equals_the_whole(decoder: ort.InferenceSession, encoder: ort.InferenceSession) -> None:
+def test_an_encoded_window_equals_the_full_encode(decoder: ort.InferenceSession, encoder: ort.InferenceSession) -> None:
     audio = decode(decoder, full_song(80))
     whole = encode(encoder, audio)
     begin, end, margin = 30, 50, ENCODE_MARGIN_FRAMES
@@ -79,7 +79,9 @@ def test_an_encoded_window_equals_the_whole(decoder: ort.InferenceSession, encod
     assert np.abs(window[:, margin:-margin] - whole[:, begin:end]).max() < 1e-4
 
 
-def test_silence_is_silent_both_ways(decoder: ort.InferenceSession, encoder: ort.InferenceSession) -> None:
+def test_silence_stays_silence_in_decode_and_encode(
+    decoder: ort.InferenceSession, encoder: ort.InferenceSession
+) -> None:
     assert not decode(decoder, silence(10)).any()
     assert np.array_equal(encode(encoder, np.zeros((1, 2, 10 * HOP_SAMPLES), np.float32)), silence(10))
 
@@ -143,7 +145,7 @@ def test_encode_finds_the_roll_that_was_decoded(
         assert np.corrcoef(found[0, :, drum], levels[0, :, drum])[0, 1] > 0.8
 
 
-def test_encode_hears_another_instrument(encoder: ort.InferenceSession) -> None:
+def test_encode_finds_notes_of_another_timbre(encoder: ort.InferenceSession) -> None:
     time_s = np.arange(60 * HOP_SAMPLES) / SAMPLE_RATE_HZ
     tone = sum(0.1 / harmonic * np.sin(2 * np.pi * 220.0 * harmonic * time_s) for harmonic in range(1, 5))
     audio = np.tile(np.asarray(tone, np.float32), (1, 2, 1))

@@ -1,4 +1,4 @@
-"""The text_encoder graph: a set of concepts, whatever the order of the words."""
+"""The text encoder's graph: a set of concepts, independent of word order."""
 
 import numpy as np
 import numpy.typing as npt

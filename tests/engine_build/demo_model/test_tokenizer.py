@@ -48,14 +48,14 @@ def test_text_becomes_words(tokenizer: Tokenizer, text: str, words: str) -> None
     assert tokenizer.encode(text).tokens == ["[START]", *words.split()]
 
 
-def test_every_bpm_goes_to_the_nearest_tempo(tokenizer: Tokenizer) -> None:
+def test_every_bpm_maps_to_the_nearest_tempo(tokenizer: Tokenizer) -> None:
     tempos = [int(word.removeprefix("bpm")) for word in word_concepts() if word.startswith("bpm")]
     for bpm in range(40, 221):
         found = int(tokenizer.encode(f"{bpm} bpm").tokens[1].removeprefix("bpm"))
         assert abs(found - bpm) == min(abs(tempo - bpm) for tempo in tempos)
 
 
-def test_unknown_words_take_no_room(tokenizer: Tokenizer) -> None:
+def test_unknown_words_use_no_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("lorem ipsum " * 50 + "pads").tokens == ["[START]", "pads"]
 
 

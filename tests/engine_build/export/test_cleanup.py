@@ -44,7 +44,7 @@ def test_a_reshape_to_the_same_shape_goes_with_what_only_it_needs() -> None:
 
 
 @pytest.mark.parametrize("shape", [["rows", "other"], ["2*blocks", "rows"], ["rows", ""]])
-def test_a_reshape_that_may_do_something_stays(shape: list[int | str]) -> None:
+def test_a_reshape_that_may_change_the_shape_stays(shape: list[int | str]) -> None:
     model = reshaping(shape)
     drop_idle_reshapes(model)
     assert [node.op_type for node in model.graph.node] == ["Shape", "Reshape", "Sqrt"]

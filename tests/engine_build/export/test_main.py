@@ -1,4 +1,4 @@
-"""python -m engine_build.export: options that cannot be are refused with the way out. Needs no torch."""
+"""python -m engine_build.export: invalid options are refused with a fix. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_help_says_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_TORCH, reason="torch is installed here")
-def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_torch_the_error_has_the_install_command(tmp_path: Path) -> None:
     result = export("acestep", "--random", "--out", "x", cwd=tmp_path)
     assert result.returncode == 3
     assert "needs torch" in result.stderr

@@ -80,13 +80,13 @@ def test_external_data_stays_in_the_graphs_folder(tmp_path: Path) -> None:
         read_graph(path)
 
 
-def test_a_missing_file_lists_what_there_is(tmp_path: Path) -> None:
+def test_a_missing_graph_lists_the_existing_ones(tmp_path: Path) -> None:
     folder = tiny_bundle(tmp_path)
     with pytest.raises(ConfigError, match=r"no graph at .*decode\.onnx .*codec_decode\.onnx"):
         read_graph(folder / "decode.onnx")
 
 
-def test_a_folder_is_no_graph(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_graph(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder, expected an ONNX file"):
         read_graph(tmp_path)
 
@@ -107,7 +107,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         read_graph(path)
 
 
-def test_weights_that_are_also_inputs_are_no_inputs(tmp_path: Path) -> None:
+def test_initializers_among_the_inputs_are_not_inputs(tmp_path: Path) -> None:
     model = tiny_decoder(TinySpec())
     weight = model.graph.initializer[0]
     model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
@@ -116,7 +116,7 @@ def test_weights_that_are_also_inputs_are_no_inputs(tmp_path: Path) -> None:
     assert weight.name not in [tensor.name for tensor in read_graph(path).inputs]
 
 
-def test_free_dimensions_without_a_name_are_not_taken_for_equal(tmp_path: Path) -> None:
+def test_unnamed_dynamic_dimensions_are_distinct(tmp_path: Path) -> None:
     model = tiny_decoder(TinySpec())
     for value in model.graph.input:
         value.type.tensor_type.shape.dim[0].Clear()

@@ -45,7 +45,7 @@ def test_an_output_renames_its_value_everywhere() -> None:
     assert [node.op_type for node in model.graph.node] == ["Add", "Add", "Identity", "Identity"]
 
 
-def test_a_wrong_graph_is_not_handed_out() -> None:
+def test_an_invalid_graph_is_refused() -> None:
     graph = GraphWriter("wrong")
     graph.output("y", graph.op("Add", graph.input("x", ("n",)), "nowhere"), ("n",))
     with pytest.raises(ValidationError, match="nowhere"):

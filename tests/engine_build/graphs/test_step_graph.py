@@ -316,7 +316,7 @@ def test_an_empty_slot_stays_as_it_is(features: Features) -> None:
 
 @pytest.mark.parametrize("features", [frozenset(), frozenset({"blend", "guidance"}), FULL], ids=variant_name)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_slot_that_is_not_finite_leaves_the_others_alone(features: Features, value: float) -> None:
+def test_a_nonfinite_slot_does_not_change_other_slots(features: Features, value: float) -> None:
     slots = Maker(7, 7, 4).batch(features, 4)
     clean_feeds = feeds_of(slots, features, 4)
     clean = execute("step", 4, features, clean_feeds)
@@ -339,13 +339,13 @@ def _poisoned(feeds: Arrays, slot_index: int, value: float) -> Arrays:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_bad_value_is_seen(value: float) -> None:
+def test_one_nonfinite_value_clears_the_finite_flag(value: float) -> None:
     feeds = feeds_of(Maker(8, 6, 4).batch(frozenset(), 3), frozenset(), 4)
     feeds["latents"][1, 5, 3] = value
     assert execute("step", 4, frozenset(), feeds)["finite"].tolist() == [True, False, True, True]
 
 
-def test_a_row_of_weight_zero_may_hold_anything() -> None:
+def test_a_row_of_weight_zero_is_ignored() -> None:
     features = frozenset({"blend"})
     slots = Maker(9, 6, 4).batch(features, 2)
     feeds = feeds_of(slots, features, 4)
@@ -459,7 +459,7 @@ def test_rows_are_gathered_masked_and_gained(features: Features) -> None:
 
 
 @pytest.mark.parametrize("features", [frozenset(), ROWS_FEATURES])
-def test_a_bad_slot_stays_out_of_the_other_rows(features: Features) -> None:
+def test_a_nonfinite_slot_does_not_change_other_rows(features: Features) -> None:
     specs = rows_inputs(features)
     sizes = {"S": 3, "R": 3, "T": 2, "C": 4}
     feeds: Arrays = {spec.name: np.ones([sizes[letter] for letter in spec.letters], spec.dtype) for spec in specs}

@@ -1,4 +1,4 @@
-"""Roles against graphs: whatever is wrong, the message names the role, the tensor, and what the graph has."""
+"""Roles against graphs: errors name the role, the tensor, and the graph's tensors."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def graph() -> Graph:
 
 def changed(index: int, **fields: str) -> tuple[Port, ...]:
     ports = list(INPUTS)
-    said = {"role": ports[index].role, "name": ports[index].name, "letters": ports[index].letters}
-    ports[index] = Port(**{**said, **fields})
+    found = {"role": ports[index].role, "name": ports[index].name, "letters": ports[index].letters}
+    ports[index] = Port(**{**found, **fields})
     return tuple(ports)
 
 
-def test_sizes_that_the_graph_fixes_come_back(graph: Graph) -> None:
+def test_fixed_sizes_of_the_graph_are_returned(graph: Graph) -> None:
     assert check_ports(graph, INPUTS, OUTPUTS, KNOWN) == {"C": 8, "X": 16, "D": 12}
 
 
 def test_a_role_without_a_tensor_lists_the_graphs_own(graph: Graph) -> None:
     with pytest.raises(ConfigError) as caught:
         check_ports(graph, changed(0, name="latents"), OUTPUTS, KNOWN)
-    said = str(caught.value)
+    found = str(caught.value)
     for part in ("decoder.inputs.latents names 'latents'", "hidden_states float32[rows, frames, 8]", "timestep"):
-        assert part in said
+        assert part in found
     assert "bundle.toml" in caught.value.fix
 
 
-def test_an_output_is_no_input(graph: Graph) -> None:
+def test_an_output_is_not_accepted_as_an_input(graph: Graph) -> None:
     with pytest.raises(ConfigError, match="not an input of"):
         check_ports(graph, changed(0, name="velocity"), OUTPUTS, KNOWN)
 
@@ -60,12 +60,14 @@ def test_an_output_is_no_input(graph: Graph) -> None:
         (INPUTS[:-1], KNOWN, "the inputs context_latents, which have no role in bundle.toml"),
     ],
 )
-def test_what_does_not_fit_is_said(graph: Graph, ports: tuple[Port, ...], known: dict[str, int], says: str) -> None:
+def test_a_role_that_does_not_match_is_refused(
+    graph: Graph, ports: tuple[Port, ...], known: dict[str, int], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         check_ports(graph, ports, OUTPUTS, known)
 
 
-def test_an_output_without_a_role_is_said(graph: Graph) -> None:
+def test_an_output_without_a_role_is_refused(graph: Graph) -> None:
     with pytest.raises(ConfigError, match="the outputs velocity"):
         check_ports(graph, INPUTS, (), KNOWN)
 
@@ -77,7 +79,7 @@ def test_one_letter_has_one_size() -> None:
         check_ports(graph_of(model), INPUTS, OUTPUTS, KNOWN)
 
 
-def test_a_fixed_batch_does_not_serve_a_range() -> None:
+def test_a_fixed_dimension_is_refused_for_a_range() -> None:
     model = tiny_decoder(TinySpec())
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     fixed = graph_of(model)

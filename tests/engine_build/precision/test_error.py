@@ -1,4 +1,4 @@
-"""What a recipe costs, measured where the decoder works: the demo bundle's own states."""
+"""The error of a recipe over the demo bundle's own states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(request: pytest.FixtureRequest, demo: tuple[Graph, list[dict[str, np.n
     return request.param, recipe_error(demo[0], request.param, demo[1], threads=1)
 
 
-def test_feeds_go_from_noise_to_music(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> None:
+def test_sample_states_go_from_noise_to_music(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> None:
     feeds = demo[1]
     times = [float(feed["timestep"][0]) for feed in feeds]
     assert times == sorted(times, reverse=True)
@@ -51,7 +51,7 @@ def test_the_error_on_real_latents_is_rounding(found: tuple[str, RecipeError]) -
     assert 0.05 * rms < max(error.rms_rel) < rms
 
 
-def test_no_product_that_costs_is_left_in_full_precision(found: tuple[str, RecipeError]) -> None:
+def test_expensive_products_are_in_low_precision(found: tuple[str, RecipeError]) -> None:
     _, error = found
     assert error.low_work >= 0.95
     full = {node.name: node.rule for node in error.nodes if node.name in error.flops and node.precision == "fp32"}

@@ -219,7 +219,7 @@ def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:
     assert {node.op_type for node in nodes if node.rule == "product"} <= PRODUCTS
 
 
-def test_explain_tells_what_apply_does() -> None:
+def test_explain_agrees_with_apply_recipe() -> None:
     result = apply_recipe(decoder("demo"), "bf16")
     view = GraphView(result)
     explained = {node.name: node.precision for node in explain(decoder("demo"), "bf16") if node.precision != "index"}

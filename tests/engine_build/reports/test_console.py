@@ -1,4 +1,4 @@
-"""What a build prints: plain lines into files, a spinner on terminals, sizes for people."""
+"""Console output: plain lines in files, a spinner on terminals, readable sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_file_gets_plain_lines_one_per_engine(path: Path) -> None:
     assert lines[-1].endswith("in here, 1.2 s")
 
 
-def test_what_is_reused_and_removed_is_said(path: Path) -> None:
+def test_reused_and_removed_engines_are_printed(path: Path) -> None:
     build(load_request(path))
     path.write_text(path.read_text().replace('["plain"]', "[]"))
     out, file = console(terminal=False)

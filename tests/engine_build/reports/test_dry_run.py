@@ -1,4 +1,4 @@
-"""A dry run for TensorRT: without a GPU, without TensorRT, without the bundle."""
+"""A dry run for TensorRT without a GPU, without TensorRT, without the bundle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
     return tiny_deployment(tmp_path, channels=32, more=more)
 
 
-def test_it_says_what_would_be_built_with_which_ranges_and_options(path: Path) -> None:
+def test_a_dry_run_shows_engines_ranges_and_options(path: Path) -> None:
     text = dry_run(path)
     for part in (
         "decoder ", "not built yet", "rows 1..4..8, frames 2..32..64, tokens 1..8..32",
@@ -40,7 +40,7 @@ def test_it_says_what_would_be_built_with_which_ranges_and_options(path: Path) -
     assert not (path.parent / ".engines").exists()
 
 
-def test_without_the_bundle_it_says_what_can_be_known(path: Path) -> None:
+def test_without_the_bundle_a_dry_run_shows_known_ranges(path: Path) -> None:
     whole = dry_run(path)
     (path.parent / "tiny").rename(path.parent / "elsewhere")
     text = dry_run(path)
@@ -54,7 +54,7 @@ def test_without_the_bundle_it_says_what_can_be_known(path: Path) -> None:
     assert ranges == {line for line in text.splitlines() if line.startswith("    slots")}
 
 
-def test_the_outline_without_a_bundle_has_the_same_engines_and_ranges(path: Path) -> None:
+def test_without_a_bundle_engines_and_known_ranges_are_the_same(path: Path) -> None:
     deployment = load_deployment(path)
     engines = {item.name: item.ranges for item in ranges_without_bundle(deployment, read_options(deployment))}
     specs = {spec.name: spec.ranges for spec in engine_specs(load_request(path))}
@@ -64,7 +64,7 @@ def test_the_outline_without_a_bundle_has_the_same_engines_and_ranges(path: Path
     assert len(known) == 7
 
 
-def test_a_real_build_names_all_that_is_missing(path: Path) -> None:
+def test_a_build_lists_all_missing_packages(path: Path) -> None:
     result = CliRunner().invoke(app, [str(path), "--target", "tensorrt"])
     assert result.exit_code == 3
     assert "package tensorrt, which is not installed; an NVIDIA GPU with its driver is needed" in result.stderr
@@ -72,7 +72,7 @@ def test_a_real_build_names_all_that_is_missing(path: Path) -> None:
     assert not (path.parent / ".engines").exists()
 
 
-def test_libraries_that_do_not_load_are_said(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_that_do_not_load_are_reported(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site" / "tensorrt"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("raise ImportError('libnvinfer.so.11: cannot open shared object file')")

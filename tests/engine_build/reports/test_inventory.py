@@ -1,4 +1,4 @@
-"""tickrt-build list, inspect and clean: what is there, whether it fits, and that only ours goes."""
+"""tickrt-build list, inspect and clean: built engines, whether they run here, what is removed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def unusable_reason(plan: Path, environment: BuildEnvironment) -> str:
     return entry.unusable_reason
 
 
-def test_what_fits_here_says_so(plan: Path) -> None:
+def test_an_engine_for_this_machine_has_no_reason(plan: Path) -> None:
     assert unusable_reason(plan, HERE) == ""
 
 
@@ -73,11 +73,11 @@ def test_what_fits_here_says_so(plan: Path) -> None:
         (BuildEnvironment(missing=BuildError("there is no GPU", fix="buy one")), "there is no GPU"),
     ],
 )
-def test_what_does_not_fit_says_why(plan: Path, environment: BuildEnvironment, says: str) -> None:
+def test_an_engine_for_another_machine_has_a_reason(plan: Path, environment: BuildEnvironment, says: str) -> None:
     assert unusable_reason(plan, environment) == says
 
 
-def test_what_runs_elsewhere_too_fits_other_devices_and_later_versions(plan: Path) -> None:
+def test_version_compatible_plans_run_on_later_versions(plan: Path) -> None:
     path = manifest_path(plan.parent, "decoder")
     manifest = read_manifest(path)
     build = {**manifest.build, "version_compatible": True}
@@ -85,7 +85,7 @@ def test_what_runs_elsewhere_too_fits_other_devices_and_later_versions(plan: Pat
     assert unusable_reason(plan, BuildEnvironment({"tensorrt": "11.5.0.1"}, {**GPU, "gpu": "NVIDIA L4"})) == ""
 
 
-def test_damage_is_said_without_loading_anything(plan: Path) -> None:
+def test_damage_is_found_without_loading_an_engine(plan: Path) -> None:
     content = plan.read_bytes()
     for damaged, says in (
         (content[:-1], "the files have 34 bytes, the manifest says 35"),
@@ -100,7 +100,7 @@ def test_damage_is_said_without_loading_anything(plan: Path) -> None:
     assert "is not a manifest" in unusable_reason(plan, HERE)
 
 
-def test_list_says_what_is_built_for_what(path: Path, plan: Path) -> None:
+def test_list_shows_engines_and_whether_they_run(path: Path, plan: Path) -> None:
     result = invoke("list", path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -112,7 +112,7 @@ def test_list_says_what_is_built_for_what(path: Path, plan: Path) -> None:
     assert "cpu" not in only.splitlines()[1]
 
 
-def test_list_for_machines(path: Path, plan: Path) -> None:
+def test_list_as_json(path: Path, plan: Path) -> None:
     entries = json.loads(invoke("list", path, "--json").stdout)
     assert len(entries) == 8
     (found,) = [entry for entry in entries if entry["target"] == "tensorrt"]
@@ -127,7 +127,7 @@ def test_nothing_built_is_no_error(tmp_path: Path) -> None:
     assert invoke("clean", path).stdout.startswith("nothing to remove in ")
 
 
-def test_inspect_tells_all_about_a_plan(plan: Path) -> None:
+def test_inspect_shows_a_plan_and_its_manifest(plan: Path) -> None:
     result = invoke("inspect", plan)
     assert result.exit_code == 0
     for part in (
@@ -140,16 +140,16 @@ def test_inspect_tells_all_about_a_plan(plan: Path) -> None:
     assert about["manifest"]["facts"] == {"flags": ["REFIT"]}
 
 
-def test_inspect_of_a_stranger_and_of_damage(plan: Path, tmp_path: Path) -> None:
-    stranger = tmp_path / "some.plan"
-    stranger.write_bytes(plan.read_bytes())
-    assert "none beside the file" in invoke("inspect", stranger).stdout
+def test_inspect_without_a_manifest_and_of_damaged_files(plan: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "some.plan"
+    copy.write_bytes(plan.read_bytes())
+    assert "none beside the file" in invoke("inspect", copy).stdout
     plan.write_bytes(plan.read_bytes()[:-1] + b"!")
     damaged = invoke("inspect", plan)
     assert damaged.exit_code == 3
     assert "SHA-256" in damaged.stderr
-    stranger.write_bytes(b"not a plan, but long enough for a header")
-    assert "is not a TensorRT plan" in invoke("inspect", stranger).stderr
+    copy.write_bytes(b"not a plan, but long enough for a header")
+    assert "is not a TensorRT plan" in invoke("inspect", copy).stderr
     assert "no engine at" in invoke("inspect", tmp_path / "none.plan").stderr
 
 
@@ -158,7 +158,7 @@ def test_inspect_of_an_onnx_engine(path: Path) -> None:
     assert "target cpu" in invoke("inspect", file).stdout
 
 
-def test_clean_takes_ours_and_nothing_else(path: Path, plan: Path) -> None:
+def test_clean_removes_engines_and_leftovers_only(path: Path, plan: Path) -> None:
     folder = load_deployment(path).engine_folder()
     (folder / "notes.txt").write_text("mine")
     (folder / "other.onnx").write_bytes(b"no manifest: not ours")
@@ -172,13 +172,13 @@ def test_clean_takes_ours_and_nothing_else(path: Path, plan: Path) -> None:
     assert plan.exists()
 
 
-def test_clean_takes_empty_folders_too(path: Path, plan: Path) -> None:
+def test_clean_removes_empty_folders(path: Path, plan: Path) -> None:
     assert invoke("clean", path, "-y").exit_code == 0
     assert not load_deployment(path).engines.exists()
     assert path.exists()
 
 
-def test_clean_leaves_measured_times_unless_told(path: Path, plan: Path) -> None:
+def test_clean_keeps_the_timing_cache_by_default(path: Path, plan: Path) -> None:
     times = load_deployment(path).engines / "timing-cache" / "tensorrt-11.4.0.106-gpu-cc9.0.timing"
     times.parent.mkdir()
     times.write_bytes(b"times")
@@ -188,7 +188,7 @@ def test_clean_leaves_measured_times_unless_told(path: Path, plan: Path) -> None
     assert not load_deployment(path).engines.exists()
 
 
-def test_clean_asks(path: Path) -> None:
+def test_clean_asks_for_confirmation(path: Path) -> None:
     folder = load_deployment(path).engine_folder()
     before = sorted(folder.iterdir())
     refused = CliRunner().invoke(app, ["clean", str(path)], input="n\n")

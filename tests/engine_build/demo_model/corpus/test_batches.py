@@ -1,4 +1,4 @@
-"""Training batches: what is known, what is generated, what is said."""
+"""Training batches: known frames, generated frames, prompts."""
 
 import numpy as np
 import pytest
@@ -59,20 +59,20 @@ def test_one_prompt_in_ten_is_empty(pool: Pool) -> None:
     assert 0.05 < (batch.mask.sum(axis=1) == 1).mean() < 0.15
 
 
-def test_masks_generate_something_and_know_something() -> None:
+def test_masks_have_known_and_generated_frames() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         generate = draw_generate_mask(rng, 256)
         assert 24 <= generate.sum() <= 256 - 15
 
 
-def test_times_are_flow_times_and_lean_towards_noise() -> None:
+def test_flow_times_are_in_range_and_mostly_noisy() -> None:
     times = draw_time(np.random.default_rng(0), 4000)
     assert 0.0 < times.min() < times.max() < 1.0
     assert 0.6 < times.mean() < 0.7
 
 
-def test_rows_of_tokens_are_padded_behind() -> None:
+def test_rows_of_tokens_are_padded_at_the_end() -> None:
     tokens, mask = pack_tokens([[3, 5], []])
     assert tokens.tolist() == [[ALWAYS_ID, 3, 5], [ALWAYS_ID, ALWAYS_ID, ALWAYS_ID]]
     assert mask.tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]

@@ -85,7 +85,7 @@ def test_notes_start_on_the_grid(bpm: int) -> None:
     assert song.frames_per_beat == pytest.approx(1500 / bpm)
 
 
-def test_the_tempos_can_be_told_apart() -> None:
+def test_tempos_are_distinguishable() -> None:
     ratios = np.array(TEMPOS_BPM[1:]) / np.array(TEMPOS_BPM[:-1])
     assert ratios.min() > 1.09
     assert TEMPOS_BPM[-1] / TEMPOS_BPM[0] < 2.0

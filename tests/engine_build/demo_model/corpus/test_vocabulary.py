@@ -78,7 +78,7 @@ def test_every_concept_has_a_word_and_every_word_one_concept() -> None:
     assert len(words) == len(set(words))
 
 
-def test_a_drawn_sentence_means_what_it_was_drawn_from() -> None:
+def test_a_drawn_prompt_has_the_concepts_of_its_song() -> None:
     tokenizer, concepts_of = build_tokenizer(), word_concepts()
     for index in range(100):
         rng = np.random.default_rng([6, index])

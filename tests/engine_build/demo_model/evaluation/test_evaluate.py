@@ -45,7 +45,7 @@ def deaf() -> dict[str, float]:
     return evaluate(DeafPlayer())
 
 
-def test_the_corpus_reaches_the_ceiling(perfect: dict[str, float]) -> None:
+def test_the_corpus_itself_scores_one(perfect: dict[str, float]) -> None:
     for name in ("in_key", "layers_present", "layers_absent", "tempo"):
         assert perfect[name] > 0.98
         assert perfect[f"ceiling_{name}"] > 0.98
@@ -53,7 +53,7 @@ def test_the_corpus_reaches_the_ceiling(perfect: dict[str, float]) -> None:
     assert perfect["seeds_differ"] == 1.0
 
 
-def test_a_player_that_does_not_listen_is_found_out(deaf: dict[str, float]) -> None:
+def test_a_player_that_ignores_prompts_scores_low(deaf: dict[str, float]) -> None:
     assert deaf["in_key"] < 0.8
     assert deaf["layers_present"] < 0.8 or deaf["layers_absent"] < 0.8
     assert deaf["tempo"] < 0.5

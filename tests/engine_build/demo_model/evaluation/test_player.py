@@ -1,4 +1,4 @@
-"""The shipped bundle through the real tick loop: it plays what it is asked for and goes on where it is."""
+"""The shipped bundle through the tick loop: adherence to prompts, continuation of known frames."""
 
 from collections.abc import Iterator
 
@@ -46,7 +46,7 @@ def test_a_seed_gives_one_piece_and_another_seed_another(player: Player) -> None
     assert difference(first, other) > 0.1
 
 
-def test_it_goes_on_with_what_it_knows(player: Player) -> None:
+def test_it_continues_known_frames(player: Player) -> None:
     tail = latents_from_levels(render(SONG, CANVAS_FRAMES)[-OVERLAP_FRAMES:])
     latents = player.continue_from([PROMPT], tail[None], seed=1)[0]
     assert latents.shape == (CANVAS_FRAMES, CHANNELS)
@@ -56,7 +56,7 @@ def test_it_goes_on_with_what_it_knows(player: Player) -> None:
     assert layers_present(new) == SONG.layers
 
 
-def test_it_sounds(player: Player) -> None:
+def test_a_decoded_song_is_not_silent(player: Player) -> None:
     audio = player.decode(player.play([PROMPT], seed=3)[0])
     assert audio.shape == (CANVAS_FRAMES * HOP_SAMPLES, 2)
     assert 0.1 < np.abs(audio).max() <= 1.0

@@ -63,7 +63,7 @@ def run(bundle: Path, name: str, feeds: dict[str, NDArray[np.float32]]) -> NDArr
 
 
 @pytest.mark.parametrize(("batch", "frames"), [(1, 1), (1, 2), (3, 17), (2, 60)])
-def test_decoding_is_the_autoencoder_s(vae: Any, bundle: Path, batch: int, frames: int) -> None:
+def test_decoding_equals_the_autoencoder(vae: Any, bundle: Path, batch: int, frames: int) -> None:
     values = latents(frames, batch)
     wanted = decoded(vae, values)
     found = run(bundle, "codec_decode.onnx", {"latents": values})
@@ -143,7 +143,7 @@ def test_long_audio_is_encoded_in_bounded_executes(vae: Any, bundle: Path) -> No
     assert most == (16 + 2 * codec.spec.encode.margin_frames) * HOP_SAMPLES
 
 
-def test_digital_silence_has_a_beginning_and_then_one_frame(bundle: Path) -> None:
+def test_digital_silence_is_constant_after_its_margin(bundle: Path) -> None:
     from engine_build.export.acestep.codec import encode_margin, encode_silence, layout_of
 
     layout = layout_of(tiny_vae())

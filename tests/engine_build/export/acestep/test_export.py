@@ -118,7 +118,7 @@ def test_silence_is_the_pipeline_s_sequence(bundle: Path, base: Path) -> None:
     assert np.array_equal(load_bundle(bundle).silence(60), encoder.silence_latent[0, :60].numpy())
 
 
-def test_nothing_of_this_machine_is_in_it(bundle: Path) -> None:
+def test_the_bundle_contains_no_paths(bundle: Path) -> None:
     for file in bundle.iterdir():
         if file.suffix in (".onnx", ".toml"):
             assert not paths_in(file), file.name

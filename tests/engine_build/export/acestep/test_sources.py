@@ -1,4 +1,4 @@
-"""Where modules come from: what is wrong with a folder is said; random weights are the same every time and finite."""
+"""Sources of modules: damaged folders are refused by name; random weights are reproducible and finite."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_layer_s_weights_do_not_depend_on_how_many_there_are() -> None:
     assert all(torch.equal(few[name], many[name]) for name in few)
 
 
-def test_24_layers_stay_finite_and_do_something() -> None:
+def test_24_random_layers_stay_finite_and_change_the_input() -> None:
     module = RandomWeights(transformer_changes=TRANSFORMER | {"num_hidden_layers": 24}).transformer()
     channels = TRANSFORMER["audio_acoustic_hidden_dim"]
     with torch.no_grad():
