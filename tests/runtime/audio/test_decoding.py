@@ -159,7 +159,7 @@ def test_equal_rate_and_channels_keep_every_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pcm", "says"),
+    ("pcm", "message"),
     [
         (STEREO.T, "expected float samples"),
         (STEREO[:, 0], "expected float samples"),
@@ -169,8 +169,8 @@ def test_equal_rate_and_channels_keep_every_sample() -> None:
         (np.tile(STEREO, (3, 1)), "longer than 2 seconds"),
     ],
 )
-def test_invalid_pcm_is_refused(pcm: np.ndarray, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+def test_invalid_pcm_is_refused(pcm: np.ndarray, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         convert_audio(pcm, 24_000, 48_000, 2, 2.0)
 
 

@@ -105,10 +105,10 @@ def test_a_missing_seed_is_drawn_once_per_generation(pipeline: Pipeline) -> None
 def test_audio_across_segments_equals_the_full_decode(pipeline: Pipeline, window: int) -> None:
     assert pipeline.codec is not None
     generation = LongGeneration(pipeline, options(seconds=2.99))
-    heard = np.concatenate(list(generate_audio(pipeline, generation, window_frames=window)))
+    pcm = np.concatenate(list(generate_audio(pipeline, generation, window_frames=window)))
     full = pipeline.codec.decode(whole(pipeline, LongGeneration(pipeline, options(seconds=2.99))))
-    assert len(heard) == round(2.99 * SPEC.sample_rate_hz) < len(full)
-    assert np.abs(heard - full[: len(heard)]).max() < 1e-5
+    assert len(pcm) == round(2.99 * SPEC.sample_rate_hz) < len(full)
+    assert np.abs(pcm - full[: len(pcm)]).max() < 1e-5
 
 
 def test_each_segment_gets_its_part_of_a_long_source(pipeline: Pipeline) -> None:
