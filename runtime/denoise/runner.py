@@ -126,8 +126,9 @@ class DenoiseRunner:
         self._buckets[slot.bucket].update(slot)
 
     def vacate(self, slot: Slot) -> None:
-        """Empty a slot that ended early."""
-        self._buckets[slot.bucket].vacate(slot)
+        """Empty a slot that ended early; nothing happens where its bucket could not be opened."""
+        if slot.bucket in self._buckets:
+            self._buckets[slot.bucket].vacate(slot)
 
     def plan(self) -> DenoisePart | None:
         """What the next tick denoises; None where no slot is live. Unchanged, the same object."""

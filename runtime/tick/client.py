@@ -131,8 +131,10 @@ class Registry:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
+    def holds(self, request: GenerationRequest) -> bool:
+        """Whether this generation, not another one of the same id, is in the loop."""
+        entry = self._entries.get(request.id)
+        return entry is not None and entry.request is request
 
     def ids(self) -> list[str]:
         """Every generation in the loop."""

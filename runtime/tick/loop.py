@@ -187,7 +187,7 @@ class TickLoop(LoopClient):
         for part in tick.launched:
             for slot, step in part.non_finite():
                 self._quarantine(slot, step)
-        delivered = [(slot, result) for slot, result in tick.finished if slot.id in self._registry]
+        delivered = [(slot, result) for slot, result in tick.finished if self._registry.holds(slot.work.request)]
         for slot, result in delivered:
             self._registry.leave(Finished(slot.id, result, tick.record.tick, slot.steps), "ok")
         tick.record.finished = tuple([slot.id for slot, _ in delivered])
@@ -200,14 +200,19 @@ class TickLoop(LoopClient):
             self._observe([self._complete(self._in_flight.popleft())])
 
     def _admit(self, slot: Slot) -> None:
+        if self._attempt(slot, slot.runner.admit):
+            self._registry.publish(Started(slot.id, self._scheduler.tick))
+
+    def _attempt(self, slot: Slot, call: Callable[[Slot], None]) -> bool:
+        """Let a runner take a slot's values; False where it cannot: the generation ends with the error."""
         try:
-            slot.runner.admit(slot)
+            call(slot)
         except EngineDeadError:
             raise
         except EngineError as error:
             self._fail((slot,), error)
-        else:
-            self._registry.publish(Started(slot.id, self._scheduler.tick))
+            return False
+        return True
 
     def _publish_progress(self, slots: Sequence[Slot]) -> None:
         tick, tick_ms = self._scheduler.tick, self.clock.elapsed_ms
@@ -217,7 +222,7 @@ class TickLoop(LoopClient):
         self._last_tick_s = time.monotonic()
 
     def _quarantine(self, slot: Slot, step: int) -> None:
-        if slot.id in self._registry:
+        if self._registry.holds(slot.work.request):
             error = NonFiniteError(
                 f"generation {slot.id} became non-finite in step {step}",
                 fix="lower guidance, scales or noise; other generations are not affected",
@@ -226,7 +231,8 @@ class TickLoop(LoopClient):
 
     def _fail(self, slots: Sequence[Slot], error: TickError) -> None:
         for slot in slots:
-            self._remove(slot.id, Failed(slot.id, error), "engine_error")
+            if self._scheduler.find(slot.id) is slot:
+                self._remove(slot.id, Failed(slot.id, error), "engine_error")
 
     def _remove(self, request_id: str, event: Event, outcome: str) -> None:
         slot = self._scheduler.remove(request_id)
@@ -259,6 +265,8 @@ class TickLoop(LoopClient):
 
     def _take(self, message: Submit) -> None:
         request = message.request
+        if not self._registry.holds(request):
+            return  # cancelled before it arrived
         if request.denoise <= DENOISE_MIN:
             assert request.start is not None
             self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
@@ -282,7 +290,7 @@ class TickLoop(LoopClient):
         if submission is not None:
             submission.work = work
         if isinstance(submission, Slot):
-            submission.runner.update(submission)
+            self._attempt(submission, submission.runner.update)
 
     def _take_snapshots(self) -> None:
         """Between two ticks, when a slot's state and its step agree."""

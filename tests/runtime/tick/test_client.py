@@ -68,6 +68,15 @@ def test_a_generation_leaves_once_and_frees_its_place() -> None:
     registry.enter(request("b"), events.append)
 
 
+def test_another_generation_of_the_same_id_is_told_apart() -> None:
+    registry, first, second = Registry(slots=1, queue=0), request("a"), request("a")
+    registry.enter(first, lambda event: None)
+    assert registry.holds(first)
+    assert not registry.holds(second)
+    registry.leave(Cancelled("a"), "cancelled")
+    assert not registry.holds(first)
+
+
 def test_entering_waits_for_a_place_where_asked_to() -> None:
     registry, entered = Registry(slots=1, queue=0), threading.Event()
     registry.enter(request("a"), lambda event: None)

@@ -26,6 +26,7 @@ from runtime.errors import (
     EngineError,
     EngineMismatchError,
     NonFiniteError,
+    OutOfMemoryError,
     QueueFullError,
     RequestError,
     ShapeError,
@@ -523,6 +524,50 @@ def test_random_work_is_accounted_for_exactly(loops: Loops) -> None:
     assert outcomes["nonfinite"] + outcomes["engine_error"] == kinds.count(Failed) > 0
     assert loop.stats().slots_active == loop.stats().queue_depth == 0
     loop.close()
+
+
+def refuse_memory(shape: tuple[int, ...], dtype: Any) -> Any:
+    raise OutOfMemoryError("no memory")
+
+
+def test_a_generation_whose_buffers_find_no_memory_fails_alone(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a", 16), inbox)
+    loop.tick()
+    loop.submit(make("b", 64), inbox)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.device, "zeros", refuse_memory)
+        loop.tick()
+    assert isinstance(inbox.terminal("b").error, OutOfMemoryError)
+    run_all(loop, make("c", 64)).latents("c")
+    inbox.latents("a")
+
+
+def test_an_update_that_finds_no_memory_ends_its_generation_alone(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    for name in "ab":
+        loop.submit(make(name, session=name), inbox)
+    loop.tick()
+    loop.update("a", {"ode_noise": 0.1})
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.device, "zeros", refuse_memory)
+        loop.tick()
+    assert isinstance(inbox.terminal("a").error, OutOfMemoryError)
+    while loop.tick() is not None:
+        pass
+    inbox.latents("b")
+
+
+def test_a_generation_that_was_cancelled_before_it_arrived_takes_no_slot(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a"), inbox)
+    (submitted,) = loop._inbox.drain()
+    loop.cancel("a")
+    loop._inbox.put(submitted)
+    assert loop.tick() is None
+    assert isinstance(inbox.terminal("a"), Cancelled)
 
 
 def same_engines(loop: TickLoop) -> EngineSet:

@@ -182,6 +182,21 @@ def test_no_memory_at_the_first_execute_is_said_and_survived(loops: Loops, machi
     assert np.isfinite(run_all(loop, make("b")).latents("b")).all()
 
 
+def test_an_id_that_is_used_again_while_its_last_tick_is_in_flight_gets_its_own_result(loops: Loops) -> None:
+    loop, first, second = loops(), Inbox(), Inbox()
+    newer = make("a", steps=6, seed=5)
+    alone = run_all(loop, newer).latents("a")
+    loop.submit(make("a", steps=1), first)
+    loop.tick()
+    loop.cancel("a")
+    loop._drain_inbox()
+    assert isinstance(first.terminal("a"), Cancelled)
+    loop.submit(newer, second)
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(second.latents("a"), alone)
+
+
 def test_an_asynchronous_error_ends_the_loop_and_every_generation(loops: Loops, machine: Machine) -> None:
     loop = loops()
     inbox = steady(loop, depth=3)
