@@ -205,7 +205,7 @@ class Registry:
     def _remove(self, request_id: str) -> _Entry | None:
         with self._lock:
             entry = self._entries.pop(request_id, None)
-            self._freed.notify()
+            self._freed.notify_all()
             if entry is not None and entry.request.session:
                 session = self._sessions[entry.request.session]
                 del session.members[request_id]
