@@ -14,7 +14,7 @@ from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.build.rebuild_check import RebuildDecision
 from engine_build.build.tasks import RunRequest, build_plan, run_engine
-from engine_build.build.timing_cache import FOLDER, cache_path
+from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.build.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph
@@ -136,7 +136,7 @@ def _timing_cache(task: BuildTask) -> Path | None:
     option, facts = task.options.timing_cache, task.environment.facts
     if option is False:
         return None
-    folder = task.deployment.engines / FOLDER if option is True else task.deployment.path.parent / option
+    folder = task.deployment.engines / TIMING_CACHE_FOLDER if option is True else task.deployment.path.parent / option
     version = task.environment.tool_versions["tensorrt"]
     return cache_path(folder, version, facts["gpu"], facts["compute_capability"])
 

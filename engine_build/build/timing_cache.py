@@ -12,15 +12,15 @@ from pathlib import Path
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
 
-FOLDER = "timing-cache"
-SUFFIX = ".timing"
+TIMING_CACHE_FOLDER = "timing-cache"
+TIMING_CACHE_SUFFIX = ".timing"
 DAMAGED_SUFFIX = ".damaged"
 
 
 def cache_path(folder: Path, version: str, gpu: str, compute_capability: str) -> Path:
     """The cache file of one TensorRT version on one GPU model."""
     device = re.sub(r"[^A-Za-z0-9]+", "-", gpu).strip("-").lower()
-    return folder / f"tensorrt-{version}-{device}-cc{compute_capability}{SUFFIX}"
+    return folder / f"tensorrt-{version}-{device}-cc{compute_capability}{TIMING_CACHE_SUFFIX}"
 
 
 def read_cache(path: Path) -> bytes:

@@ -148,7 +148,9 @@ def _tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ..
 def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-        raise BuildError(f"the graph's {value.name!r} has no shape", fix="polygraphy surgeon sanitize --fold-constants")
+        raise BuildError(
+            f"the graph's {value.name!r} has no shape", fix="export it with the ranks of its inputs and outputs"
+        )
     shape = tuple(_dimension(value.name, axis, dim) for axis, dim in enumerate(kind.shape.dim))
     return TensorInfo(name=value.name, dtype=_dtype_name(value.name, kind.elem_type), shape=shape)
 

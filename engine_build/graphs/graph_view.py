@@ -129,7 +129,7 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
     try:
         graph = shape_inference.infer_shapes(bare, strict_mode=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
-        fix = "export the graph with static types, or run polygraphy surgeon sanitize --fold-constants"
+        fix = "export the graph again, with operators of the standard ONNX domain only"
         raise BuildError(f"types of the graph cannot be inferred: {error}", fix=fix) from error
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for values in (graph.input, graph.output, graph.value_info):

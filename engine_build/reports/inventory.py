@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX, locked
 from engine_build.build.environment import BuildEnvironment
-from engine_build.build.timing_cache import FOLDER, SUFFIX
+from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
 from runtime.engines.manifest import (
@@ -123,7 +123,7 @@ def removal_plan(deployment: Deployment, target: Target | None, *, timing_cache:
     """What `clean` removes: engines with a manifest, and leftovers of killed builds. Other files stay."""
     paths = [path for _, folder in engine_folders(deployment, target) for path in _built_files(folder)]
     if timing_cache:
-        paths += sorted((deployment.engines / FOLDER).glob(f"*{SUFFIX}*"))
+        paths += sorted((deployment.engines / TIMING_CACHE_FOLDER).glob(f"*{TIMING_CACHE_SUFFIX}*"))
     return RemovalPlan(tuple(paths), sum(_size(path) for path in paths))
 
 
@@ -138,7 +138,7 @@ def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool =
                     _remove(path)
     for path in plan.paths:
         _remove(path)
-    for folder in (*folders, deployment.engines / FOLDER, deployment.engines):
+    for folder in (*folders, deployment.engines / TIMING_CACHE_FOLDER, deployment.engines):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return plan
