@@ -133,7 +133,7 @@ def _tones(graph: GraphWriter, levels: str, frames: str) -> str:
 
 
 def _phases(graph: GraphWriter, frames: str) -> tuple[str, str]:
-    """Sine and cosine of each partial's phase at the start of each frame, times its gain, by ear."""
+    """Sine and cosine of each partial's phase at the start of each frame, times its gain, per channel."""
     partials = all_partials()
     steps = graph.op("Mul", frames, graph.constant(partials.cycles[None, None, None] % PHASE_STEPS, np.int64))
     steps = graph.op("Mod", steps, graph.constant(PHASE_STEPS, np.int64))

@@ -37,7 +37,7 @@ class Voice:
     high: int
     gain: float
     partials: tuple[tuple[int, float], ...]  # (harmonic, gain)
-    spread: float  # phase between the ears in turns, drawn from +-spread
+    spread: float  # phase between the channels in turns, drawn from +-spread
     pan: float  # pitches alternate between +-pan
 
 
@@ -118,7 +118,7 @@ def drum_hits() -> FloatArray:
 
 
 def drum_noise() -> FloatArray:
-    """Noise of held snare and hat levels: f32 `[2, 2, NOISE_FRAMES * hop]`, periodic, by drum and ear."""
+    """Noise of held snare and hat levels: f32 `[2, 2, NOISE_FRAMES * hop]`, periodic, by drum and channel."""
     rng = np.random.default_rng(_DRUM_SEED + 1)
     num_samples = NOISE_FRAMES * HOP_SAMPLES
     snare = 0.06 * band_noise(rng, num_samples, 1200.0, 8500.0)
@@ -127,7 +127,7 @@ def drum_noise() -> FloatArray:
 
 
 def band_noise(rng: np.random.Generator, num_samples: int, low_hz: float, high_hz: float) -> npt.NDArray[np.float64]:
-    """Periodic noise `[2, num_samples]` of one band, peak 1; the ears share most of it."""
+    """Periodic noise `[2, num_samples]` of one band, peak 1; the two channels share most of it."""
     common, own = rng.standard_normal(num_samples), rng.standard_normal((2, num_samples))
     spectrum = np.fft.rfft(0.85 * common + 0.5 * own, axis=1)
     frequencies = np.fft.rfftfreq(num_samples, 1.0 / SAMPLE_RATE_HZ)
