@@ -162,6 +162,7 @@ def test_initialize_executes_its_negative_until_the_velocity_is_cached() -> None
     counts = []
     for has_cached_negative in (False, True):
         live.has_cached_negative = has_cached_negative
+        live.refresh()
         layout = lay_out(live)
         counts.append((layout.num_rows, layout.uses_cached_negative))
     assert counts == [(2, (False,)), (1, (True,))]

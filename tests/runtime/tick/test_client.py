@@ -186,3 +186,39 @@ def test_the_newest_submission_of_a_session_replaces_the_one_that_waits(loops: L
     assert inbox.terminal("second") == Cancelled("second", replaced_by="third")
     assert isinstance(inbox.terminal("third"), Finished)
     assert {name: count for name, count in loop.stats().outcomes.items() if count} == {"ok": 2, "replaced": 1}
+
+
+def test_every_generation_of_many_threads_ends_exactly_once(loops: Loops) -> None:
+    """Submits, updates and cancels against a loop whose thread runs; nothing is left of them at the end."""
+    loop, inboxes = loops(depth=3), dict[str, Inbox]()
+    start = threading.Barrier(6)
+
+    def use(client: int) -> None:
+        random = np.random.default_rng(client)
+        start.wait()
+        for number in range(12):
+            name, session = f"{client}-{number}", f"s{random.integers(4)}"
+            inboxes[name] = Inbox()
+            loop.submit(make(name, 16, steps=3, session=session, client=str(client)), inboxes[name], wait=True)
+            loop.update(session, {"velocity_scale": float(random.random() + 0.5), "ode_noise": 0.1})
+            if number % 3 == 0:
+                loop.cancel(name)
+            if number % 4 == 0:
+                loop.cancel(f"{(client + 1) % 6}-{number}")
+
+    threads = [threading.Thread(target=use, args=(client,)) for client in range(6)]
+    for thread in threads:
+        thread.start()
+    loop.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert loop.drain(60)
+    assert len(inboxes) == 6 * 12
+    kinds = [type(inbox.terminal(name)) for name, inbox in inboxes.items()]
+    outcomes = loop.stats().outcomes
+    assert sum(outcomes.values()) == len(inboxes)
+    assert outcomes["ok"] == kinds.count(Finished) > 0
+    assert outcomes["cancelled"] + outcomes["replaced"] == kinds.count(Cancelled) > 0
+    assert len(loop._registry) == len(loop._registry._sessions) == 0
+    assert (loop.stats().slots_active, loop.stats().queue_depth) == (0, 0)
