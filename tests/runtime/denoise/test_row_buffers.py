@@ -1,0 +1,137 @@
+"""The decoder's batch: what each execute reads, and which rows are written again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Loops
+from helpers.generations import CONDITIONS, GUIDED, C, D, X, make
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from runtime.denoise.prepared import prepare, resolve
+from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
+from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
+from runtime.denoise.slot_state import PackedVectors
+from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, Stream, Tensor
+from runtime.requests.request import StepParameters
+from runtime.scheduling.slot import Slot
+from runtime.tick.loop import TickLoop
+
+FRAMES, CAPACITY = 16, 8
+
+
+class CountingDevice(HostDevice):
+    """Counts uploads."""
+
+    num_uploads = 0
+
+    def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
+        self.num_uploads += 1
+        super().upload(target, source, stream)
+
+
+class Batch:
+    """Row buffers on the host for a tiny decoder, laid out with at most `max_rows` per execute."""
+
+    def __init__(self, loop: TickLoop) -> None:
+        self.device, self.loop = CountingDevice(), loop
+        self.vectors = PackedVectors(self.device, CAPACITY * ALIGNMENT_BYTES)
+        self.rows = RowBuffers(
+            self.device,
+            self.device.main,
+            loop.engines.decoder,
+            loop.bundle,
+            self.vectors,
+            self.vectors.take(CAPACITY * ALIGNED, np.float32),
+            frames=FRAMES,
+            capacity=CAPACITY,
+            tokens=loop.deployment.max_tokens,
+        )
+
+    def lay_out(self, *live: LiveSlot, previous: RowLayout | None = None) -> RowLayout:
+        layout = LayoutRules(self.loop.deployment, True, 1).lay_out(FRAMES, live, previous)
+        self.device.num_uploads = 0
+        self.rows.lay_out(layout)
+        return layout
+
+    def tensors(self, layout: RowLayout) -> list[dict[str, NDArray[Any]]]:
+        """By role, what each execute reads."""
+        roles = self.loop.bundle.decoder.inputs
+        names = {getattr(roles, role): role for role in ("latents", "time", "condition", "condition_mask", "context")}
+        found = []
+        for execute in layout.executes:
+            bound = self.rows.decoder_tensors(*execute, self.rows.hidden_states)
+            assert all(tensor.address % ALIGNMENT_BYTES == 0 for tensor in bound.values())
+            found.append({names[name]: tensor.host for name, tensor in bound.items() if tensor.host is not None})
+        return found
+
+
+def live(index: int, **changes: Any) -> LiveSlot:
+    request = make(f"{index}", FRAMES, **changes)
+    work = prepare(request, resolve(request, StepParameters()), C)
+    return LiveSlot(Slot(request.id, None, work, FRAMES, request.steps, index=index), work, False, 0)
+
+
+@pytest.fixture
+def batch(loops: Loops) -> Batch:
+    return Batch(loops(max_rows=3))
+
+
+def test_conditions_are_padded_and_masked_and_contexts_are_those_of_their_slots(batch: Batch) -> None:
+    contexts = [np.full((FRAMES, X), index, np.float32) for index in range(2)]
+    slots = [live(index, conditions=(CONDITIONS[index + 1],), context=contexts[index]) for index in range(2)]
+    (reads,) = batch.tensors(batch.lay_out(*slots))
+    tokens = reads["condition"].shape[1]
+    assert reads["condition"].shape == (2, tokens, D)
+    for index in range(2):
+        values = CONDITIONS[index + 1].tokens
+        np.testing.assert_array_equal(reads["condition"][index, : len(values)], values)
+        assert (reads["condition"][index, len(values) :] == 0).all()
+        assert reads["condition_mask"][index].tolist() == [1] * len(values) + [0] * (tokens - len(values))
+        np.testing.assert_array_equal(reads["context"][index], contexts[index])
+
+
+def test_times_and_slots_follow_the_rows(batch: Batch) -> None:
+    layout = batch.lay_out(live(0, **GUIDED), live(2, **GUIDED))
+    assert len(layout.executes) == 2
+    batch.rows.set_times(layout, np.array([0.9, 0.0, 0.3], np.float32))
+    times = np.concatenate([reads["time"] for reads in batch.tensors(layout)])
+    np.testing.assert_allclose(times, [[0.9, 0.0, 0.3][row.slot_index] for row in layout.rows])
+    assert batch.rows.row_slots.host[: len(layout.rows)].tolist() == [row.slot_index for row in layout.rows]
+
+
+def test_only_rows_that_changed_are_written(batch: Batch) -> None:
+    one, two = live(0), live(1)
+    first = batch.lay_out(one, two)
+    table_of_slots = 1
+    batch.lay_out(one, two, previous=first)
+    assert batch.device.num_uploads == table_of_slots
+    other = live(1, conditions=(CONDITIONS[1],))
+    layout = batch.lay_out(one, other, previous=first)
+    condition_padding_mask_context = 4
+    assert batch.device.num_uploads == table_of_slots + condition_padding_mask_context
+    (reads,) = batch.tensors(layout)
+    for index, values in enumerate((CONDITIONS[0].tokens, CONDITIONS[1].tokens)):
+        np.testing.assert_array_equal(reads["condition"][index, : len(values)], values)
+
+
+def test_a_row_is_written_again_where_its_execute_begins_elsewhere(batch: Batch) -> None:
+    slots = [live(index, conditions=(CONDITIONS[index % 4],)) for index in range(5)]
+    batch.lay_out(*slots)
+    layout = batch.lay_out(*slots[2:])
+    (reads,) = batch.tensors(layout)
+    for index, condition in enumerate((CONDITIONS[2], CONDITIONS[3], CONDITIONS[0])):
+        values = condition.tokens
+        np.testing.assert_array_equal(reads["condition"][index, : len(values)], values)
+        assert (reads["condition"][index, len(values) :] == 0).all()
+
+
+@given(st.integers(1, 2000), st.integers(1, 200))
+def test_executes_begin_where_their_latents_are_aligned(frames: int, channels: int) -> None:
+    multiple = row_multiple(frames, channels)
+    assert multiple * frames * channels * 4 % ALIGNMENT_BYTES == 0
+    assert all(rows * frames * channels * 4 % ALIGNMENT_BYTES for rows in range(1, multiple))
