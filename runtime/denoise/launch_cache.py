@@ -135,7 +135,7 @@ class LaunchCounts:
 
 @dataclass(slots=True)
 class LaunchCache:
-    """The launches that were used last, at most `limit`. One that falls out is closed once its last run is done.
+    """The launches that were used last, at most `limit`. One that is evicted is closed once its last run is done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
     time on as a captured graph. Where its warm-up or its capture fails it runs plainly.
@@ -194,12 +194,12 @@ class LaunchCache:
             self._retire(self._launches.pop(launch.key))
 
     def drop(self, is_stale: Callable[[LaunchKey], bool]) -> None:
-        """Let go of every launch whose key is stale."""
+        """Remove every launch whose key is stale; each is closed once its last run is done."""
         for key in [key for key in self._launches if is_stale(key)]:
             self._retire(self._launches.pop(key))
 
     def close(self) -> None:
-        """Let go of all. No work may be pending."""
+        """Remove and close every launch. No work may be pending."""
         self.drop(lambda key: True)
         while self._retired:
             self._retired.popleft()[0].close()

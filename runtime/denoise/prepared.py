@@ -111,7 +111,7 @@ def resolve(request: GenerationRequest, session: StepParameters) -> StepValues:
 
 
 def start_latents(request: GenerationRequest, noise: Array, first_time: float) -> Array:
-    """The latents `[T, C]` of the first step: noise, mixed with the source where the request says so."""
+    """The latents `[T, C]` of the first step: noise, mixed with the source by the request's noise curve or denoise."""
     share: Curve | None = request.initial_noise_curve
     if share is None and request.denoise < 1.0:
         share = first_time
@@ -167,7 +167,7 @@ def _is(value: Any, number: float) -> bool:
 
 
 def _gates(request: GenerationRequest) -> Array | None:
-    """`[K]`: a strength acts from step K // 2 on, a curve as DESIGN's target_gate says."""
+    """`[K]`: a strength acts from step K // 2 on, a curve by timesteps.target_gate."""
     target, steps = request.target, request.steps
     if target is None:
         return None

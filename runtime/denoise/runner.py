@@ -28,10 +28,10 @@ MAX_IDLE_BUCKETS = 4
 
 
 class PhaseRecorder(Protocol):
-    """Where the runner says which phase of the tick begins."""
+    """Notes at which time each phase of the tick begins."""
 
     def begin(self, phase: str) -> None:
-        """What happens from now on is this phase."""
+        """Begin a phase; it lasts until the next one begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class BucketLaunch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoiseLaunch:
-    """A launched part. `error`: an engine refused to launch, and the part's slots cannot go on."""
+    """A launched part. `error`: an engine refused to launch; the part's generations fail with it."""
 
     buckets: tuple[BucketLaunch, ...]
     error: TickError | None = None

@@ -207,7 +207,7 @@ class SlotState:
                 self.field(name).write(index, value)
 
     def vacate(self, index: int) -> None:
-        """Make a slot neutral in time: whatever its other rows hold, nothing moves."""
+        """Make a slot neutral in time, so that a step leaves its latents as they are. Its other rows stay."""
         row = slice(self._first[index], self._first[index] + MAX_STEPS + 1)
         self._times[row], self._gates[row] = 1.0, 0.0
         self._cursor[index], self._is_live[index] = self._first[index], 0

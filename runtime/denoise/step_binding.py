@@ -78,7 +78,7 @@ class StepBinding:
         self._flush(name, table)
 
     def _write_weights(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
-        """Weights `[S, width, T]`; a condition that is alone has weight 1 whatever its curve says."""
+        """Weights `[S, width, T]`; a slot's only condition has weight 1, its curve is not read."""
         table = self._table(name).array(layout.slot_count, width, layout.frames)
         table[...] = 0
         for slot, own in zip(layout.slots, rows, strict=True):

@@ -80,7 +80,7 @@ class _Options(BaseModel):
 class WeightedPrompt(_Options):
     """One of several prompts: their velocities are blended by weight, frame by frame."""
 
-    text: Text = Field(description="What to hear.")
+    text: Text = Field(description="Text that describes the audio.")
     weight: Weight = Field(default=1.0, description="Its share: a number, or a curve over the generation.")
     start: Share = Field(default=0.0, description="Active from this share of the steps on.")
     end: Share = Field(default=1.0, description="Active up to this share of the steps (not included, unless it is 1).")
@@ -173,7 +173,7 @@ class StepOptions(_Options):
 class GenerationOptions(StepOptions):
     """One generation. Only `prompt` is needed; the rest has the model's defaults."""
 
-    prompt: Prompt = Field(description="What to hear: a text, or several with weights. Empty: unconditional.")
+    prompt: Prompt = Field(description="Text that describes the audio, or several with weights. Empty: unconditional.")
     negative_prompt: Text = Field(default="", description="What guidance pushes away from. Empty: the null condition.")
     seconds: float | None = Field(
         default=None,

@@ -166,7 +166,8 @@ class GenerationRequest:
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
     initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
-    parameters that the generation follows; `client` is whom fairness counts. Raises RequestError with the field.
+    parameters that the generation follows; `client`: the waiting queue serves clients round robin.
+    Raises RequestError with the field.
     """
 
     frames: int

@@ -1,4 +1,4 @@
-"""The waiting queue: round robin over clients, first come first served within one, newest wins within a session."""
+"""The waiting queue: round robin over clients, first in first out within one, newest wins within a session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.scheduling.slot import Submission
 
 
 class WaitingQueue:
-    """First come, first served within a client; clients take turns. One thread."""
+    """Round robin over clients, first in first out within a client. One thread."""
 
     def __init__(self) -> None:
         self._by_client: OrderedDict[str, deque[Submission]] = OrderedDict()
@@ -35,7 +35,7 @@ class WaitingQueue:
         return replaced
 
     def pop(self) -> Submission:
-        """The first submission of the client whose turn it is; its next turn comes after all others'."""
+        """The first submission of the next client, which then moves behind the other clients."""
         client, submissions = self._by_client.popitem(last=False)
         submission = submissions.popleft()
         if submissions:

@@ -1,4 +1,4 @@
-"""Snapshots of generations in flight as safetensors bytes; resumed, they go on bit-identically."""
+"""Snapshots of generations in flight as safetensors bytes; resumed, they continue bit-identically."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class LoopClient:
         return self._enter(request, listener, None, wait=wait)
 
     def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
-        """Go on with a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
+        """Continue a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
         snapshot.check(self.bundle)
         return self._enter(snapshot.request, listener, snapshot)
 
@@ -276,8 +276,8 @@ class LoopClient:
     def swap(self, engines: EngineSet) -> Future[None]:
         """Run on other engines of the same tensors from the next tick on, and close the old ones.
 
-        Generations in flight go on. Where the engines do not fit, or the loop has ended, the future raises EngineError
-        and they are not taken.
+        Generations in flight continue. The future raises EngineError where the engines do not fit or the loop has
+        ended; they are not taken then.
         """
         reply: Future[None] = Future()
         if self._ended.is_set():

@@ -1,4 +1,4 @@
-"""What listeners of a generation are told."""
+"""The events of a generation, which its listener receives on the tick thread."""
 
 from __future__ import annotations
 

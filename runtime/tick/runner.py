@@ -1,4 +1,4 @@
-"""What the loop asks of a runner: one kind of work in a tick, laid out, launched, and read out when it is finished."""
+"""The Runner protocol: one kind of work in a tick is laid out, launched, and read out when it is finished."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Launched(Protocol):
 
     @property
     def error(self) -> TickError | None:
-        """Why it could not be launched; its slots cannot go on."""
+        """Why it could not be launched; its slots fail with this error."""
 
     @property
     def begin(self) -> Event | None:

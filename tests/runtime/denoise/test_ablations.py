@@ -1,4 +1,4 @@
-"""Every technique can be switched off alone: the slow way does the slow thing, and gives the same latents."""
+"""Every technique can be switched off alone: the work that it saves is done again, and the latents are the same."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Pending:
 
 @dataclass
 class SlowStream:
-    """Events are done when the test says so."""
+    """Events are done once the test waits for them."""
 
     handle: int = 0
     events: list[Pending] = field(default_factory=list)
@@ -144,7 +144,7 @@ def test_anything_that_a_graph_bakes_in_makes_another_launch(change: dict[str, A
     assert made.run(key(**change))[0] == "bind"
 
 
-def test_what_cannot_be_captured_runs_plainly_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_launch_that_cannot_be_captured_runs_plainly_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = Cache(fails=True)
     for which in (key(1), key(2)):
         assert [made.run(which) for _ in range(4)][2:] == [["launch", "launch"]] * 2
@@ -211,7 +211,7 @@ def test_a_device_that_died_while_warming_up_is_not_used_again() -> None:
         made.run(key())
 
 
-def test_a_launch_that_fell_out_says_so() -> None:
+def test_an_evicted_launch_is_marked_as_retired() -> None:
     made = Cache(limit=1)
     first = made.get(key(1))
     made.run(key(2))

@@ -168,6 +168,17 @@ def test_initialize_executes_its_negative_until_the_velocity_is_cached() -> None
     assert counts == [(2, (False,)), (1, (True,))]
 
 
+def test_a_condition_that_is_also_a_negative_has_a_row_on_each_side() -> None:
+    shared = condition()
+    live = live_slot(conditions=(shared,), **guided(negatives=(shared,)))
+    first = lay_out(live)
+    assert (first.positives, first.negatives) == (((0,),), ((1,),))
+    again = lay_out(live, live_slot(1), previous=first)
+    own = [again.positives[0][0], again.negatives[0][0], again.positives[1][0]]
+    assert sorted(own) == [0, 1, 2]
+    assert [again.rows[row].slot_index for row in own] == [0, 0, 1]
+
+
 def test_self_guidance_never_has_negative_rows() -> None:
     layout = lay_out(live_slot(guidance_mode="self", parameters=StepParameters(guidance=2.0)))
     assert (layout.num_rows, layout.uses_cached_negative) == (1, (True,))

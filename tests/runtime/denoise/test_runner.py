@@ -78,7 +78,7 @@ def test_latents_that_are_not_finite_are_reported_by_slot_and_step(runner: Denoi
     assert list(runner.launch(plan).non_finite()) == [(bad, 0)]
 
 
-def test_what_is_read_out_belongs_to_the_receiver_and_frees_the_slot(runner: DenoiseRunner) -> None:
+def test_latents_that_are_read_out_belong_to_the_receiver_and_their_slot_is_free(runner: DenoiseRunner) -> None:
     slot = slot_of("a", 16, noise=np.full((16, C), 3.0, np.float32))
     runner.admit(slot)
     (latents,), done = runner.read_out([slot], runner._stream.record())

@@ -1,4 +1,4 @@
-"""What a request refuses, and that it says which field."""
+"""Requests refuse wrong values with the name of the field."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_target_gate_opens_after_the_gate_and_is_full_at_the_last_step() -> None
     assert target_gate(0, 1, 0.0) == 0.0
 
 
-def test_same_key_same_noise_whatever_ran_before() -> None:
+def test_noise_depends_on_nothing_but_its_key() -> None:
     first = noise(32, 8, seed=5, purpose=Purpose.STEP, step=3)
     noise(32, 8, seed=9)
     np.testing.assert_array_equal(first, noise(32, 8, seed=5, purpose=Purpose.STEP, step=3))

@@ -13,7 +13,7 @@ def submission(name: str, client: str = "", session: str = "") -> Submission:
     return Submission(id=name, runner=None, work=None, bucket=16, steps=4, session=session, client=client)
 
 
-def test_clients_take_turns() -> None:
+def test_clients_are_served_round_robin() -> None:
     queue = WaitingQueue()
     for name, client in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c")):
         queue.push(submission(name, client))

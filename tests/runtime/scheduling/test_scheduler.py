@@ -37,7 +37,7 @@ def test_every_length_counts_its_own_indices() -> None:
     assert [(slot.bucket, slot.index) for slot in found.slots.values()] == [(16, 0), (32, 0), (16, 1)]
 
 
-def test_a_slot_keeps_what_its_submission_says() -> None:
+def test_a_slot_has_the_values_of_its_submission() -> None:
     found = scheduler(submission("a", session="s", client="c", step=2))
     slot = found.slots["a"]
     assert (slot.work, slot.session, slot.client, slot.step, slot.steps) == ("a", "s", "c", 2, 4)
@@ -70,7 +70,7 @@ def test_a_newer_slot_with_the_same_id_is_another_one() -> None:
     assert found.slots["a"].step == 0
 
 
-def test_what_waits_and_what_runs_is_found_by_id() -> None:
+def test_waiting_submissions_and_slots_are_found_by_id() -> None:
     found = scheduler(submission("runs"), submission("waits"), depth=1)
     assert found.find("runs") is found.slots["runs"]
     assert found.find("waits") is found.waiting.get("waits")

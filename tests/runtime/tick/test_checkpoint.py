@@ -1,4 +1,4 @@
-"""Frozen generations as bytes: everything comes back, damage is noticed."""
+"""Snapshots as bytes: every value is read back, damaged bytes are refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_everything_comes_back_bit_for_bit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, len(DATA) - 1), flip=st.integers(1, 255))
-def test_a_changed_byte_is_noticed(position: int, flip: int) -> None:
+def test_a_changed_byte_is_refused(position: int, flip: int) -> None:
     damaged = bytearray(DATA)
     damaged[position] ^= flip
     try:

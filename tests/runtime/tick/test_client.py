@@ -68,7 +68,7 @@ def test_a_generation_leaves_once_and_frees_its_place() -> None:
     registry.enter(request("b"), events.append)
 
 
-def test_another_generation_of_the_same_id_is_told_apart() -> None:
+def test_a_generation_is_not_another_one_of_the_same_id() -> None:
     registry, first, second = Registry(slots=1, queue=0), request("a"), request("a")
     registry.enter(first, lambda event: None)
     assert registry.holds(first)
@@ -93,7 +93,7 @@ def test_entering_waits_for_a_place_where_asked_to() -> None:
     thread.join()
 
 
-def test_what_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
+def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
     loop, refused = loops(depth=1), list[Exception]()
     for index in range(1 + loop.deployment.runtime.queue):
         loop.submit(make(str(index)), Inbox())
@@ -111,7 +111,7 @@ def test_what_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> N
     assert len(refused) == 1
 
 
-def test_a_sessions_parameters_go_with_its_last_generation() -> None:
+def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
     registry = Registry(slots=4, queue=0)
     for name in "ab":
         registry.enter(request(name, "s"), lambda event: None)
@@ -159,7 +159,7 @@ def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -
     assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
 
 
-def test_an_update_reaches_what_waits(loops: Loops) -> None:
+def test_an_update_reaches_waiting_generations(loops: Loops) -> None:
     alone, loop, inbox = loops(depth=1), loops(depth=1), Inbox()
     alone.submit(make("b", parameters=replace(make("b").parameters, velocity_scale=0.5)), inbox)
     while alone.tick() is not None:

@@ -65,7 +65,7 @@ def test_phases_follow_each_other_and_their_sum_is_the_tick(loops: Loops) -> Non
         assert all(before.phase != after.phase for before, after in pairwise(record.spans))
 
 
-def test_buckets_say_what_they_executed_and_when(loops: Loops) -> None:
+def test_a_record_has_slots_rows_and_times_of_each_bucket(loops: Loops) -> None:
     records = play(loops())
     both = [record for record in records if len(record.frames) == 2]
     assert len(both) == 6

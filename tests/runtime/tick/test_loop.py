@@ -14,7 +14,7 @@ from conftest import Loops, captured
 from helpers import oracle
 from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.faulty_engine import Faults, FaultyEngine
-from helpers.generations import CONDITIONS, CONTEXT, FEATURES, GUIDED, C, D, Inbox, X, make, rand, run_all
+from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, D, Inbox, make, rand, run_all
 
 from profiling.bench.allocation_probe import AllocationProbe
 from runtime.engines.engine import EngineSet, run_once
@@ -45,7 +45,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
-    """The same deployment with a decoder that misbehaves (a captured graph does not: it launches without us)."""
+    """The same deployment with a decoder that has faults (without capture: a replayed graph has none)."""
     device = loop.device
     deployment = captured(loop.deployment, False)
     engines = open_engines(deployment, device)
@@ -83,7 +83,7 @@ def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops) -> None:
     np.testing.assert_allclose(run_all(loop, request).latents(name), expected(loop, request), atol=1e-4, rtol=1e-4)
 
 
-def test_stream_equals_batch_whoever_shares_the_ticks(loops: Loops) -> None:
+def test_a_result_does_not_depend_on_which_generations_share_its_ticks(loops: Loops) -> None:
     requests = [make(name, **changes) for name, changes in FEATURES.items()]
     alone = {r.id: run_all(loops(), r).latents(r.id) for r in requests}
     together = run_all(loops(depth=8, max_rows=16), *requests[:14])
@@ -183,7 +183,7 @@ def test_finished_latents_belong_to_the_receiver(loops: Loops) -> None:
     first[...] = 0.0
 
 
-def test_an_override_takes_effect_on_the_next_tick_and_goes_away(loops: Loops) -> None:
+def test_an_override_takes_effect_on_the_next_tick_until_it_is_removed(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     request, louder = make("a", session="s"), StepParameters(velocity_scale=1.7)
     loop.submit(request, inbox)
@@ -263,7 +263,7 @@ def test_cancel_during_the_execute_takes_effect_before_the_commit(loops: Loops) 
     loop.close()
 
 
-def test_a_freeze_during_the_execute_sees_a_whole_step(loops: Loops) -> None:
+def test_a_snapshot_during_the_execute_has_a_whole_step(loops: Loops) -> None:
     base = loops()
     whole = run_all(base, make("a", **GUIDED)).latents("a")
     faults = Faults(hang_at=1)
@@ -285,7 +285,7 @@ def test_a_freeze_during_the_execute_sees_a_whole_step(loops: Loops) -> None:
     loop.close()
 
 
-def test_places_are_bounded_and_come_back(loops: Loops) -> None:
+def test_places_are_bounded_and_free_after_generations_end(loops: Loops) -> None:
     loop, inbox = loops(depth=2), Inbox()
     places = 2 + loop.deployment.runtime.queue
     for index in range(places):
@@ -315,7 +315,7 @@ def test_a_non_finite_slot_ends_alone_and_its_neighbours_stay_bit_identical(step
     loop.close()
 
 
-def test_a_recoverable_failure_ends_the_batch_and_the_loop_goes_on(loops: Loops) -> None:
+def test_a_recoverable_failure_ends_the_batch_and_not_the_loop(loops: Loops) -> None:
     loop = faulty(loops(), Faults(fail_at=frozenset({1})))
     inbox = run_all(loop, make("a"), make("b"))
     for name in "ab":
@@ -327,7 +327,7 @@ def test_a_recoverable_failure_ends_the_batch_and_the_loop_goes_on(loops: Loops)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_engine_tells_everybody_and_takes_no_more(loops: Loops) -> None:
+def test_a_dead_engine_fails_every_generation_and_later_ones_are_refused(loops: Loops) -> None:
     loop, inbox = faulty(loops(depth=1), Faults(die_at=1)), Inbox()
     loop.submit(make("running"), inbox)
     loop.submit(make("waiting"), inbox)
@@ -366,14 +366,14 @@ def test_starting_twice_starts_one_thread(loops: Loops) -> None:
     assert loop._thread is thread
 
 
-def test_an_id_is_inside_only_once(loops: Loops) -> None:
+def test_an_id_in_use_is_refused(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a"), Inbox())
     with pytest.raises(RequestError, match="running already"):
         loop.submit(make("a"), Inbox())
 
 
-def test_drain_lets_what_is_inside_finish_and_refuses_the_rest(loops: Loops) -> None:
+def test_drain_lets_generations_finish_and_refuses_new_ones(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     loop.start()
     loop.submit(make("a", steps=50), inbox)
@@ -383,7 +383,7 @@ def test_drain_lets_what_is_inside_finish_and_refuses_the_rest(loops: Loops) -> 
         loop.submit(make("late"), inbox)
 
 
-def test_close_ends_what_is_left_as_drained(loops: Loops) -> None:
+def test_close_ends_unfinished_generations_as_drained(loops: Loops) -> None:
     loop, inbox = faulty(loops(), Faults(delay_s=0.02)), Inbox()
     loop.start()
     loop.submit(make("a", steps=200), inbox)
@@ -397,7 +397,7 @@ def test_close_ends_what_is_left_as_drained(loops: Loops) -> None:
 @pytest.mark.parametrize(
     "name", ["plain", "guided_all", "rcfg_initialize", "rcfg_self", "sde", "mask", "everything", "two_conditions"]
 )
-def test_a_frozen_generation_goes_on_bit_identically(name: str, loops: Loops) -> None:
+def test_a_resumed_generation_continues_bit_identically(name: str, loops: Loops) -> None:
     request = make("a", **{"steps": 6, **FEATURES[name]})
     whole = run_all(loops(), request).latents("a")
     first, inbox = loops(), Inbox()
@@ -437,11 +437,11 @@ def test_a_checkpoint_keeps_the_sessions_parameters(loops: Loops) -> None:
     np.testing.assert_array_equal(inbox.latents("a"), whole.latents("a"))
 
 
-def test_freezing_what_is_not_in_flight_is_an_error(loops: Loops) -> None:
+def test_a_snapshot_of_an_unknown_generation_is_an_error(loops: Loops) -> None:
     loop = loops()
-    reply = loop.snapshot("nobody")
+    reply = loop.snapshot("unknown")
     loop.tick()
-    with pytest.raises(RequestError, match="nobody"):
+    with pytest.raises(RequestError, match="unknown"):
         reply.result(0)
 
 
@@ -456,34 +456,21 @@ def test_a_checkpoint_of_another_model_is_refused(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
-    [
-        ({"frames": 31}, ShapeError, "multiples of 2"),
-        ({"frames": 128}, ShapeError, r"2\.\.64.*tickrt-build"),
-        ({"context": None}, RequestError, "needs a context"),
-        ({"context": rand(32, 3)}, RequestError, "context: has 3 channels"),
-        ({"noise": rand(32, 3)}, RequestError, "noise: has 3 channels"),
-        ({"conditions": (Condition(rand(3, 5)),)}, RequestError, r"conditions\.0\.tokens: has width 5"),
-        ({"conditions": (Condition(rand(40, D)),)}, ShapeError, r"40 tokens.*1\.\.32"),
-        ({"conditions": (CONDITIONS[0],) * 17}, RequestError, "at most 16"),
-        ({"parameters": StepParameters(channel_gain=np.ones(5))}, RequestError, "channel_gain: has 5"),
-    ],
+    ("changes", "error"), [({"context": None}, RequestError), ({"conditions": (Condition(rand(40, D)),)}, ShapeError)]
 )
-def test_what_no_tick_could_execute_is_refused_at_the_door(
-    changes: dict[str, Any], error: type[Exception], says: str, loops: Loops
+def test_a_request_that_does_not_fit_takes_no_place(
+    changes: dict[str, Any], error: type[Exception], loops: Loops
 ) -> None:
     loop = loops()
-    frames = changes.get("frames", 32)
-    values = {"context": np.zeros((frames, X), np.float32), **changes}
-    with pytest.raises(error, match=rf"(?s){says}"):
-        loop.submit(make("a", **{"frames": frames, **values}) if frames in CONTEXT else GenerationRequest(
-            frames=frames, conditions=(CONDITIONS[0],), context=values["context"]), Inbox())  # fmt: skip
+    with pytest.raises(error):
+        loop.submit(make("a", **changes), Inbox())
+    assert len(loop._registry) == 0
     assert loop.tick() is None
 
 
 @pytest.mark.parametrize("name", ["plain", "guided_all", "dcw_double", "mask", "sde_curve"])
 def test_a_tick_in_steady_state_allocates_nothing(name: str, loops: Loops) -> None:
-    """Whoever submits does so between ticks: drawing its noise is the submitter's own work."""
+    """Submits are made between ticks: drawing noise for them is the caller's work, not the tick's."""
     loop, inbox = loops(), Inbox()
     waiting = [make(f"{name}{index}", **{"steps": 8, **FEATURES[name]}) for index in range(12)]
     probe, records = AllocationProbe(trace=True), []
@@ -575,7 +562,7 @@ def same_engines(loop: TickLoop) -> EngineSet:
     return open_engines(loop.deployment, loop.device)
 
 
-def test_engines_are_swapped_between_two_ticks_and_nobody_notices(loops: Loops) -> None:
+def test_engines_swapped_between_two_ticks_leave_latents_as_they_are(loops: Loops) -> None:
     loop = loops()
     alone = run_all(loop, make("a", **GUIDED)).latents("a")
     inbox = Inbox()
@@ -603,7 +590,7 @@ def test_a_swap_while_the_loop_idles_is_carried_out(loops: Loops) -> None:
     assert inbox.latents("a").shape == (32, C)
 
 
-def test_engines_of_another_model_are_refused_and_the_old_ones_go_on(loops: Loops) -> None:
+def test_engines_of_another_model_are_refused_and_the_old_ones_stay(loops: Loops) -> None:
     loop, other = loops(), loops(channels=4)
     before = loop.engines
     inbox = Inbox()

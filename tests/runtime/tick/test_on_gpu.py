@@ -113,7 +113,9 @@ def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Buil
         np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
 
 
-def test_what_cannot_be_captured_runs_plainly(loops: Loops, machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tick_that_cannot_be_captured_runs_plainly(
+    loops: Loops, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
     machine.faults = {"uncapturable": True}
     loop = loops()
     with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
@@ -145,7 +147,9 @@ def play(loop: TickLoop) -> Inbox:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_mixed_work_gives_what_the_cpu_gives(in_flight: int, loops: Loops, built: Built, backend: Backend) -> None:
+def test_mixed_work_has_the_events_and_latents_of_the_cpu(
+    in_flight: int, loops: Loops, built: Built, backend: Backend
+) -> None:
     gpu = resized(built(max_rows=16, backend=backend), 4, 8)
     cpu = resized(built(max_rows=16, depth=8, codec=False, text_encoder=False), 4, 8)
     device = open_device("cpu")
@@ -172,7 +176,7 @@ def test_an_execute_that_is_refused_ends_its_batch_and_not_the_loop(loops: Loops
     assert np.isfinite(run_all(loop, make("b")).latents("b")).all()
 
 
-def test_no_memory_at_the_first_execute_is_said_and_survived(loops: Loops, machine: Machine) -> None:
+def test_no_memory_at_the_first_execute_fails_its_generation_alone(loops: Loops, machine: Machine) -> None:
     loop, inbox = loops(), Inbox()
     loop.submit(make("a"), inbox)
     machine.faults = {"enqueue_oom_at": [1]}
@@ -225,7 +229,7 @@ def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Mac
         loop.submit(make("b"), inbox)
 
 
-def test_empty_buckets_go_while_ticks_are_in_flight(loops: Loops) -> None:
+def test_empty_buckets_are_closed_while_ticks_are_in_flight(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     lengths = (16, 32, 64)
     for index, frames in enumerate(lengths * 4):
