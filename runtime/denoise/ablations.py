@@ -135,11 +135,11 @@ class SlotwiseStepBinding(StepBinding):
         indices = range(layout.slot_count)
         return ExecutionSequence([engine.bind(self._of_slot(index, together, layout)) for index in indices])
 
-    def finite(self, slot_count: int) -> NDArray[np.bool_]:
-        """Per slot, whether the last tick left only finite latents; valid when that tick is done."""
-        flags = next(self._flags)
+    def finite(self, slot_count: int) -> memoryview:
+        """Per slot, 1 if the last tick left only finite latents, else 0; valid when that tick is done."""
+        flags, seen = next(self._flags)
         self._device.download(flags, self._finite, self._stream)
-        return flags[::ROW_STRIDE][:slot_count]
+        return seen[::ROW_STRIDE][:slot_count]
 
     def _make_finite(self, device: Device) -> Tensor:
         self._separate_flags = SeparateRows(device, self._state.slot_count, (), np.bool_)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
@@ -116,7 +115,7 @@ class LengthBucket:
             self._write_layout(layout)
         if layout.features & {"sde", "ode_noise"}:
             self._write_noise()
-        self._rows.set_times(layout, self.state.set_times(layout.slot_count))
+        self._rows.set_times(self.state.set_times())
         self.state.flush()
         self._vectors.flush(self._stream)
         launch = self._launch(layout)
@@ -124,7 +123,7 @@ class LengthBucket:
         self._launches.before_run(launch)
         return launch
 
-    def launched(self, layout: RowLayout, launch: Launch) -> NDArray[np.bool_]:
+    def launched(self, layout: RowLayout, launch: Launch) -> memoryview:
         """The launch is on the stream. Returns where its finite flags `[S]` arrive, valid once the tick is done."""
         self.state.after_launch(launch.writes)
         if layout.features & {"sde", "ode_noise"}:

@@ -6,6 +6,7 @@ begins at an aligned address.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.denoise.row_layout import Row, RowLayout
-from runtime.denoise.slot_state import PackedVectors
+from runtime.denoise.slot_state import PackedVectors, host_view
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine
 
@@ -63,7 +64,9 @@ class RowBuffers:
         tokens: int,
     ) -> None:
         self._device, self._stream, self._vectors = device, stream, vectors
-        self._time, self._host_times = times
+        self._time, host_times = times
+        self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
+        self._time_places: list[tuple[int, int]] = []
         self._first_time_bytes = vectors.limit_bytes - self._time.size_bytes
         self._roles = bundle.decoder.inputs
         self.frames, self.capacity, self.tokens = frames, capacity, tokens
@@ -103,18 +106,18 @@ class RowBuffers:
         self.row_slots.flush(len(layout.rows), self._stream)
         last = layout.executes[-1]
         num_times = last.begin * ALIGNED + last.end - last.begin
+        self._time_places = [
+            (begin * ALIGNED + place, layout.rows[begin + place].slot_index)
+            for begin, end, _ in layout.executes
+            for place in range(end - begin)
+        ]
         self._vectors.limit_bytes = self._first_time_bytes + num_times * self._time.dtype.itemsize
         self.layout = layout
 
-    def set_times(self, layout: RowLayout, slot_times: NDArray[np.float32]) -> None:
-        """Write each row's flow time, from those of the slots `[slot_count]`. The vectors' owner uploads them."""
-        row_slots = self.row_slots.host
-        for begin, end, _ in layout.executes:
-            times = self._host_times[begin * ALIGNED : begin * ALIGNED + end - begin]
-            if times.dtype == np.float32:
-                slot_times.take(row_slots[begin:end], out=times, mode="clip")
-            else:
-                times[...] = slot_times[row_slots[begin:end]]
+    def set_times(self, slot_times: Sequence[float]) -> None:
+        """Write each row's flow time, from those of the slots. The vectors' owner uploads them."""
+        for place, slot_index in self._time_places:
+            self._host_times[place] = slot_times[slot_index]
 
     def decoder_tensors(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> dict[str, Tensor]:
         """Tensor name -> memory of one execute over rows `begin` to `end`."""

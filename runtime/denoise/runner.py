@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
@@ -54,7 +53,7 @@ class BucketLaunch:
     steps: tuple[int, ...]
     begin: Event
     end: Event
-    finite: NDArray[np.bool_]
+    finite: memoryview
 
     def span(self, stream: Stream, first: Event) -> BucketSpan:
         """When it ran, from `first` on; its events are done."""
@@ -83,7 +82,7 @@ class DenoiseLaunch:
     def non_finite(self) -> Iterator[tuple[Slot, int]]:
         """Slots whose latents became NaN or infinite, with the step they took. Valid when the tick is done."""
         for bucket in self.buckets:
-            if not bucket.finite.all():
+            if 0 in bytes(bucket.finite):
                 for slot, step in zip(bucket.layout.slots, bucket.steps, strict=True):
                     if not bucket.finite[slot.index]:
                         yield slot, step

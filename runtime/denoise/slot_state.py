@@ -6,7 +6,8 @@ device, double buffered: a tick reads one side and writes the other, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.slot_fields import FIELDS, TickTensor
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Event, Stream, Tensor
 from runtime.requests.curves import Array
-from runtime.requests.request import MAX_STEPS
 
 VECTOR_FIELDS = tuple(name for name, tensor in FIELDS.items() if tensor.letters == "S")
 
@@ -46,17 +46,20 @@ class PackedVectors:
         return Tensor(piece.address, (count,), kind, piece.owner, seen), host
 
     def flush(self, stream: Stream) -> None:
-        """Upload all of them, if any has changed."""
-        if self.has_changed:
+        """Upload all of them, if any has changed; nothing to do where the device sees the host's memory."""
+        if self.has_changed and self._tensor.host is None:
             self.has_changed = False
             self._device.upload(self._tensor.view(self.limit_bytes), self._host[: self.limit_bytes], stream)
 
 
 class SlotField:
-    """A tensor with a row per slot, written on the host, read by engines."""
+    """A tensor with a row per slot, written on the host, read by engines. Its name is in `changed_fields` then."""
 
-    def __init__(self, device: Device, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> None:
-        self._device, self._default = device, spec.neutral
+    def __init__(
+        self, device: Device, spec: TickTensor, tensor: Tensor, host: NDArray[Any], changed_fields: set[str]
+    ) -> None:
+        self._device, self._name, self._default = device, spec.name, spec.neutral
+        self._changed_fields = changed_fields
         self.tensor, self.host = tensor, host
         host[...] = spec.neutral
         self._changed = set(range(len(host)))
@@ -78,6 +81,7 @@ class SlotField:
             self._set.add(index)
             self.host[index] = value
         self._changed.add(index)
+        self._changed_fields.add(self._name)
 
     def flush(self, stream: Stream) -> None:
         """Upload the rows that were written since the last time."""
@@ -128,11 +132,17 @@ class DoubleBuffer:
         return self.sides[side]
 
 
-class SlotState:
-    """Every field and state of every slot of one length. What no slot has used yet is not allocated.
+@dataclass(slots=True)
+class _Schedule:
+    """A live slot's flow times `[K + 1]`, its gates `[K]` where it has a target, and its next step."""
 
-    Flow times and gates of whole schedules lie in host tables, so that a tick's are two gathers, however many slots.
-    """
+    times: list[float]
+    gates: list[float] | None
+    step: int
+
+
+class SlotState:
+    """Every field and state of every slot of one length. What no slot has used yet is not allocated."""
 
     def __init__(
         self,
@@ -148,20 +158,17 @@ class SlotState:
         self.slot_count, self.frames, self.channels = slot_count, frames, channels
         self._sizes = {"T": frames, "C": channels, "B": -(-frames // 2)}
         self._fields: dict[str, SlotField] = {}
+        self._changed: set[str] = set()
         self._buffers: dict[str, DoubleBuffer] = {}
         self._zeros = np.zeros((frames, channels), np.float32)
         for name in (*VECTOR_FIELDS, "velocity_scale"):
             self.field(name)
         self.double_buffer("latents")
-        self._time, self._next_time = self.field("time").host, self.field("next_time").host
-        self._gate = self.field("target_gate").host
-        width = MAX_STEPS + 1
-        self._times = np.ones(slot_count * width + 1, np.float32)
-        self._gates = np.zeros(slot_count * width + 1, np.float32)
-        self._first = np.arange(slot_count) * width
-        self._cursor = self._first.copy()
-        self._ahead = np.empty_like(self._cursor)
-        self._is_live = np.zeros_like(self._cursor)
+        self._time, self._next_time, self._gate = (
+            host_view(self.field(name).host) for name in ("time", "next_time", "target_gate")
+        )
+        self._schedules: dict[int, _Schedule] = {}
+        self._times = [1.0] * slot_count
 
     def field(self, name: str) -> SlotField:
         """A field, allocated on first use with neutral rows."""
@@ -174,6 +181,7 @@ class SlotState:
                 tensor = self._device.zeros(shape, spec.dtype)
                 host = self._device.mirror(tensor)
             self._fields[name] = self._make_field(spec, tensor, host)
+            self._changed.add(name)
         return self._fields[name]
 
     @property
@@ -208,34 +216,41 @@ class SlotState:
 
     def vacate(self, index: int) -> None:
         """Make a slot neutral in time, so that a step leaves its latents as they are. Its other rows stay."""
-        row = slice(self._first[index], self._first[index] + MAX_STEPS + 1)
-        self._times[row], self._gates[row] = 1.0, 0.0
-        self._cursor[index], self._is_live[index] = self._first[index], 0
-
-    def set_times(self, slot_count: int) -> NDArray[np.float32]:
-        """Write the flow times and gates of this tick for the first slots; returns the times `[slot_count]`."""
-        cursor, ahead = self._cursor[:slot_count], self._ahead[:slot_count]
-        time: NDArray[np.float32] = self._time[:slot_count]
-        np.add(cursor, 1, out=ahead)
-        self._times.take(cursor, out=time, mode="clip")
-        self._times.take(ahead, out=self._next_time[:slot_count], mode="clip")
-        self._gates.take(cursor, out=self._gate[:slot_count], mode="clip")
+        self._schedules.pop(index, None)
+        self._time[index] = self._next_time[index] = self._times[index] = 1.0
+        self._gate[index] = 0.0
         self._vectors.has_changed = True
-        return time
+
+    def set_times(self) -> Sequence[float]:
+        """Write the flow times and gates of this tick; returns the time of every slot, 1 where it is empty.
+
+        Plain item assignments: right after an execute of the decoder a numpy call costs tens of microseconds.
+        """
+        for index, schedule in self._schedules.items():
+            step = schedule.step
+            self._time[index] = self._times[index] = schedule.times[step]
+            self._next_time[index] = schedule.times[step + 1]
+            if schedule.gates is not None:
+                self._gate[index] = schedule.gates[step]
+        self._vectors.has_changed = True
+        return self._times
 
     def advance(self) -> None:
         """Every live slot has taken its step."""
-        np.add(self._cursor, self._is_live, out=self._cursor)
+        for schedule in self._schedules.values():
+            schedule.step += 1
 
     def flush(self) -> None:
         """Upload every row that was written. The vectors are uploaded as one piece, by their owner."""
-        for name, field in self._fields.items():
-            if field.changed:
-                if name in VECTOR_FIELDS:
-                    self._vectors.has_changed = True
-                    field.changed.clear()
-                else:
-                    field.flush(self._stream)
+        if not self._changed:
+            return
+        for name in self._changed:
+            if name in VECTOR_FIELDS:
+                self._vectors.has_changed = True
+                self._fields[name].changed.clear()
+            else:
+                self._fields[name].flush(self._stream)
+        self._changed.clear()
 
     def read_out(self, index: int, out: Array, copies: Stream) -> None:
         """Copy a slot's latents to the host on another stream, which is behind the tick that wrote them."""
@@ -262,14 +277,12 @@ class SlotState:
             self._buffers[name].flip()
 
     def _set_schedule(self, index: int, work: PreparedGeneration, step: int) -> None:
-        first = self._first[index]
-        self._times[first : first + len(work.times)] = work.times
-        if work.gates is not None:
-            self._gates[first : first + len(work.gates)] = work.gates
-        self._cursor[index], self._is_live[index] = first + step, 1
+        self._gate[index] = 0.0
+        gates = None if work.gates is None else work.gates.tolist()
+        self._schedules[index] = _Schedule(work.times.tolist(), gates, step)
 
     def _make_field(self, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> SlotField:
-        return SlotField(self._device, spec, tensor, host)
+        return SlotField(self._device, spec, tensor, host, self._changed)
 
     def _write_state(self, name: str, index: int, values: Array) -> None:
         buffer = self.double_buffer(name)
@@ -279,6 +292,11 @@ class SlotState:
     def _row(self, name: str, index: int) -> Tensor:
         size = self.frames * self.channels
         return self.double_buffer(name).current.view(self.frames, self.channels, start=index * size)
+
+
+def host_view(array: NDArray[Any]) -> Any:
+    """The array's memory for item assignments without numpy; mypy knows only memoryviews of bytes."""
+    return memoryview(array)  # type: ignore[arg-type]
 
 
 def vectors_bytes(slot_count: int, num_rows: int) -> int:

@@ -98,7 +98,7 @@ def test_conditions_are_padded_and_masked_and_contexts_are_those_of_their_slots(
 def test_times_and_slots_follow_the_rows(batch: Batch) -> None:
     layout = batch.lay_out(live(0, **GUIDED), live(2, **GUIDED))
     assert len(layout.executes) == 2
-    batch.rows.set_times(layout, np.array([0.9, 0.0, 0.3], np.float32))
+    batch.rows.set_times([0.9, 0.0, 0.3])
     times = np.concatenate([reads["time"] for reads in batch.tensors(layout)])
     np.testing.assert_allclose(times, [[0.9, 0.0, 0.3][row.slot_index] for row in layout.rows])
     assert batch.rows.row_slots.host[: len(layout.rows)].tolist() == [row.slot_index for row in layout.rows]

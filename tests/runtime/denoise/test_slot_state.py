@@ -92,7 +92,7 @@ def test_vectors_are_uploaded_as_one_piece(device: CopyingDevice) -> None:
     state.flush()
     vectors.flush(device.main)
     device.uploads.clear()
-    state.set_times(SLOTS)
+    state.set_times()
     state.flush()
     vectors.flush(device.main)
     ((_, size_bytes),) = device.uploads
@@ -131,7 +131,7 @@ def test_times_are_those_of_each_slots_step(host: SlotState) -> None:
     for live in lives:
         host.admit(live.slot.index, live.work, live.slot.step)
     for tick in range(4):
-        times, next_times = host.set_times(SLOTS).copy(), host.field("next_time").host
+        times, next_times = list(host.set_times()), host.field("next_time").host
         for live in lives:
             index, step = live.slot.index, live.first_step + tick
             assert (times[index], next_times[index]) == (live.work.times[step], live.work.times[step + 1])
@@ -144,7 +144,7 @@ def test_gates_are_those_of_each_slots_step(host: SlotState) -> None:
     host.admit(1, live.work, 0)
     seen = []
     for _ in range(4):
-        host.set_times(SLOTS)
+        host.set_times()
         seen.append(list(host.field("target_gate").host))
         host.advance()
     assert [gates[1] for gates in seen] == [0, 0, 1, 1]
@@ -156,7 +156,7 @@ def test_an_empty_slot_does_not_move_in_time(host: SlotState) -> None:
     host.admit(1, live.work, 2)
     host.vacate(1)
     for _ in range(3):
-        time = host.set_times(SLOTS)[1]
+        time = host.set_times()[1]
         assert time == host.field("next_time").host[1]
         assert host.field("target_gate").host[1] == 0
         host.advance()
@@ -179,7 +179,7 @@ def test_a_new_generation_leaves_nothing_of_the_one_before(host: SlotState) -> N
     fresh = state_on(HostDevice())[0]
     fresh.admit(0, live_slot(0, seed=9).work, 0)
     for one in (host, fresh):
-        one.set_times(SLOTS)
+        one.set_times()
     for name in FIELDS:
         np.testing.assert_array_equal(host.field(name).host[0], fresh.field(name).host[0], err_msg=name)
     states = host.snapshot(0)
