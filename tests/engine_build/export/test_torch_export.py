@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 
-def export_linear(file: Path) -> Any:
+def export_linear(file: Path, width: int = 8) -> Any:
     from engine_build.export.torch_export import export_graph, free
 
     torch.manual_seed(0)
-    module = torch.nn.Linear(8, 4)
+    module = torch.nn.Linear(width, 4)
     rows = free("rows", 64)
     export_graph(
-        module, file, (torch.ones(3, 8),), inputs=["x"], outputs=["y"], dynamic_shapes=({0: rows},),
+        module, file, (torch.ones(3, width),), inputs=["x"], outputs=["y"], dynamic_shapes=({0: rows},),
         dimensions={"rows": "batch"},
     )  # fmt: skip
     return module
@@ -44,8 +44,8 @@ def test_free_dimensions_get_their_names(tmp_path: Path) -> None:
 
 def test_large_weights_go_into_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_build.export.torch_export.INLINE_LIMIT_BYTES", 64)
-    export_linear(tmp_path / "linear.onnx")
-    assert (tmp_path / "linear.onnx.data").stat().st_size >= 4 * 8 * 4
+    export_linear(tmp_path / "linear.onnx", width=1024)
+    assert (tmp_path / "linear.onnx.data").stat().st_size >= 1024 * 4 * 4
 
 
 def test_warnings_are_suppressed_inside_quiet_only() -> None:

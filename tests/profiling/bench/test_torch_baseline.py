@@ -41,5 +41,5 @@ def test_it_computes_a_velocity_for_every_row(tmp_path: Path) -> None:
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no ACE-Step transformer"):
         TorchDecoder(str(tmp_path), rows=1, frames=8, tokens=4, compiled=False)
-    with pytest.raises(ConfigError, match="--torch published only"):
+    with pytest.raises(ConfigError, match="needs --torch published"):
         TorchDecoder(str(tmp_path), rows=1, frames=8, tokens=4, layers=2, compiled=False)
