@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from runtime.config.bundle import Bundle, explain, load_bundle
 from runtime.config.deployment import Deployment, ShapeRanges, load_deployment
-from runtime.denoise.slot_fields import ROWS_FEATURES, STEP_FEATURES
+from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 
@@ -25,7 +25,8 @@ HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"
 ALL_STEP_FEATURES = variant_name(STEP_FEATURES)
 STEP_VARIANTS = (
     PLAIN, "guidance", "dcw", "dcw+guidance", "blend", "blend+guidance", "mask", "guidance+mask", "target",
-    "guidance+target", "ode_noise", "guidance+ode_noise", "sde", "guidance+sde", "guidance+rcfg", ALL_STEP_FEATURES,
+    "guidance+target", "ode_noise", "guidance+ode_noise", "sde", "guidance+sde", "guidance+rcfg", "guidance+rescale",
+    ALL_STEP_FEATURES,
 )  # fmt: skip
 ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
 # The options that change what TensorRT builds.
@@ -109,8 +110,9 @@ def parse_variant(name: str) -> Features:
     features = frozenset() if name == PLAIN else frozenset(name.split(FEATURE_SEPARATOR))
     if unknown := features - STEP_FEATURES:
         raise ValueError(f"unknown step features {sorted(unknown)}, expected some of {sorted(STEP_FEATURES)}")
-    if "rcfg" in features and "guidance" not in features:
-        raise ValueError(f"the variant {name!r} needs guidance too: guidance+rcfg")
+    for feature, needed in NEEDS.items():
+        if feature in features and needed not in features:
+            raise ValueError(f"the variant {name!r} needs {needed} too: {needed}+{feature}")
     return features
 
 

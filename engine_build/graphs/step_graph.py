@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from engine_build.graphs.graph_writer import GraphWriter
-from runtime.denoise.slot_fields import ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
+from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
 
@@ -92,8 +92,9 @@ def _checked(features: Iterable[str], known: frozenset[str]) -> frozenset[str]:
     features = frozenset(features)
     if unknown := features - known:
         raise BuildError(f"unknown features {sorted(unknown)}, expected some of {sorted(known)}")
-    if "rcfg" in features and "guidance" not in features:
-        raise BuildError("the feature rcfg needs guidance", fix="build guidance+rcfg")
+    for feature, needed in NEEDS.items():
+        if feature in features and needed not in features:
+            raise BuildError(f"the feature {feature} needs {needed}", fix=f"build {needed}+{feature}")
     return features
 
 
@@ -142,7 +143,7 @@ def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) ->
         orthogonal = _project(graph, _limit(graph, difference), positive, length)
         strength = graph.op("Sub", inputs.column("guidance"), graph.constant(1.0))
         guided = graph.op("Add", positive, graph.op("Mul", strength, orthogonal))
-        return _rescale(graph, inputs, guided, length)
+        return _rescale(graph, inputs, guided, length) if "rescale" in inputs else guided
 
 
 def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
@@ -287,10 +288,10 @@ def _band(graph: GraphWriter, inputs: _Inputs, band: str) -> str:
 
 
 def _finite(graph: GraphWriter, latents: str) -> str:
-    """Per slot: the sum of magnitudes is a number. NaN and infinity compare as false."""
+    """Per slot: the sum is a number. NaN and infinity stay in a sum, and compare as false."""
     with graph.scope("finite"):
-        total = graph.op("ReduceL1", latents, graph.constant([1, 2], np.int64), keepdims=0)
-        return graph.op("Less", total, graph.constant(LARGEST))
+        total = graph.op("ReduceSum", latents, graph.constant([1, 2], np.int64), keepdims=0)
+        return graph.op("LessOrEqual", graph.op("Abs", total), graph.constant(LARGEST))
 
 
 def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
@@ -301,8 +302,8 @@ def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
 
 def _norm(graph: GraphWriter, value: str) -> str:
     """Norm per channel over time `[S,1,C]`, at least 1e-12 so that dividing by it is safe."""
-    length = graph.op("ReduceL2", value, _time_axis(graph), keepdims=1)
-    return graph.op("Max", length, graph.constant(NORM_EPSILON))
+    squares = graph.op("ReduceSum", graph.op("Mul", value, value), _time_axis(graph), keepdims=1)
+    return graph.op("Max", graph.op("Sqrt", squares), graph.constant(NORM_EPSILON))
 
 
 def _time_axis(graph: GraphWriter) -> str:

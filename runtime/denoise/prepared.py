@@ -134,6 +134,7 @@ def step_features(request: GenerationRequest, parameters: StepParameters) -> fro
     used = {
         "guidance": is_guided,
         "rcfg": is_guided and request.guidance_mode != "full",
+        "rescale": is_guided and not _is(parameters.rescale, 0.0),
         "mask": request.mask is not None,
         "target": has_target,
         "sde": is_sde,
@@ -200,7 +201,7 @@ def _step_fields(request: GenerationRequest, parameters: StepParameters, feature
         "velocity_scale": parameters.velocity_scale,
         "guidance": parameters.guidance if guided else None,
         "momentum": parameters.momentum if guided else None,
-        "rescale": parameters.rescale if guided else None,
+        "rescale": parameters.rescale if "rescale" in features else None,
         "target_curve": strength if "target" in features else None,
         "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
         "sde": True if "sde" in features else None,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 DIMENSIONS = {"S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands"}
 ROWS_FEATURES = frozenset({"gain", "mask"})
-STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "sde", "target"})
+STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
+# Features of the step that need another one.
+NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ TENSORS = (
     TickTensor("momentum_state", "STC", step="guidance", kind="state"),
     TickTensor("guidance", "ST", step="guidance", neutral=1.0),
     TickTensor("momentum", "ST", step="guidance", neutral=-0.75),
-    TickTensor("rescale", "ST", step="guidance"),
+    TickTensor("rescale", "ST", step="rescale"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
     TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),

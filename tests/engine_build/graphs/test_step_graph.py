@@ -35,14 +35,15 @@ COMMON = [
     frozenset(variant.split())
     for variant in (
         "", "guidance", "dcw", "dcw guidance", "blend", "blend guidance", "mask", "guidance mask", "target",
-        "guidance target", "ode_noise", "guidance ode_noise", "sde", "guidance sde", "guidance rcfg", " ".join(FULL),
+        "guidance target", "ode_noise", "guidance ode_noise", "sde", "guidance sde", "guidance rcfg", "guidance rescale",
+        " ".join(FULL),
     )
 ]  # fmt: skip
 ALL = [
     frozenset(chosen)
     for size in range(len(FULL) + 1)
     for chosen in itertools.combinations(sorted(FULL), size)
-    if "rcfg" not in chosen or "guidance" in chosen
+    if not {"rcfg", "rescale"} & {*chosen} or "guidance" in chosen
 ]
 NEUTRAL = {"velocity_scale": 1.0, "guidance": 1.0, "momentum": -0.75, "mask": 1.0, "sde_curve": 1.0}
 STEPS = 6
@@ -149,7 +150,7 @@ class Maker:
             velocity_scale=self.curve(0.5, 1.5),
             guidance=self.curve(1, 8) if guided else None,
             momentum=self.curve(-0.9, 0) if guided else None,
-            rescale=self.curve(0, 1) if guided else None,
+            rescale=self.curve(0, 1) if "rescale" in features else None,
             sde_curve=self.curve(0, 1) if "sde" in features else None,
             ode_noise=self.curve(0, 0.5) if "ode_noise" in features else None,
             dcw=self.dcw() if "dcw" in features else None,
@@ -161,7 +162,7 @@ class Maker:
 
     def some(self, features: Features) -> Features:
         chosen = frozenset(f for f in sorted(features) if self.random.random() < 0.5)
-        return chosen if "rcfg" not in chosen else chosen | {"guidance"}
+        return chosen | {"guidance"} if chosen & {"rcfg", "rescale"} else chosen
 
     def batch(self, features: Features, count: int) -> list[Slot]:
         return [self.slot(features), *(self.slot(self.some(features)) for _ in range(count - 1))]
@@ -281,7 +282,7 @@ def test_a_variant_agrees_with_the_oracle(features: Features, frames: int, count
 
 
 def test_every_set_of_features_agrees_with_the_oracle() -> None:
-    assert len(ALL) == 192
+    assert len(ALL) == 320
     for seed, features in enumerate(ALL):
         frames, count = 1 + seed % 9, 1 + seed % 4
         check_against_oracle(Maker(seed, frames, 3).batch(features, count), features, 3)
@@ -428,7 +429,7 @@ def test_the_same_features_give_the_same_bytes() -> None:
     assert first == step_graph(8, ["dcw", "mask"]).SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("features", [["magic"], ["gain"], ["rcfg"]])
+@pytest.mark.parametrize("features", [["magic"], ["gain"], ["rcfg"], ["rescale"]])
 def test_unknown_features_are_refused(features: list[str]) -> None:
     with pytest.raises(BuildError, match=features[0]):
         step_graph(8, features)

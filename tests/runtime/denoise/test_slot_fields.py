@@ -30,7 +30,7 @@ STEP_VARIANTS = [
     frozenset(chosen)
     for size in (0, 1, 2, len(STEP_FEATURES))
     for chosen in combinations(sorted(STEP_FEATURES), size)
-    if "rcfg" not in chosen or "guidance" in chosen
+    if not {"rcfg", "rescale"} & {*chosen} or "guidance" in chosen
 ]
 ROWS_VARIANTS = [frozenset(chosen) for size in range(3) for chosen in combinations(sorted(ROWS_FEATURES), size)]
 
