@@ -112,7 +112,7 @@ def test_ctrl_c_stops_at_once_and_keeps_complete_engines_only(tmp_path: Path) ->
     assert not [name for name in names if name.endswith(".partial")]
     again = invoke(path)
     assert again.exit_code == 0
-    assert not again.stdout.splitlines()[-1].startswith("24 built")
+    assert not again.stdout.splitlines()[-1].startswith("25 built")
     assert "reused" in again.stdout
 
 

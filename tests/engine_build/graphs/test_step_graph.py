@@ -35,8 +35,8 @@ COMMON = [
     frozenset(variant.split())
     for variant in (
         "", "guidance", "dcw", "dcw guidance", "blend", "blend guidance", "mask", "guidance mask", "target",
-        "guidance target", "ode_noise", "guidance ode_noise", "sde", "guidance sde", "guidance rcfg", "guidance rescale",
-        " ".join(FULL),
+        "guidance target", "ode_noise", "guidance ode_noise", "sde", "guidance sde", "guidance rcfg",
+        "guidance rescale", " ".join(FULL),
     )
 ]  # fmt: skip
 ALL = [
