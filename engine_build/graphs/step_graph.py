@@ -291,7 +291,7 @@ def _finite(graph: GraphWriter, latents: str) -> str:
     """Per slot: the sum is a number. NaN and infinity stay in a sum, and compare as false."""
     with graph.scope("finite"):
         total = graph.op("ReduceSum", latents, graph.constant([1, 2], np.int64), keepdims=0)
-        return graph.op("LessOrEqual", graph.op("Abs", total), graph.constant(LARGEST))
+        return graph.op("Less", graph.op("Abs", total), graph.constant(LARGEST))
 
 
 def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
