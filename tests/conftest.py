@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,9 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.tick.loop import TickLoop
+
+# A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]
