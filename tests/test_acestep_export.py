@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from helpers.tiny_acestep import CHANNELS, VAE, diffusers_pipeline, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -28,17 +28,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "in_channels": 3 * CHANNELS,
-    "audio_acoustic_hidden_dim": CHANNELS,
-    "encoder_hidden_size": 12,
-}
 FRAMES = 60
 PROMPT = "Warm piano, slow {braces} and Ümläute"
 
@@ -184,7 +173,7 @@ def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_build.export.acestep.sources import RandomWeights
 
     folder = tmp_path_factory.mktemp("random")
-    source = RandomWeights(transformer_changes=SIZES, vae_changes=VAE)
+    source = RandomWeights(transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE)
     facts = export_bundle(source, folder / "x", Options(source.name, canvas_s=2.0), lambda text: None)
     (folder / "x.toml").write_text(deployment_text(facts, folder / "x", folder / "x.toml"))
     return folder / "x.toml"

@@ -26,6 +26,17 @@ TRANSFORMER = {
     "sliding_window": 4,
     "encoder_hidden_size": CONDITION_WIDTH,
 }
+SMALLEST_TRANSFORMER = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "in_channels": 3 * CHANNELS,
+    "audio_acoustic_hidden_dim": CHANNELS,
+    "encoder_hidden_size": 12,
+}
 VAE = {
     "encoder_hidden_size": 2 * CHANNELS,
     "downsampling_ratios": [4, 8, 10],

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built
-from helpers.factories import tiny_deployment
-from simulator.fixture import Machine, simulated
+from simulator.fixture import Machine
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
-from engine_build.build.builder import build_deployment
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, HostDevice
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine
@@ -80,36 +77,6 @@ def test_a_profile_has_the_times_of_every_node(built: Built) -> None:
     assert {"MatMul"} <= {node.op_type for node in nodes}
     assert all(len(node.runs_ms) == 3 for node in nodes)
     engine.close()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with simulated() as machine:
-        yield machine
-
-
-@pytest.fixture
-def provider(machine: Machine) -> Iterator[Provider]:
-    with simulated_provider(machine) as provider:
-        yield provider
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    """Engines of the targets cpu and cuda."""
-    few = '[build]\nstep_variants = ["plain", "guidance"]\n'
-    found = load_deployment(tiny_deployment(tmp_path_factory.mktemp("cuda"), more=few))
-    build_deployment(found)
-    with simulated() as machine, simulated_provider(machine):
-        build_deployment(found, target="cuda")
-    return found
-
-
-@pytest.fixture
-def device(machine: Machine) -> Iterator[Any]:
-    device = open_device("cuda")
-    yield device
-    device.close()
 
 
 def opened(deployment: Deployment, name: str, device: Device, *, in_tick: bool = True) -> Engine:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers.tensorrt_operators import problems
-from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, VAE, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, SMALLEST_TRANSFORMER, VAE, save_checkpoint
 
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.graph_file import read_graph
@@ -26,18 +26,6 @@ pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarn
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
-
-TINY = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "in_channels": 3 * CHANNELS,
-    "audio_acoustic_hidden_dim": CHANNELS,
-    "encoder_hidden_size": 12,
-}
 
 ROUNDING_LIMITS = {"bf16": 0.03, "fp16": 0.004}
 
@@ -148,7 +136,7 @@ def test_random_weights_make_a_bundle_with_its_weights_beside_the_graphs(
     from engine_build.export.acestep.sources import RandomWeights
 
     monkeypatch.setattr("engine_build.export.torch_export.INLINE_LIMIT_BYTES", 1000)
-    facts = export(RandomWeights(1, transformer_changes=TINY, vae_changes=VAE), tmp_path / "bundle")
+    facts = export(RandomWeights(1, transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE), tmp_path / "bundle")
     loaded = load_bundle(tmp_path / "bundle")
     assert facts.figures["layers"] == 2
     assert facts.is_turbo
@@ -166,7 +154,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     folder.mkdir()
     (folder / "bundle.toml").write_text("# an older one")
-    wide = TINY | {"audio_acoustic_hidden_dim": 6, "in_channels": 18}
+    wide = SMALLEST_TRANSFORMER | {"audio_acoustic_hidden_dim": 6, "in_channels": 18}
     with pytest.raises(BuildError, match="latents of 6 channels and a context of 12, the vae has 8 channels"):
         export(RandomWeights(transformer_changes=wide, vae_changes=VAE), folder)
     assert (folder / "bundle.toml").read_text() == "# an older one"
@@ -178,7 +166,7 @@ def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
     from engine_build.export.acestep.sources import RandomWeights
 
     with pytest.raises(ConfigError, match=r"is not a bundle: it is not replaced"):
-        export(RandomWeights(transformer_changes=TINY, vae_changes=VAE), tmp_path)
+        export(RandomWeights(transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE), tmp_path)
     assert (tmp_path / "songs").read_text() == "mine"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +25,6 @@ from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
 
 SCENARIOS, INPUTS, EXPECTED = parity.load()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with simulated() as machine:
-        yield machine
-
-
-@pytest.fixture
-def provider(machine: Machine) -> Iterator[Provider]:
-    with simulated_provider(machine) as provider:
-        yield provider
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    """Engines of the targets cpu and cuda."""
-    few = '[build]\nstep_variants = ["plain", "guidance"]\n'
-    found = load_deployment(tiny_deployment(tmp_path_factory.mktemp("cuda"), more=few))
-    build_deployment(found)
-    with simulated() as machine, simulated_provider(machine):
-        build_deployment(found, target="cuda")
-    return found
-
-
-@pytest.fixture
-def device(machine: Machine) -> Iterator[Any]:
-    device = open_device("cuda")
-    yield device
-    device.close()
 
 
 def test_a_build_refuses_a_graph_with_nodes_on_the_host(tmp_path: Path, machine: Machine) -> None:
