@@ -27,6 +27,7 @@ SCHEDULING = REQUESTS | {"runtime.scheduling"}
 DENOISE = SCHEDULING | ENGINES | {"runtime.denoise"}
 TICK = DENOISE | {"runtime.tick"}
 PIPELINE = TICK | AUDIO | {"runtime.pipeline"}
+SESSIONS = PIPELINE | {"runtime.sessions"}
 MAY_IMPORT = {
     "runtime.errors": set[str](),
     "runtime.terminal": BASE,
@@ -39,8 +40,9 @@ MAY_IMPORT = {
     "runtime.denoise": DENOISE,
     "runtime.tick": TICK,
     "runtime.pipeline": PIPELINE,
+    "runtime.sessions": SESSIONS,
     "runtime": {"runtime"},
-    "tickrt": PIPELINE,
+    "tickrt": SESSIONS,
     "engine_build": {"runtime"},
     "server": {"runtime"},
     "profiling": {"runtime"},

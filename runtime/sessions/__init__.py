@@ -1,0 +1,1 @@
+"""Live sessions: state machine, canvas, playhead, host, storage."""
