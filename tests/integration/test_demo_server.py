@@ -13,8 +13,8 @@ from helpers.http_harness import Served, serving
 from helpers.paths import ROOT
 
 from engine_build.build.builder import build_deployment
+from profiling.http_bench import measure
 from runtime.config.deployment import load_deployment
-from server.bench import measure
 
 CONFIG = ROOT / "configs" / "demo.toml"
 

@@ -1,4 +1,4 @@
-"""Concurrent against sequential clients: `python -m server.bench configs/demo.toml`.
+"""Concurrent against sequential clients: `python -m profiling.http_bench configs/demo.toml`.
 
 Starts a server process, sends generations over HTTP, prints a table and one line of JSON. `ratio` is the time of all
 clients concurrently over their time one after the other.
@@ -8,14 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,8 +17,9 @@ from urllib.parse import urlsplit
 
 import typer
 
+from profiling.server_process import server_process
+
 GENERATIONS = "/v1/audio/generations"
-READY_S = 300.0
 cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -37,28 +31,6 @@ class StreamTiming:
     first_s: float
     end_s: float
     size_bytes: int
-
-
-@contextmanager
-def server_process(config: Path) -> Iterator[str]:
-    """Run a tickrt-serve process and yield its URL once it is ready."""
-    command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            yield _ready_url(process)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def _ready_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(r"ready on (http://\S+)", line)
-        if found:
-            return found.group(1)
-    raise SystemExit(f"error: the server ended with code {process.wait()}")
 
 
 async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
@@ -134,8 +106,8 @@ def command(
     """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
     body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
     bodies = [{"prompt": f"warm synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
-    with server_process(config) as url:
-        result = measure(url, bodies, rounds)
+    with server_process(config) as server:
+        result = measure(server.url, bodies, rounds)
     for name, value in result.items():
         typer.echo(f"{name:28} {value}", err=True)
     typer.echo(json.dumps(result))

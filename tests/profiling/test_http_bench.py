@@ -6,8 +6,9 @@ import pytest
 from helpers.http_harness import Served
 from typer.testing import CliRunner
 
+from profiling.http_bench import StreamTiming, cli, measure, span_s
 from runtime.config.deployment import Deployment
-from server.bench import StreamTiming, cli, measure, span_s
+
 
 BODIES = [{"prompt": "a", "seed": seed, "seconds": 0.5, "steps": 2} for seed in range(3)]
 
