@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from profiling.http_bench import StreamTiming, cli, measure, span_s
 from runtime.config.deployment import Deployment
 
-
 BODIES = [{"prompt": "a", "seed": seed, "seconds": 0.5, "steps": 2} for seed in range(3)]
 
 
