@@ -114,3 +114,9 @@ class CheckpointError(TickError):
     """A checkpoint file is damaged or belongs to another model."""
 
     code = "checkpoint_error"
+
+
+class StoreError(TickError):
+    """Session snapshots cannot be written or read, or one of them is damaged."""
+
+    code = "store_error"

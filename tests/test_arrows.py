@@ -73,6 +73,7 @@ HEAVY = {
     "av": {"runtime/audio/decoding.py", "runtime/audio/encoding.py"},
     "soundfile": set(),
     "polygraphy": {"engine_build/build/verify.py"},
+    "redis": {"runtime/sessions/redis_store.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }

@@ -1,0 +1,203 @@
+"""Session snapshots in a folder: one SQLite database in WAL mode, locked by the server that uses it.
+
+A snapshot is safe from the end of the process once its transaction is committed; a loss of power may cost the last
+transactions, never the database (`synchronous = NORMAL`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import ConfigError, StoreError
+from runtime.sessions.store import STORE_FORMAT, SessionStore
+
+DATABASE = "sessions.sqlite"
+LOCK = "sessions.lock"
+# Marks a database as ours: "TkRT".
+APPLICATION_ID = 0x546B5254
+SCHEMA = """
+CREATE TABLE sessions (id TEXT PRIMARY KEY, document BLOB NOT NULL) STRICT;
+CREATE TABLE pieces (session TEXT, name TEXT, data BLOB NOT NULL, PRIMARY KEY (session, name)) STRICT;
+"""
+logger = logging.getLogger("tickrt.sessions")
+
+
+def open_sqlite_store(folder: Path) -> SessionStore:
+    """The store of a folder, which is made where it is missing.
+
+    A database that is damaged or of another program is renamed and a new one begun. Raises ConfigError for a folder
+    that cannot be written or is in use by another server, and for a database of a newer format.
+    """
+    return SessionStore(lambda: SqliteBackend(folder))
+
+
+class SqliteBackend:
+    """Sessions in a SQLite database. All calls come from the thread that made it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = lock_folder(folder)
+        try:
+            self._connection = _open_database(folder / DATABASE)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def ids(self) -> list[str]:
+        """The sessions that have a document."""
+        return [row[0] for row in self._query("SELECT id FROM sessions ORDER BY id")]
+
+    def names(self, session_id: str) -> set[str]:
+        """The names of a session's stored pieces."""
+        return {row[0] for row in self._query("SELECT name FROM pieces WHERE session = ?", session_id)}
+
+    def write(self, session_id: str, document: bytes, new: Mapping[str, bytes], unused: set[str]) -> None:
+        """In one transaction: replace the document, add the pieces `new`, delete the pieces `unused`."""
+        with self._transaction() as execute:
+            execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (session_id, document))
+            for name in unused:
+                execute("DELETE FROM pieces WHERE session = ? AND name = ?", (session_id, name))
+            for name, data in new.items():
+                execute("INSERT INTO pieces VALUES (?, ?, ?)", (session_id, name, data))
+
+    def read(self, session_id: str) -> tuple[bytes, dict[str, bytes]] | None:
+        """A session's document and pieces; None where there is no document."""
+        documents = self._query("SELECT document FROM sessions WHERE id = ?", session_id)
+        pieces = self._query("SELECT name, data FROM pieces WHERE session = ?", session_id)
+        return (documents[0][0], dict(pieces)) if documents else None
+
+    def delete(self, session_id: str) -> None:
+        """Delete a session's document and pieces, if there are any."""
+        with self._transaction() as execute:
+            execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            execute("DELETE FROM pieces WHERE session = ?", (session_id,))
+
+    def close(self) -> None:
+        """Close the database and unlock the folder."""
+        self._connection.close()
+        os.close(self._lock)
+
+    def _query(self, sql: str, *values: str) -> list[Any]:
+        with _storage_errors():
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        with _storage_errors(), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection.execute
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"{DATABASE}: {error}", fix="see that its folder is writable and has free space") from error
+
+
+def lock_folder(folder: Path) -> int:
+    """The descriptor of the folder's lock; closing it, or the end of the process, unlocks. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"state folder {folder} cannot be written: {error.strerror}", fix="name a writable folder as [server] state"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"state folder {folder} is in use by another server", fix="give each server its own [server] state"
+        ) from None
+    return descriptor
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
+    """The database at `path`, new where there is none or the one found cannot be used. Raises ConfigError."""
+    try:
+        if path.exists() and (reason := unusable_because(path)):
+            kept = set_aside(path)
+            logger.error("%s %s; it is kept as %s and a new one is begun", path, reason, kept.name)
+        return _connect(path)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error}", fix="name a writable folder with free space as [server] state"
+        ) from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        if not _pragma(connection, "application_id"):
+            for statement in SCHEMA.strip().splitlines():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def unusable_because(path: Path) -> str:
+    """Why a file is not a sound database of ours; "" where it is one, or an empty one.
+
+    Raises ConfigError for a newer format, sqlite3.OperationalError for a file that cannot be read.
+    """
+    if not path.is_file():
+        return "is not a file"
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        return _content_error(connection, path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        return f"is damaged: {error}"
+    finally:
+        connection.close()
+
+
+def _content_error(connection: sqlite3.Connection, path: Path) -> str:
+    is_empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        return "" if is_empty else "is not a store of live sessions"
+    if (version := _pragma(connection, "user_version")) > STORE_FORMAT:
+        raise ConfigError(
+            f"{path} has format {version}, this server reads formats up to {STORE_FORMAT}",
+            fix="use the version of TickRT that wrote it, or another [server] state",
+        )
+    found = _pragma(connection, "quick_check")
+    return "" if found == "ok" else f"is damaged: {found}"
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> Any:
+    return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a database and its WAL files; returns the new path.
+
+    The name is the next free number, because a time stamp repeats where the clock goes backwards.
+    """
+    number = 1
+    while any(path.parent.glob(f"{path.name}.unusable-{number}*")):
+        number += 1
+    kept = path.with_name(f"{path.name}.unusable-{number}")
+    for suffix in ("-wal", "-shm", ""):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(kept.with_name(kept.name + suffix))
+    return kept

@@ -1,0 +1,97 @@
+"""Tests that every session store passes. Test modules import them and define the fixture `opened`: a function that
+opens one more store of the same storage, as a server does after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from runtime.sessions.store import SessionSnapshot, SessionStore
+
+Opened = Callable[[], SessionStore]
+DTYPES = st.sampled_from([np.dtype(name) for name in ("<f4", ">f4", "f8", "i8", "u1", "?")])
+ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, min_side=0, max_side=4)))
+META = st.dictionaries(
+    st.text(), st.text() | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False)
+)
+SNAPSHOTS = st.builds(SessionSnapshot, META, st.dictionaries(st.text(max_size=8), ARRAYS, max_size=4))
+
+
+def snapshot(number: int = 0, **pieces: float) -> SessionSnapshot:
+    return SessionSnapshot({"k": number}, {name: np.full((2, 3), value, np.float32) for name, value in pieces.items()})
+
+
+def assert_same(one: SessionSnapshot | None, other: SessionSnapshot | None) -> None:
+    assert one is not None
+    assert other is not None
+    assert one.meta == other.meta
+    assert one.pieces.keys() == other.pieces.keys()
+    for name, array in one.pieces.items():
+        np.testing.assert_array_equal(array, other.pieces[name])
+        assert array.dtype == other.pieces[name].dtype
+
+
+def test_a_snapshot_is_read_back_after_a_restart(opened: Opened) -> None:
+    saved = snapshot(1, **{"canvas/1": 1.0, "noise/1": 2.0})
+    with opened() as store:
+        store.save("a", saved)
+    with opened() as store:
+        assert_same(store.load("a"), saved)
+        assert store.ids() == ["a"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(saved=SNAPSHOTS, session_id=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_any_values_shapes_and_names_are_read_back(opened: Opened, saved: SessionSnapshot, session_id: str) -> None:
+    with opened() as store:
+        store.save(session_id, saved)
+        assert_same(store.load(session_id), saved)
+        store.delete(session_id)
+        assert store.load(session_id) is None
+
+
+def test_a_save_replaces_the_snapshot_and_deletes_the_pieces_it_no_longer_names(opened: Opened) -> None:
+    with opened() as store:
+        for number in range(4):
+            saved = snapshot(number, **{"source": 1.0, f"canvas/{number}": number})
+            store.save("a", saved)
+            store.flush()
+        assert_same(store.load("a"), saved)
+
+
+def test_a_piece_that_is_stored_already_is_not_written_again(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(0, source=1.0))
+        store.flush()
+        store.save("a", snapshot(1, source=2.0))
+        assert_same(store.load("a"), snapshot(1, source=1.0))
+
+
+def test_sessions_do_not_touch_each_other(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1, canvas=1.0))
+        store.save("b", snapshot(2, canvas=2.0))
+        store.delete("a")
+        assert store.ids() == ["b"]
+        assert store.load("a") is None
+        assert_same(store.load("b"), snapshot(2, canvas=2.0))
+
+
+def test_a_session_that_was_deleted_can_be_stored_again(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(0, canvas=1.0))
+        store.delete("a")
+        store.save("a", snapshot(1, canvas=2.0))
+        assert_same(store.load("a"), snapshot(1, canvas=2.0))
+
+
+def test_an_unknown_session_is_none(opened: Opened) -> None:
+    with opened() as store:
+        assert store.load("unknown") is None
+        assert store.ids() == []
+        assert store.failure is None

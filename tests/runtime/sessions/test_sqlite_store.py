@@ -1,0 +1,243 @@
+"""The SQLite store: the contract of stores, one server per folder, damaged, foreign and newer files, full disks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+from helpers.store_contract import *  # noqa: F403  (tests that every session store passes)
+from helpers.store_contract import Opened, assert_same, snapshot
+
+from runtime.errors import ConfigError
+from runtime.sessions.sqlite_store import DATABASE, LOCK, open_sqlite_store
+from runtime.sessions.store import STORE_FORMAT, SessionSnapshot
+
+KIB = 1024
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def opened(folder: Path) -> Opened:
+    return lambda: open_sqlite_store(folder)
+
+
+@pytest.fixture
+def database(folder: Path, opened: Opened) -> Path:
+    """A closed database with two sessions."""
+    with opened() as store:
+        for name in "ab":
+            store.save(name, SessionSnapshot({"name": name}, {"canvas": np.zeros((100, 64), np.float32)}))
+    return folder / DATABASE
+
+
+def test_a_second_server_on_one_folder_is_refused(folder: Path, opened: Opened) -> None:
+    with opened() as store:
+        with pytest.raises(ConfigError, match="in use by another server"):
+            opened()
+        store.save("a", snapshot(1))
+        assert_same(store.load("a"), snapshot(1))
+    with opened() as store:
+        assert store.ids() == ["a"]
+
+
+def test_the_folder_is_free_again_after_a_kill_and_what_was_written_is_there(folder: Path, opened: Opened) -> None:
+    script = (
+        "import sys, time, pathlib\n"
+        "from helpers.store_contract import snapshot\n"
+        "from runtime.sessions.sqlite_store import open_sqlite_store\n"
+        "store = open_sqlite_store(pathlib.Path(sys.argv[1]))\n"
+        "for number in range(20): store.save('a', snapshot(number, **{f'canvas/{number}': number})); store.flush()\n"
+        "print('stored', flush=True); time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "stored\n"
+        with pytest.raises(ConfigError, match="in use by another server"):
+            opened()
+        server.send_signal(signal.SIGKILL)
+    with opened() as store:
+        assert_same(store.load("a"), snapshot(19, **{"canvas/19": 19}))
+
+
+def damage_header(path: Path) -> None:
+    path.write_bytes(b"not a database\n" + path.read_bytes()[15:])
+
+
+def damage_pages(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096 : len(data)] = os.urandom(len(data) - 4096)
+    path.write_bytes(bytes(data))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: 5 * 4096 + 100])
+
+
+def replace_by_foreign_database(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+    connection.close()
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "file").write_text("text")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [damage_header, damage_pages, cut, replace_by_foreign_database, replace_by_folder],
+    ids=lambda f: f.__name__,
+)
+def test_a_file_that_cannot_be_used_is_kept_under_another_name(
+    spoil: Callable[[Path], None], database: Path, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        spoil(database)
+        content = database.read_bytes() if database.is_file() else None
+        caplog.clear()
+        with opened() as store:
+            assert store.ids() == []
+            store.save("new", SessionSnapshot({}, {"canvas": np.zeros((100, 64), np.float32)}))
+        kept = database.with_name(f"{DATABASE}.unusable-{number}")
+        assert (kept.read_bytes() if kept.is_file() else None) == content
+        assert [kept.name in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_damaged_session_does_not_harm_the_others(database: Path, opened: Opened) -> None:
+    connection = sqlite3.connect(database)
+    with connection:
+        connection.execute("UPDATE pieces SET data = zeroblob(length(data)) WHERE session = 'a'")
+    connection.close()
+    with opened() as store:
+        assert store.load("a") is None
+        assert store.load("b") is not None
+
+
+def test_a_newer_format_is_refused_and_kept(database: Path, opened: Opened) -> None:
+    connection = sqlite3.connect(database)
+    connection.execute(f"PRAGMA user_version = {STORE_FORMAT + 1}")
+    connection.close()
+    content = database.read_bytes()
+    with pytest.raises(ConfigError, match=f"format {STORE_FORMAT + 1}, this server reads formats up to {STORE_FORMAT}"):
+        opened()
+    assert database.read_bytes() == content
+
+
+def test_an_empty_file_is_a_new_store(folder: Path, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    (folder / DATABASE).touch()
+    with opened() as store:
+        store.save("a", snapshot(1))
+        assert_same(store.load("a"), snapshot(1))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["", LOCK])
+def test_a_folder_that_cannot_be_written_is_refused(name: str, folder: Path, opened: Opened) -> None:
+    if name:
+        (folder / name).mkdir(parents=True)
+    else:
+        folder.write_text("a file in place of the folder")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        opened()
+
+
+def test_a_read_only_file_system_is_refused(database: Path, opened: Opened) -> None:
+    folder = database.parent
+    with (
+        mounted(folder, "--bind", str(folder)),
+        remounted_read_only(folder),
+        pytest.raises(ConfigError, match="Read-only"),
+    ):
+        opened()
+    with opened() as store:
+        assert store.ids() == ["a", "b"]
+
+
+def test_a_full_disk_ends_persistence_and_what_was_stored_is_kept(
+    tmp_path: Path, folder: Path, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    with mounted(folder, "-t", "tmpfs", "-o", "size=512k", "tmpfs"):
+        stored = fill(opened)
+        shutil.copytree(folder, tmp_path / "copy")
+    assert len(caplog.records) == 1
+    assert "full" in caplog.text
+    with open_sqlite_store(tmp_path / "copy") as store:
+        assert_same(store.load("a"), stored)
+
+
+def test_a_file_size_limit_ends_persistence_and_what_was_stored_is_kept(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 * KIB, hard))
+    try:
+        stored = fill(opened)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(caplog.records) == 1
+    with opened() as store:
+        assert_same(store.load("a"), stored)
+
+
+def fill(opened: Opened) -> SessionSnapshot:
+    """Save ever more until persistence ends; returns the last snapshot that was stored before."""
+    with opened() as store:
+        pieces: dict[str, np.ndarray] = {}
+        while store.failure is None:
+            stored = SessionSnapshot({}, dict(pieces))
+            pieces[f"frames/{len(pieces)}"] = np.full((40, 64), len(pieces), np.float32)
+            store.save("a", SessionSnapshot({}, dict(pieces)))
+            store.flush()
+            assert len(pieces) < 1000
+        store.save("a", stored)
+    return stored
+
+
+@contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[None]:
+    """A file system mounted on `folder`; skips the test where that is not permitted."""
+    done = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def remounted_read_only(folder: Path) -> Iterator[None]:
+    done = subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    yield
+
+
+def test_closing_leaves_no_thread(opened: Opened) -> None:
+    before = threading.active_count()
+    with opened() as store:
+        store.save("a", snapshot())
+    assert threading.active_count() == before
