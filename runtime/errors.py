@@ -7,10 +7,11 @@ class TickError(Exception):
     """Base class of TickRT's errors.
 
     `what`: what happened and what was expected. `fix`: the command or change that solves it, may be empty. `code`: a
-    stable machine-readable name, used in HTTP problem documents and exit messages.
+    stable machine-readable name, used in problem documents and exit messages. `status`: the HTTP status of the problem.
     """
 
     code = "tick_error"
+    status = 500
 
     def __init__(self, what: str, *, fix: str = "") -> None:
         super().__init__(what if not fix else f"{what}\n  fix: {fix}")
@@ -28,6 +29,7 @@ class RequestError(TickError):
     """A generation request is invalid; `field` is the JSON-like path of the invalid value ("guidance.scale")."""
 
     code = "invalid_request"
+    status = 422
 
     def __init__(self, what: str, *, field: str = "", fix: str = "") -> None:
         super().__init__(f"{field}: {what}" if field else what, fix=fix)
@@ -44,6 +46,7 @@ class ShapeError(TickError):
     """A tensor has the wrong dtype or rank, or its shape lies outside every shape range of the engine."""
 
     code = "shape_out_of_range"
+    status = 422
 
 
 class EngineError(TickError):
@@ -56,6 +59,7 @@ class EngineNotBuiltError(EngineError):
     """There is no engine for this graph and target; `fix` is the build command."""
 
     code = "engine_not_built"
+    status = 503
 
 
 class EngineMismatchError(EngineError):
@@ -68,6 +72,7 @@ class EngineDeadError(EngineError):
     """The device context is lost: every generation in flight fails, and the process must restart."""
 
     code = "engine_dead"
+    status = 503
 
 
 class OutOfMemoryError(EngineError):
@@ -92,6 +97,7 @@ class QueueFullError(TickError):
     """All slots and queue places are taken; retry after `retry_after_s`."""
 
     code = "queue_full"
+    status = 503
 
     def __init__(self, what: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(what)
@@ -102,6 +108,7 @@ class DrainingError(TickError):
     """The loop is shutting down and accepts no new requests."""
 
     code = "draining"
+    status = 503
 
 
 class NonFiniteError(TickError):
@@ -114,6 +121,7 @@ class CheckpointError(TickError):
     """A checkpoint file is damaged or belongs to another model."""
 
     code = "checkpoint_error"
+    status = 409
 
 
 class StoreError(TickError):

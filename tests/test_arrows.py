@@ -236,6 +236,8 @@ def test_no_import_cycle() -> None:
         ("runtime/devices/device.py", "if TYPE_CHECKING:\n    import runtime.engines.engine"),
         ("runtime/config/bundle.py", "from runtime.cli import main"),
         ("runtime/pipeline/pipeline.py", "import tickrt"),
+        ("runtime/pipeline/pipeline.py", "from runtime.sessions.host import SessionHost"),
+        ("runtime/sessions/host.py", "from server.service import Service"),
         ("runtime/api/tickrt/model.py", "from engine_build.build.builder import build"),
     ],
 )

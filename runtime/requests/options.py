@@ -5,7 +5,7 @@ Numbers are bounded and lists are counted here, before anything is allocated by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
@@ -237,12 +237,12 @@ def parse_options(values: Mapping[str, Any]) -> GenerationOptions:
         raise options_error(error) from None
 
 
-def options_error(error: ValidationError) -> RequestError:
-    """A RequestError for the first finding; the value itself is not repeated."""
+def options_error(error: ValidationError, names: Iterable[str] = GenerationOptions.model_fields) -> RequestError:
+    """A RequestError for the first finding; the value itself is not repeated. `names`: the fields that exist."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     fix = ""
     if first["type"] == "extra_forbidden":
-        similar = get_close_matches(field, GenerationOptions.model_fields, n=1)
+        similar = get_close_matches(field, names, n=1)
         fix = f"leave {field} out" + "".join(f", or did you mean {name}?" for name in similar)
     return RequestError(first["msg"], field=field, fix=fix)

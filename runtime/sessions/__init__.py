@@ -1,1 +1,1 @@
-"""Live sessions: state machine, canvas, playhead, host, storage."""
+"""Live sessions: messages, controls, canvas, playhead, state machine, host and stores."""

@@ -15,16 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from runtime.errors import (
-    CheckpointError,
-    DrainingError,
-    EngineDeadError,
-    EngineNotBuiltError,
-    QueueFullError,
-    RequestError,
-    ShapeError,
-    TickError,
-)
+from runtime.errors import RequestError, TickError
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"
@@ -96,31 +87,13 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-STATUS_BY_ERROR: dict[type[TickError], int] = {
-    RequestError: 422,
-    ShapeError: 422,
-    QueueFullError: 503,
-    DrainingError: 503,
-    EngineDeadError: 503,
-    EngineNotBuiltError: 503,
-    CheckpointError: 409,
-    TickError: 500,
-}
-
-
-def status_of(error: TickError) -> int:
-    """The HTTP status of a runtime error: that of its nearest class in STATUS_BY_ERROR."""
-    return next(STATUS_BY_ERROR[cls] for cls in type(error).__mro__ if cls in STATUS_BY_ERROR)
-
-
 def problem_of(error: TickError) -> ProblemError:
     """A runtime error as a ProblemError."""
-    status = status_of(error)
-    headers = {"Retry-After": retry_after(getattr(error, "retry_after_s", 1.0))} if status == 503 else {}
+    headers = {"Retry-After": retry_after(getattr(error, "retry_after_s", 1.0))} if error.status == 503 else {}
     findings = []
     if isinstance(error, RequestError) and error.field:
         findings.append(Finding(pointer=pointer(error.field.split(".")), detail=error.what))
-    return ProblemError(status, error.code, error.what, fix=error.fix, errors=findings, headers=headers)
+    return ProblemError(error.status, error.code, error.what, fix=error.fix, errors=findings, headers=headers)
 
 
 def unavailable(code: str, what: str, *, retry_after_s: float = 1.0, fix: str = "") -> ProblemError:

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from runtime import errors
 from runtime.errors import EngineDeadError, EngineMismatchError, QueueFullError, RequestError, ShapeError, TickError
-from server.asgi.problems import ProblemError, http_problem, pointer, problem_of, problem_response, status_of
+from server.asgi.problems import ProblemError, http_problem, pointer, problem_of, problem_response
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from server.asgi.problems import ProblemError, http_problem, pointer, problem_of
     ],
 )
 def test_status_of_runtime_errors(error: TickError, status: int) -> None:
-    assert status_of(error) == status
+    assert error.status == status
     document = problem_of(error).document("id")
     assert (document.status, document.code, document.detail) == (status, error.code, "no")
 
@@ -28,7 +28,7 @@ def test_status_of_runtime_errors(error: TickError, status: int) -> None:
 def test_every_runtime_error_has_a_status() -> None:
     family = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TickError)]
     assert len(family) > 10
-    assert {status_of(cls("x")) for cls in family} <= {409, 422, 500, 503}
+    assert {cls.status for cls in family} <= {409, 422, 500, 503}
 
 
 def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:

@@ -1,0 +1,400 @@
+"""Every message of the live protocol, once: parsing, the JSON schema and the documentation are drawn from these models.
+
+Messages are JSON objects with the member `type`; unknown members are errors. Times are seconds, positions of audio are
+samples on the play axis (since the session began, in real time while it plays). `seq` is the client's counter: one for
+all messages that change sound, larger each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic_core import PydanticCustomError, from_json
+
+from runtime.errors import RequestError, TickError
+from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
+from runtime.requests.request import MAX_SEED
+
+SUBPROTOCOL = "tickrt.live.v1"
+MAX_MESSAGE_BYTES = 2**20
+MAX_WRITE_S = 10.0
+MAX_MESSAGES_PER_S = 1000
+MAX_RAMP_MS = 60_000.0
+MAX_SLOTS = 4
+MAX_CONTROLS = 64
+MAX_SEQ = 2**32 - 1
+MAX_SAMPLE = 2**64 - 1
+
+Mode = Literal["loop", "extend"]
+AudioFormat = Literal["s16", "f32", "opus"]
+Blend = Literal["velocity", "tokens"]
+Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
+Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
+Identifier = Annotated[str, Field(min_length=1, max_length=200)]
+RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
+Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class LivePrompt(_Message):
+    """One of a session's prompts."""
+
+    text: Text = Field(description="Text that describes the audio.")
+    weight: float = Field(default=1.0, ge=0.0, le=10.0, description="Its share of the blend.")
+
+
+Prompts = Annotated[list[LivePrompt], Field(max_length=MAX_PROMPTS)]
+
+
+class Open(_Message):
+    """Opens a session; the first message of a connection. With `resume`, only that member counts."""
+
+    type: Literal["open"] = "open"
+    mode: Mode = Field(default="loop", description="loop: a canvas that repeats; extend: music without an end.")
+    seconds: float | None = Field(
+        default=None, ge=MIN_SECONDS, le=MAX_SECONDS, description="Length of the canvas. Default: the model's."
+    )
+    prompts: Prompts = Field(default=[], description="Empty: unconditional.")
+    blend: Blend = Field(default="velocity", description="What the weights blend: velocities, or condition tokens.")
+    controls: Controls = Field(default={}, description="Name -> value, as in `set`.")
+    source_id: Identifier | None = Field(default=None, description="A source uploaded to /v1/sources.")
+    source_strength: Share | None = Field(default=None, description="0 ignores the source, 1 returns it.")
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="Default: drawn at random.")
+    slots: int = Field(default=2, ge=1, le=MAX_SLOTS, description="Generations in flight at a time.")
+    format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
+    resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
+
+
+class SetControls(_Message):
+    """Changes controls (merge patch): null is the default, what is left out stays."""
+
+    type: Literal["set"] = "set"
+    seq: Seq
+    values: Controls
+    ramp_ms: RampMs = 0.0
+    at: Seconds | None = Field(
+        default=None, description="Heard from here on (seconds on the play axis), where that is still to be sent."
+    )
+
+
+class SetPrompts(_Message):
+    """Replaces the prompts."""
+
+    type: Literal["prompts"] = "prompts"
+    seq: Seq
+    items: Prompts
+    blend: Blend | None = Field(default=None, description="Left out: unchanged.")
+    ramp_ms: RampMs = 0.0
+
+
+class _Reference(_Message):
+    seq: Seq
+    id: Identifier | None = Field(description="An id of /v1/sources; null: none.")
+    strength: Share | None = Field(default=None, description="0 ignores it, 1 is its full effect.")
+
+
+class SetSource(_Reference):
+    """Sets or removes the source that generations start from."""
+
+    type: Literal["source"] = "source"
+
+
+class SetStructure(_Reference):
+    """Sets or removes the source whose structure generations follow; needs a bundle with [structure]."""
+
+    type: Literal["structure"] = "structure"
+
+
+class SetTimbre(_Reference):
+    """Sets or removes the source whose timbre generations take; needs a bundle with [timbre]."""
+
+    type: Literal["timbre"] = "timbre"
+
+
+class WriteAudio(_Message):
+    """Writes audio into the canvas. One binary message follows: `samples` interleaved samples per channel."""
+
+    type: Literal["write"] = "write"
+    seq: Seq
+    at_s: Seconds = Field(description="Position of the first sample: seconds on the canvas.")
+    mode: Literal["replace", "sum"] = "replace"
+    samples: int = Field(ge=1, description=f"Samples per channel, at the session's rate; at most {MAX_WRITE_S:g} s.")
+    format: Literal["s16", "f32"] = "s16"
+
+
+class SetBand(_Message):
+    """Plays only a part of the canvas; both null: the whole canvas."""
+
+    type: Literal["band"] = "band"
+    seq: Seq
+    start_s: Seconds | None
+    end_s: Seconds | None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if (self.start_s is None) != (self.end_s is None):
+            raise PydanticCustomError("range", "start_s and end_s are both numbers or both null")
+        if self.start_s is not None and self.end_s is not None and not self.start_s < self.end_s:
+            raise PydanticCustomError("range", "needs start_s < end_s")
+        return self
+
+
+class Seek(_Message):
+    """Continues at another position of the canvas."""
+
+    type: Literal["seek"] = "seek"
+    to_s: Seconds
+
+
+class Play(_Message):
+    """Continues after `pause`."""
+
+    type: Literal["play"] = "play"
+
+
+class Pause(_Message):
+    """Stops generations and audio until `play`."""
+
+    type: Literal["pause"] = "pause"
+
+
+class Ack(_Message):
+    """Reports the client's playhead; sent about 20 times a second."""
+
+    type: Literal["ack"] = "ack"
+    playhead_sample: Sample = Field(description="The next sample that the client plays.")
+    worst_lead_s: float | None = Field(
+        default=None, ge=-1e9, le=1e9, description="Least audio buffered ahead of the playhead since the last ack."
+    )
+    received_bytes: Count | None = None
+    client_time_s: float | None = Field(default=None, description="Any clock of the client; `state` repeats it.")
+
+
+class GetCanvas(_Message):
+    """Asks for a picture of the canvas."""
+
+    type: Literal["canvas"] = "canvas"
+
+
+class Close(_Message):
+    """Ends the session."""
+
+    type: Literal["close"] = "close"
+
+
+ClientMessage = (
+    Open
+    | SetControls
+    | SetPrompts
+    | SetSource
+    | SetStructure
+    | SetTimbre
+    | WriteAudio
+    | SetBand
+    | Seek
+    | Play
+    | Pause
+    | Ack
+    | GetCanvas
+    | Close
+)
+
+
+class CanvasLayout(_Message):
+    """Size of the canvas: frames of `channels` latents."""
+
+    frames: Count
+    seconds: float
+    frame_rate_hz: float
+    channels: Count
+
+
+class ReadyControls(_Message):
+    """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    values: dict[str, Any]
+    prompts: Prompts
+    blend: Blend
+    source_id: str | None = None
+    source_strength: float | None = None
+    seed: int
+
+
+class Limits(_Message):
+    """Limits of a connection and of the session."""
+
+    message_bytes: Count = MAX_MESSAGE_BYTES
+    messages_per_s: Count = MAX_MESSAGES_PER_S
+    write_s: float = MAX_WRITE_S
+    prompts: Count = MAX_PROMPTS
+    keep_s: float = Field(description="How long a session is kept without a connection.")
+
+
+class Ready(_Message):
+    """The session is open. `next_sample`: the first sample that will be sent in this epoch."""
+
+    type: Literal["ready"] = "ready"
+    session: str
+    resume_token: str
+    resumed: bool
+    epoch: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    sample_rate_hz: Count
+    channels: Count
+    format: AudioFormat
+    mode: Mode
+    canvas: CanvasLayout
+    controls: ReadyControls
+    next_sample: Sample
+    limits: Limits
+
+
+class Applied(_Message):
+    """A change is scheduled: from `first_sample` on it has a part in the sound, from `full_sample` on it is complete.
+
+    Null: not known yet; another `applied` with this seq follows. `tick`: the tick that made `first_sample`.
+    """
+
+    type: Literal["applied"] = "applied"
+    seq: Seq
+    tick: Count | None = None
+    first_sample: Sample | None = None
+    full_sample: Sample | None = None
+
+
+class State(_Message):
+    """The session's state, 4 times a second."""
+
+    type: Literal["state"] = "state"
+    playhead_sample: Sample
+    sent_until_sample: Sample
+    lead_s: float
+    generations_in_flight: Count
+    generation_s: float = Field(description="Estimated time of one generation, from submit to finish.")
+    underruns: Count
+    ticks: Count
+    tick_ms: float
+    canvas_position_s: float
+    playing: bool
+    client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
+
+
+class Canvas(_Message):
+    """A picture of the canvas. `data`: base64 of `width * height` bytes, rows from low to high channels of latents."""
+
+    type: Literal["canvas"] = "canvas"
+    width: Count
+    height: Count
+    data: str
+    seqs: list[int] = Field(description="Per column: the newest seq that is complete there.")
+
+
+class Problem(_Message):
+    """A refused message or a failed generation; nothing else has changed. RFC 9457's members, its `type` as `urn`."""
+
+    type: Literal["problem"] = "problem"
+    urn: str = Field(description="urn:tickrt:problem:CODE")
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    code: str
+    field: str | None = Field(default=None, description="Path of the wrong member, such as values.guidance.")
+    fix: str | None = None
+    seq: int | None = None
+    retry_after_s: float | None = None
+
+
+class Closed(_Message):
+    """The last message of a connection. `resumable`: the session still exists and can be resumed."""
+
+    type: Literal["closed"] = "closed"
+    reason: str
+    resumable: bool
+
+
+ServerMessage = Ready | Applied | State | Canvas | Problem | Closed
+_Parsed = TypeVar("_Parsed", bound=_Message)
+
+
+def _by_type(union: Any) -> dict[str, Any]:
+    return {model.model_fields["type"].default: model for model in get_args(union)}
+
+
+CLIENT_MESSAGES: dict[str, type[ClientMessage]] = _by_type(ClientMessage)
+SERVER_MESSAGES: dict[str, type[ServerMessage]] = _by_type(ServerMessage)
+
+
+def parse_client_message(data: str | bytes) -> ClientMessage:
+    """A client's message from JSON text. Raises RequestError that names the first wrong member and what it takes."""
+    return _parse(data, CLIENT_MESSAGES)
+
+
+def parse_server_message(data: str | bytes) -> ServerMessage:
+    """A server's message from JSON text. Raises RequestError."""
+    return _parse(data, SERVER_MESSAGES)
+
+
+def message_text(message: ClientMessage | ServerMessage) -> str:
+    """The JSON text of a message."""
+    return message.model_dump_json()
+
+
+def problem_of(error: TickError, seq: int | None = None) -> Problem:
+    """The message that reports an error. `seq`: the message that it answers, where that has one."""
+    return Problem(
+        urn=f"urn:tickrt:problem:{error.code}",
+        title=error.code.replace("_", " ").capitalize(),
+        status=error.status,
+        detail=error.what,
+        code=error.code,
+        field=getattr(error, "field", "") or None,
+        fix=error.fix or None,
+        seq=seq,
+        retry_after_s=getattr(error, "retry_after_s", None),
+    )
+
+
+def messages_schema() -> dict[str, Any]:
+    """JSON schema of all messages: `client` and `server` name the alternatives, `$defs` holds them."""
+    directions: dict[str, tuple[JsonSchemaMode, Iterable[type[BaseModel]]]] = {
+        "client": ("validation", CLIENT_MESSAGES.values()),
+        "server": ("serialization", SERVER_MESSAGES.values()),
+    }
+    named = [(model, mode) for mode, models in directions.values() for model in models]
+    references, schema = models_json_schema(named, title="TickRT live protocol")
+    for direction, (mode, models) in directions.items():
+        schema[direction] = {"oneOf": [references[model, mode] for model in models]}
+    return schema
+
+
+def _parse(data: str | bytes, models: Mapping[str, type[_Parsed]]) -> _Parsed:
+    try:
+        values = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the message is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise RequestError("a message is a JSON object with the member type")
+    model = _model_of(values.get("type"), models)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise options_error(error, model.model_fields) from None
+
+
+def _model_of(name: Any, models: Mapping[str, type[_Parsed]]) -> type[_Parsed]:
+    if isinstance(name, str) and name in models:
+        return models[name]
+    similar = get_close_matches(name, models, n=1) if isinstance(name, str) else []
+    fix = "".join(f"did you mean {match}?" for match in similar)
+    raise RequestError(f"expected one of {', '.join(models)}", field="type", fix=fix)

@@ -1,0 +1,1 @@
+"""Live sessions over WebSockets: the connection, its routes and the page."""

@@ -1,0 +1,142 @@
+"""Messages of the live protocol."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import QueueFullError, RequestError
+from runtime.sessions.messages import (
+    CLIENT_MESSAGES,
+    SERVER_MESSAGES,
+    Ack,
+    Applied,
+    Open,
+    SetControls,
+    WriteAudio,
+    message_text,
+    messages_schema,
+    parse_client_message,
+    parse_server_message,
+    problem_of,
+)
+
+EXAMPLES = [
+    {"type": "open", "mode": "extend", "prompts": [{"text": "calm piano"}], "controls": {"guidance": 4}},
+    {"type": "open", "resume": "token"},
+    {"type": "set", "seq": 1, "values": {"guidance": 5, "rescale": None}, "ramp_ms": 250, "at": 1.5},
+    {"type": "prompts", "seq": 2, "items": [{"text": "a", "weight": 1}, {"text": "b", "weight": 0.5}]},
+    {"type": "source", "seq": 3, "id": None},
+    {"type": "structure", "seq": 4, "id": "sha", "strength": 0.5},
+    {"type": "timbre", "seq": 5, "id": "sha"},
+    {"type": "write", "seq": 6, "at_s": 0, "samples": 4800, "format": "f32", "mode": "sum"},
+    {"type": "band", "seq": 7, "start_s": 1, "end_s": 2.5},
+    {"type": "band", "seq": 8, "start_s": None, "end_s": None},
+    {"type": "seek", "to_s": 3},
+    {"type": "play"},
+    {"type": "pause"},
+    {"type": "ack", "playhead_sample": 2**64 - 1, "worst_lead_s": -0.1, "received_bytes": 10, "client_time_s": 1.0},
+    {"type": "canvas"},
+    {"type": "close"},
+]
+
+
+@pytest.mark.parametrize("values", EXAMPLES, ids=lambda values: values["type"])
+def test_a_message_survives_its_text(values: dict) -> None:
+    message = parse_client_message(json.dumps(values).encode())
+    assert type(message) is CLIENT_MESSAGES[values["type"]]
+    assert parse_client_message(message_text(message)) == message
+
+
+def test_every_message_has_an_example() -> None:
+    assert {values["type"] for values in EXAMPLES} == set(CLIENT_MESSAGES)
+
+
+def test_defaults_of_open() -> None:
+    message = parse_client_message('{"type": "open"}')
+    assert isinstance(message, Open)
+    assert (message.mode, message.slots, message.format, message.blend) == ("loop", 2, "s16", "velocity")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", ""),
+        ("[]", ""),
+        ("{}", "type"),
+        ('{"type": ["set"]}', "type"),
+        ('{"type": "ready"}', "type"),
+        ('{"type": "set", "seq": 0, "values": {}}', "seq"),
+        ('{"type": "set", "seq": 4294967296, "values": {}}', "seq"),
+        ('{"type": "set", "seq": "1", "values": {}}', "seq"),
+        ('{"type": "set", "seq": true, "values": {}}', "seq"),
+        ('{"type": "set", "seq": 1, "values": []}', "values"),
+        ('{"type": "set", "seq": 1, "values": {}, "ramp_ms": 60001}', "ramp_ms"),
+        ('{"type": "set", "seq": 1, "values": {}, "at": 1e999}', "at"),
+        ('{"type": "prompts", "seq": 1, "items": [{"text": "a", "wieght": 1}]}', "items.0.wieght"),
+        ('{"type": "band", "seq": 1, "start_s": 2, "end_s": 1}', ""),
+        ('{"type": "band", "seq": 1, "start_s": 2, "end_s": null}', ""),
+        ('{"type": "ack", "playhead_sample": -1}', "playhead_sample"),
+        ('{"type": "open", "slots": 5}', "slots"),
+        ('{"type": "play", "speed": 2}', "speed"),
+        ("[" * 10_000, ""),
+        ('{"type": "seek", "to_s": NaN}', ""),
+    ],
+)
+def test_a_wrong_message_names_the_member(text: str, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_client_message(text)
+    assert caught.value.field == field
+
+
+def test_similar_names_are_proposed() -> None:
+    with pytest.raises(RequestError, match="did you mean prompts"):
+        parse_client_message('{"type": "promts", "seq": 1}')
+    with pytest.raises(RequestError, match="did you mean ramp_ms"):
+        parse_client_message('{"type": "set", "seq": 1, "values": {}, "ramp": 5}')
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["type", "seq", "values", "items", "at_s", "id"]) | st.text(), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_parsed_or_refused(values: object) -> None:
+    with suppress(RequestError):
+        parse_client_message(json.dumps(values))
+
+
+def test_a_problem_carries_the_error() -> None:
+    problem = problem_of(RequestError("too big", field="values.guidance", fix="use 50"), seq=9)
+    assert (problem.status, problem.code, problem.field) == (422, "invalid_request", "values.guidance")
+    assert (problem.fix, problem.seq, problem.urn) == ("use 50", 9, "urn:tickrt:problem:invalid_request")
+    assert problem_of(QueueFullError("full", retry_after_s=2.5)).retry_after_s == 2.5
+    assert parse_server_message(message_text(problem)) == problem
+
+
+def test_null_members_are_sent() -> None:
+    assert json.loads(message_text(Applied(seq=1)))["full_sample"] is None
+
+
+def test_the_schema_accepts_what_the_parser_accepts() -> None:
+    schema = messages_schema()
+    client = jsonschema_rs.validator_for({**schema["client"], "$defs": schema["$defs"]})
+    assert all(client.is_valid(values) for values in EXAMPLES)
+    assert not client.is_valid({"type": "set", "seq": 0, "values": {}})
+    assert len(schema["server"]["oneOf"]) == len(SERVER_MESSAGES)
+
+
+def test_messages_are_constructed_by_name() -> None:
+    assert SetControls(seq=1, values={"guidance": 3}).type == "set"
+    assert WriteAudio(seq=1, at_s=0.0, samples=1).format == "s16"
+    assert Ack(playhead_sample=0).worst_lead_s is None
