@@ -30,6 +30,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Updated:
+    """Its step parameters changed: the step of this tick and all later ones use the new ones."""
+
+    request_id: str
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The clean latents `[T, C]` float32; the array belongs to the receiver."""
 
@@ -55,4 +63,4 @@ class Cancelled:
     replaced_by: str = ""
 
 
-Event = Started | Progress | Finished | Failed | Cancelled
+Event = Started | Progress | Updated | Finished | Failed | Cancelled

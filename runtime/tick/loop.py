@@ -25,7 +25,7 @@ from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.client import Cancel, LoopClient, Message, Snapshot, Stop, Submit, Swap, Update
 from runtime.tick.clock import clock_of, phase
-from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started
+from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 from runtime.tick.in_flight import InFlight
 from runtime.tick.record import LoopStats, TickRecord
 from runtime.tick.runner import Launched, Runner
@@ -47,6 +47,7 @@ class TickLoop(LoopClient):
         self._in_flight: deque[InFlight] = deque()
         self._snapshots: deque[Snapshot] = deque()
         self._swaps: deque[Swap] = deque()
+        self._updated: list[str] = []
         self._counted = (device.allocations, self._denoise.launch_counts.copy())
         self._last_tick_s = time.monotonic()
         self._last_begin: DeviceEvent | None = None
@@ -132,6 +133,7 @@ class TickLoop(LoopClient):
         self._take_swaps()
         for slot in admitted:
             self._admit(slot)
+        self._publish_updates()
         plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
         return plan or None
 
@@ -287,10 +289,19 @@ class TickLoop(LoopClient):
 
     def _update(self, request_id: str, work: Any) -> None:
         submission = self._scheduler.find(request_id)
-        if submission is not None:
-            submission.work = work
+        if submission is None:
+            return
+        submission.work = work
+        self._updated.append(request_id)
         if isinstance(submission, Slot):
             self._attempt(submission, submission.runner.update)
+
+    def _publish_updates(self) -> None:
+        """Before a tick is planned: a slot that took its last step since its update has left."""
+        for request_id in self._updated:
+            if self._scheduler.find(request_id) is not None:
+                self._registry.publish(Updated(request_id, self._scheduler.tick))
+        self._updated.clear()
 
     def _take_snapshots(self) -> None:
         """Between two ticks, when a slot's state and its step agree."""

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from runtime.errors import EngineError
-from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started
+from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 
 EVENTS = (
     Started("a", 3),
     Progress("a", 1, 4, 3, 1.5),
+    Updated("a", 4),
     Finished("a", np.zeros((4, 2), np.float32), 6, 4),
     Failed("a", EngineError("no memory")),
     Cancelled("a"),

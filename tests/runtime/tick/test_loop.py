@@ -34,7 +34,7 @@ from runtime.errors import (
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
 from runtime.requests.timesteps import Purpose, noise
 from runtime.tick import checkpoint
-from runtime.tick.events import Cancelled, Failed, Finished, Progress, Started
+from runtime.tick.events import Cancelled, Failed, Finished, Progress, Started, Updated
 from runtime.tick.loop import TickLoop
 
 
@@ -194,6 +194,29 @@ def test_an_override_takes_effect_on_the_next_tick_until_it_is_removed(loops: Lo
     while loop.tick() is not None:
         pass
     np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, {1: louder}), atol=1e-4)
+
+
+def test_an_update_is_published_with_the_first_tick_that_it_reaches(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a", session="s", steps=3), inbox)
+    loop.update("s", {"velocity_scale": 1.2})
+    loop.tick()
+    loop.tick()
+    loop.update("s", {"velocity_scale": 1.7})
+    loop.tick()
+    started = inbox.of("a", Started)[0].tick
+    assert [event.tick for event in inbox.of("a", Updated)] == [started, started + 2]
+
+
+def test_an_update_after_the_last_step_is_not_published(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a", session="s", steps=1), inbox)
+    loop.submit(make("b", steps=3), inbox)
+    loop.tick()
+    loop.update("s", {"velocity_scale": 1.7})
+    while loop.tick() is not None:
+        pass
+    assert not inbox.of("a", Updated)
 
 
 def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: Loops) -> None:
