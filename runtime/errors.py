@@ -104,6 +104,24 @@ class QueueFullError(TickError):
         self.retry_after_s = retry_after_s
 
 
+class SessionsFullError(TickError):
+    """No live session can be added: too many of them, or their refreshes would take too long."""
+
+    code = "sessions_full"
+    status = 503
+
+    def __init__(self, what: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(what)
+        self.retry_after_s = retry_after_s
+
+
+class UnknownSessionError(TickError):
+    """There is no live session with this id and resume token."""
+
+    code = "unknown_session"
+    status = 404
+
+
 class DrainingError(TickError):
     """The loop is shutting down and accepts no new requests."""
 

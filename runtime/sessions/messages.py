@@ -260,6 +260,14 @@ class Ready(_Message):
     limits: Limits
 
 
+class Stages(_Message):
+    """Milliseconds from a message's arrival to the stages of its change; null where there is none."""
+
+    submitted: float | None = Field(default=None, description="A generation with it is submitted or updated.")
+    finished: float | None = Field(default=None, description="That generation's latents are finished.")
+    decoded: float | None = Field(default=None, description="Their first audio is sent.")
+
+
 class Applied(_Message):
     """A change is scheduled: from `first_sample` on it has a part in the sound, from `full_sample` on it is complete.
 
@@ -271,6 +279,7 @@ class Applied(_Message):
     tick: Count | None = None
     first_sample: Sample | None = None
     full_sample: Sample | None = None
+    stages_ms: Stages | None = None
 
 
 class State(_Message):
