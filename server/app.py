@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from runtime.pipeline.pipeline import Pipeline
-from server.asgi.middleware import AuthMiddleware, RequestContextMiddleware
+from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
+from server.asgi.middleware import RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
@@ -57,8 +58,8 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key", REQUEST_ID_HEADER],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", *KEY_HEADERS, REQUEST_ID_HEADER],
             expose_headers=list(EXPOSED_HEADERS),
         )
     app.add_middleware(AuthMiddleware, settings=settings)

@@ -57,9 +57,10 @@ def run(
 ) -> int:
     """Serve `config`; returns the exit code. Raises ConfigError, and the error if the engines cannot be opened."""
     deployment = load_deployment(config)
-    settings = load_settings(deployment.tables.get("server", {}), host=host, port=port, insecure=insecure)
+    table = deployment.tables.get("server", {})
+    settings = load_settings(table, deployment.path.parent, host=host, port=port, insecure=insecure)
     listener = open_socket(settings.host, settings.port, settings.send_buffer_bytes)
-    url = url_of(listener)
+    url = url_of(listener, settings.scheme)
 
     def open_and_start() -> Pipeline:
         # Engines of a deployment that is given by its name are built where they are missing.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -22,6 +23,8 @@ from runtime.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
+PATHS = ("state", "certificate", "private_key")
 
 
 class ServerSettings(BaseSettings):
@@ -36,6 +39,11 @@ class ServerSettings(BaseSettings):
     1 elsewhere).
     first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of real time while
     streams that share its ticks wait for their first audio.
+    certificate, private_key: PEM files for https and wss; private_key may be part of the certificate's file.
+    state: folder for what survives a restart, sources and live sessions; without it they end with the server.
+    max_sessions: live sessions at a time; client_sessions: per client (0: no limit). session_keep_s: how long a session
+    waits for its client to come back. max_refresh_s: longest projected time of a session's next generation with which a
+    further session is accepted. sources_bytes: disk space of uploaded sources.
     """
 
     model_config = SettingsConfigDict(
@@ -47,6 +55,8 @@ class ServerSettings(BaseSettings):
     api_key: SecretStr | None = None
     admin_key: SecretStr | None = None
     insecure: bool = False
+    certificate: Path | None = None
+    private_key: Path | None = None
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
 
     json_bytes: int = Field(default=8 * MIB, ge=KIB, le=256 * MIB)
@@ -70,6 +80,13 @@ class ServerSettings(BaseSettings):
     window_s: float = Field(default=2.0, gt=0)
     lead_s: float = Field(default=0.25, ge=0)
 
+    state: Path | None = None
+    sources_bytes: int = Field(default=GIB, ge=MIB)
+    max_sessions: int = Field(default=64, ge=1, le=4096)
+    client_sessions: int = Field(default=4, ge=0)
+    session_keep_s: float = Field(default=60.0, gt=0)
+    max_refresh_s: float = Field(default=4.0, gt=0)
+
     @field_validator("allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -92,10 +109,21 @@ class ServerSettings(BaseSettings):
             raise ValueError("is empty or not ASCII; omit it to serve without a key")
         return key
 
+    @model_validator(mode="after")
+    def _key_has_a_certificate(self) -> Self:
+        if self.private_key is not None and self.certificate is None:
+            raise ValueError("private_key needs a certificate")
+        return self
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback_host(self.host)
+
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "http" if self.certificate is None else "https"
 
 
 def is_loopback_host(host: str) -> bool:
@@ -106,8 +134,12 @@ def is_loopback_host(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-def load_settings(table: Mapping[str, Any], **flags: Any) -> ServerSettings:
-    """Settings from a [server] table, the environment and flags (None: not given). Raises ConfigError."""
+def load_settings(table: Mapping[str, Any], folder: Path = Path(), **flags: Any) -> ServerSettings:
+    """Settings from a [server] table, the environment and flags (None: not given). Raises ConfigError.
+
+    folder: where the table's relative paths begin.
+    """
+    paths = {name: folder / table[name] for name in PATHS if isinstance(table.get(name), str)}
 
     class _Loaded(ServerSettings):
         @classmethod
@@ -119,7 +151,7 @@ def load_settings(table: Mapping[str, Any], **flags: Any) -> ServerSettings:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, dict(table))
+            return init_settings, env_settings, InitSettingsSource(settings_cls, {**table, **paths})
 
     try:
         settings = _Loaded(**{name: value for name, value in flags.items() if value is not None})

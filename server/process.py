@@ -24,12 +24,17 @@ from fastapi import FastAPI
 from runtime.errors import ConfigError
 from runtime.terminal import EXIT_ENGINE
 from server.asgi.connection import make_protocol
-from server.config import ServerSettings
+from server.asgi.tls import tls_context
+from server.asgi.websocket import WebSocketProtocol
+from server.config import MIB, ServerSettings
 from server.routes.health import not_live
 from server.service import Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0
+PING_S = 10.0
+# 10 s of float32 stereo at 48 kHz, the longest piece of audio that a client may write at once.
+MAX_WEBSOCKET_MESSAGE_BYTES = 4 * MIB
 # How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
 SWITCH_INTERVAL_S = 0.0005
 logger = logging.getLogger("tickrt.server")
@@ -55,10 +60,10 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """http://host:port of a bound socket."""
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """scheme://host:port of a bound socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class TickServer(uvicorn.Server):
@@ -98,15 +103,25 @@ class TickServer(uvicorn.Server):
         if self._on_ready is not None and self._service.pipeline is not None:
             self._on_ready()
             self._on_ready = None
+        if self._drain_until_s is not None:
+            self._service.draining.set()
         if not (self._is_drained() or self._is_broken() or await super().on_tick(counter)):
             return False
         await self._abort_all()
         return True
 
     def _is_drained(self) -> bool:
+        """Whether nothing is in flight any more, or `drain_s` is over.
+
+        WebSockets have ABORT_TIMEOUT_S to send their last messages.
+        """
         if self._drain_until_s is None:
             return False
-        return not self._service.admission.permits or time.monotonic() >= self._drain_until_s
+        now_s = time.monotonic()
+        may_close = now_s < self._drain_until_s - self._settings.drain_s + ABORT_TIMEOUT_S
+        has_websockets = any(isinstance(item, WebSocketProtocol) for item in self.server_state.connections)
+        is_busy = self._service.admission.permits or (has_websockets and may_close)
+        return not is_busy or now_s >= self._drain_until_s
 
     def _is_broken(self) -> bool:
         """Whether the loop has died; one that hangs for HANG_TIMEOUT_S ends the process."""
@@ -126,17 +141,24 @@ class TickServer(uvicorn.Server):
 
     async def _abort_all(self) -> None:
         self._service.admission.drain()
+        self._service.draining.set()
         for permit in list(self._service.admission.permits):
             permit.abort.set()
         await self._service.admission.wait_empty(ABORT_TIMEOUT_S)
 
 
 def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
-    """The uvicorn configuration."""
+    """The uvicorn configuration. Raises ConfigError for a certificate that cannot be used."""
+    context = None if settings.certificate is None else tls_context(settings.certificate, settings.private_key)
     return uvicorn.Config(
         app,
         http=make_protocol(settings.header_timeout_s, 2 * settings.max_connections),
-        ws="none",
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        ssl_context_factory=None if context is None else lambda *_: context,
         loop="asyncio",
         lifespan="on",
         log_config=None,

@@ -35,13 +35,15 @@ logger = logging.getLogger("tickrt.server")
 class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
-    All but the pipeline is used on the event loop's thread only.
+    `draining` is set soon after draining began: what is open without an end, a live session, ends then. All but the
+    pipeline is used on the event loop's thread only.
     """
 
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.admission = Admission(capacity=0, client_limit=settings.client_in_flight)
+        self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
         self.codec_workers = PriorityWorkers()
         self.codecs: list[Codec] = []

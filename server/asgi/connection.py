@@ -53,6 +53,11 @@ class BoundedProtocol(H11Protocol):
             self._start_header_timer()
         super().data_received(data)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection to the WebSocket protocol; it has no deadline of ours any more."""
+        self._stop_header_timer()
+        super().handle_websocket_upgrade(event)
+
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that was idle for the keep-alive time."""
         super().timeout_keep_alive_handler()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -11,14 +13,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 
 from runtime.errors import RequestError, TickError
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED_REQUEST = 499
 logger = logging.getLogger("tickrt.server")
 
@@ -147,7 +151,13 @@ def validation_problem(error: RequestValidationError) -> ProblemError:
     return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
 
 
-def request_id_of(request: Request) -> str:
+def request_id_from(headers: Headers) -> str:
+    """The request id that a client sent, if it is valid, else a new one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def request_id_of(request: HTTPConnection) -> str:
     """The id that RequestContextMiddleware gave this request."""
     return str(request.scope.get("state", {}).get("request_id", ""))
 
@@ -161,9 +171,9 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_bug)
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def _answer(request: HTTPConnection, error: Exception) -> Response:
     problem = _as_problem(error)
-    if problem.status == 405 and request.method == "OPTIONS":
+    if problem.status == 405 and request.scope.get("method") == "OPTIONS":
         return Response(status_code=204, headers=problem.headers)
     return problem_response(problem, request_id_of(request))
 

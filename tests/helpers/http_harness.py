@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -14,7 +15,9 @@ from typing import Any
 import httpx
 import prometheus_client.parser
 import pytest
+import websockets.sync.client
 from fastapi import FastAPI
+from websockets.exceptions import InvalidStatus
 
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -89,7 +92,7 @@ def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     listener = open_socket(options.host, options.port, options.send_buffer_bytes)
     app = create_app(lambda: _started(open_pipeline(deployment)), options)
     server = TickServer(app, options)
-    served = Served(url_of(listener), app, server)
+    served = Served(url_of(listener, options.scheme), app, server)
     served.resume()
 
     async def serve() -> None:
@@ -165,6 +168,25 @@ def problem(response: httpx.Response, status: int, code: str = "") -> dict[str, 
     if code:
         assert document["code"] == code
     return document
+
+
+def open_websocket(served: Served, path: str, **options: Any) -> websockets.sync.client.ClientConnection:
+    """A WebSocket; use it in a with statement."""
+    options = {"open_timeout": TIMEOUT_S, "proxy": None, "compression": None, **options}
+    return websockets.sync.client.connect(served.url.replace("http", "ws", 1) + path, **options)
+
+
+def refused_websocket(
+    served: Served, path: str, *, headers: dict[str, str] | None = None, **options: Any
+) -> tuple[int, str]:
+    """The status and the problem's code of a handshake that the server refuses."""
+    with pytest.raises(InvalidStatus) as error, open_websocket(served, path, additional_headers=headers, **options):
+        pass
+    response = error.value.response
+    assert response.headers["content-type"] == PROBLEM
+    document = json.loads(response.body)
+    assert response.headers["x-request-id"] in document["instance"]
+    return response.status_code, document["code"]
 
 
 def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "POST", headers: str = "") -> bytes:

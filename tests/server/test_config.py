@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -41,6 +43,20 @@ def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
 )
 def test_loopback_hosts(host: str, expected: bool) -> None:
     assert is_loopback_host(host) is expected
+
+
+def test_relative_paths_of_a_table_begin_at_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_PRIVATE_KEY", "key.pem")
+    settings = load_settings({"state": "state", "certificate": "/etc/cert.pem"}, Path("/srv"))
+    assert settings.state == Path("/srv/state")
+    assert settings.certificate == Path("/etc/cert.pem")
+    assert settings.private_key == Path("key.pem")
+    assert (settings.scheme, load_settings({"private_key": "k"} | {"certificate": "c"}).scheme) == ("https", "https")
+
+
+def test_a_private_key_without_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="needs a certificate"):
+        load_settings({"private_key": "key.pem"})
 
 
 @pytest.mark.parametrize("key", ["", "   ", "schlüssel"])

@@ -1,0 +1,118 @@
+"""Access control: the origins of pages, and the API key."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.asgi.openapi import OPEN_PATH
+from server.asgi.problems import ProblemError, problem_response
+from server.config import ServerSettings, is_loopback_host
+
+# The page holds no data; it asks for the key where the server needs one.
+PAGE_PATHS = ("/", "/page/")
+KEY_HEADERS = ("x-api-key", "x-goog-api-key", "xi-api-key")
+KEY_QUERY = "key"
+
+
+@dataclass
+class AuthMiddleware:
+    """Refuses web pages of other origins (403) and, where an API key is set, requests without it (401).
+
+    The key comes as `Authorization: Bearer`, as one of KEY_HEADERS or, because a browser can do no other, as `?key=` of
+    a WebSocket.
+    """
+
+    app: ASGIApp
+    settings: ServerSettings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        problem = self._refusal(Headers(scope=scope), scope)
+        if problem is None:
+            await self.app(scope, receive, send)
+            return
+        await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
+
+    def _refusal(self, headers: Headers, scope: Scope) -> ProblemError | None:
+        keys = [*_header_keys(headers), *(take_query_keys(scope) if scope["type"] == "websocket" else ())]
+        origin = headers.get("origin")
+        if origin is not None and not is_allowed_origin(origin, headers.get("host", ""), self.settings):
+            return ProblemError(
+                403,
+                "origin_not_allowed",
+                "this server does not accept requests from pages of this origin",
+                fix="add the page's origin to [server] allowed_origins",
+            )
+        is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+        if is_open(scope) or is_preflight or self._is_key(keys):
+            return None
+        return ProblemError(
+            401,
+            "unauthorized",
+            "this server needs an API key",
+            fix="send Authorization: Bearer KEY",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _is_key(self, given: list[str]) -> bool:
+        """Whether the first key that was sent is the server's."""
+        if self.settings.api_key is None:
+            return True
+        expected = self.settings.api_key.get_secret_value()
+        return bool(given) and hmac.compare_digest(given[0].encode(), expected.encode())
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a path needs no key: liveness, and the static files of the page."""
+    path: str = scope["path"]
+    is_page = path == PAGE_PATHS[0] or path.startswith(PAGE_PATHS[1])
+    return path == OPEN_PATH or (is_page and scope.get("method") in ("GET", "HEAD"))
+
+
+def _header_keys(headers: Headers) -> Iterator[str]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield token.strip()
+    yield from (headers[name] for name in KEY_HEADERS if name in headers)
+
+
+def take_query_keys(scope: Scope) -> list[str]:
+    """The API keys in a query string; the scope's is left without them, because servers log it."""
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    others = [(name, value) for name, value in pairs if name != KEY_QUERY]
+    scope["query_string"] = urlencode(others).encode()
+    return [value for name, value in pairs if name == KEY_QUERY]
+
+
+def is_allowed_origin(origin: str, host: str, settings: ServerSettings) -> bool:
+    """Whether a page of `origin` may call: a configured origin, or the server's own.
+
+    A server on a loopback address accepts only a Host header with a loopback address as its own origin: this prevents
+    DNS rebinding.
+    """
+    if "*" in settings.allowed_origins or origin in settings.allowed_origins:
+        return True
+    own = _authority(f"{settings.scheme}://{host}")
+    if own is None or (settings.is_loopback and not is_loopback_host(own[0])):
+        return False
+    return _authority(origin) == own
+
+
+def _authority(url: str) -> tuple[str, int] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if not parts.hostname:
+        return None
+    return parts.hostname, port or (443 if parts.scheme == "https" else 80)

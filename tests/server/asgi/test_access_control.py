@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from helpers.http_harness import GENERATIONS, Served, problem, refused_websocket, serving
+from starlette.types import Scope
+
+from runtime.config.deployment import Deployment
+from server.asgi.access_control import is_allowed_origin, is_open, take_query_keys
+from server.config import ServerSettings
+
+Serve = Callable[..., Served]
+KEY = "correct-horse"
+
+
+@pytest.fixture(scope="module")
+def served_with_key(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    with serving(tiny(), api_key=KEY) as server:
+        yield server
+
+
+def every_route(app: FastAPI) -> list[tuple[str, str]]:
+    """(method, path) of every route."""
+    document = app.openapi()
+    described = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
+    hidden = [("GET", route.path) for route in app.routes if not isinstance(route, APIRoute) and hasattr(route, "path")]
+    return [(method, re.sub(r"\{.*?\}", "x", path)) for method, path in described + hidden]
+
+
+def test_the_key_is_needed_on_every_route_but_live(serve: Serve) -> None:
+    served = serve(api_key=KEY)
+    routes = every_route(served.app)
+    assert ("POST", GENERATIONS) in routes
+    assert ("GET", "/openapi.json") in routes
+    with served.client() as client:
+        for method, path in [*routes, ("GET", "/nowhere"), ("OPTIONS", GENERATIONS)]:
+            response = client.request(method, path, json={"prompt": "a"} if method == "POST" else None)
+            if path == "/health/live":
+                assert response.status_code == 200
+            else:
+                problem(response, 401, "unauthorized")
+                assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_accepted"),
+    [
+        ({"authorization": f"Bearer {KEY}"}, True),
+        ({"authorization": f"bearer  {KEY}"}, True),
+        ({"x-api-key": KEY}, True),
+        ({"x-goog-api-key": KEY}, True),
+        ({"xi-api-key": KEY}, True),
+        ({"authorization": "Bearer wrong", "x-api-key": KEY}, False),
+        ({"authorization": KEY}, False),
+        ({"authorization": f"Basic {KEY}"}, False),
+        ({"authorization": f"Bearer {KEY}x"}, False),
+        ({"authorization": f"Bearer {KEY[:-1]}"}, False),
+        ({"authorization": "Bearer"}, False),
+        ({"x-api-key": ""}, False),
+        ({"authorization": "Bearer schl\xfcssel".encode("latin-1")}, False),
+    ],
+)
+def test_only_the_exact_key_is_accepted(served_with_key: Served, headers: dict[str, str], is_accepted: bool) -> None:
+    with served_with_key.client() as client:
+        response = client.get("/v1/models", headers=headers)
+    assert response.status_code == (200 if is_accepted else 401)
+
+
+def test_an_unauthorized_generation_is_not_admitted(served_with_key: Served) -> None:
+    problem(served_with_key.post(), 401)
+    assert served_with_key.service.admission.num_pending == 0
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", True),
+        ("http://localhost:8000", "localhost:8000", True),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("http://localhost:3000", "localhost:8000", False),
+        ("https://evil.example", "127.0.0.1:8000", False),
+        ("http://evil.example:8000", "evil.example:8000", False),
+        ("null", "127.0.0.1:8000", False),
+        ("", "127.0.0.1:8000", False),
+        ("http://[", "127.0.0.1:8000", False),
+        ("http://127.0.0.1:99999999", "127.0.0.1:8000", False),
+        ("http://127.0.0.1:8000", "", False),
+        ("https://studio.example", "127.0.0.1:8000", True),
+        ("https://studio.example.evil", "127.0.0.1:8000", False),
+    ],
+)
+def test_origins(origin: str, host: str, allowed: bool) -> None:
+    settings = ServerSettings(allowed_origins=("https://studio.example",))
+    assert is_allowed_origin(origin, host, settings) is allowed
+
+
+def test_a_public_server_accepts_pages_of_its_own_host_name() -> None:
+    settings = ServerSettings(host="0.0.0.0", api_key="k")
+    assert is_allowed_origin("http://music.example", "music.example", settings)
+    assert not is_allowed_origin("http://evil.example", "music.example", settings)
+
+
+def test_pages_of_other_origins_are_refused(serve: Serve) -> None:
+    served = serve(allowed_origins=("https://studio.example",))
+    body = {"prompt": "a"}
+    with served.client() as client:
+        problem(client.post(GENERATIONS, json=body, headers={"origin": "https://evil.example"}), 403)
+        preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+        problem(client.options(GENERATIONS, headers=preflight), 403)
+        mine = client.post(GENERATIONS, json=body, headers={"origin": "https://studio.example"})
+        assert mine.status_code == 200
+        assert mine.headers["access-control-allow-origin"] == "https://studio.example"
+        assert "X-Seed" in mine.headers["access-control-expose-headers"]
+        preflight["origin"] = "https://studio.example"
+        answer = client.options(GENERATIONS, headers=preflight)
+        assert answer.status_code == 200
+        assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+def test_a_server_with_a_certificate_is_an_origin_with_https() -> None:
+    settings = ServerSettings(host="0.0.0.0", api_key="k", certificate="cert.pem")
+    assert is_allowed_origin("https://music.example", "music.example", settings)
+    assert not is_allowed_origin("http://music.example", "music.example", settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/", True),
+        ("HEAD", "/page/app.js", True),
+        ("POST", "/", False),
+        ("GET", "/page", False),
+        ("GET", "/v1/page/", False),
+        ("GET", "/health/live", True),
+        ("GET", "/health/ready", False),
+    ],
+)
+def test_the_page_and_liveness_need_no_key(method: str, path: str, expected: bool) -> None:
+    assert is_open({"type": "http", "method": method, "path": path}) is expected
+
+
+def test_a_websocket_of_the_pages_path_needs_the_key() -> None:
+    assert not is_open({"type": "websocket", "path": "/"})
+
+
+@pytest.mark.parametrize(
+    ("query", "keys", "left"),
+    [
+        (b"", [], b""),
+        (b"key=a", ["a"], b""),
+        (b"x=1&key=a%26b&y=2", ["a&b"], b"x=1&y=2"),
+        (b"k%65y=a&key=", ["a", ""], b""),
+        (b"keys=a", [], b"keys=a"),
+    ],
+)
+def test_the_key_is_taken_out_of_a_query_string(query: bytes, keys: list[str], left: bytes) -> None:
+    scope: Scope = {"query_string": query}
+    assert take_query_keys(scope) == keys
+    assert scope["query_string"] == left
+
+
+def test_websockets_need_the_key_and_an_allowed_origin(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    served = serve(api_key=KEY)
+    assert refused_websocket(served, "/v1/nothing") == (401, "unauthorized")
+    assert refused_websocket(served, "/v1/nothing?key=wrong") == (401, "unauthorized")
+    assert refused_websocket(served, f"/v1/nothing?key={KEY}") == (404, "not_found")
+    assert refused_websocket(served, "/v1/nothing", headers={"xi-api-key": KEY}) == (404, "not_found")
+    evil = {"origin": "https://evil.example"}
+    assert refused_websocket(served, f"/v1/nothing?key={KEY}", headers=evil) == (403, "origin_not_allowed")
+    own = {"origin": served.url}
+    assert refused_websocket(served, f"/v1/nothing?key={KEY}", headers=own) == (404, "not_found")
+    logged = [record.getMessage() for record in caplog.records if not record.name.startswith("websockets.client")]
+    assert any("/v1/nothing" in message for message in logged)
+    assert not any(KEY in message for message in logged)

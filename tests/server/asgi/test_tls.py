@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.http_harness import Served, open_websocket, refused_websocket
+from websockets.exceptions import InvalidStatus
+
+from runtime.errors import ConfigError
+from server.asgi.tls import tls_context
+from server.process import TickServer
+
+Serve = Callable[..., Served]
+
+
+def make_certificate(folder: Path, *options: str) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the command openssl")
+    folder.mkdir(exist_ok=True)
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command = [openssl, "req", "-x509", *curve, "-days", "1", "-keyout", key, "-out", certificate, *names]
+    subprocess.run([*command, *(options or ("-nodes",))], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_https_and_wss_with_a_self_signed_certificate(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    served = serve(certificate=certificate, private_key=key, api_key="k")
+    assert served.url.startswith("https://")
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with httpx.Client(base_url=served.url, verify=trusting, headers={"x-api-key": "k"}) as client:
+        assert client.get("/health/ready").status_code == 200
+        own_origin = client.get("/health/ready", headers={"origin": served.url})
+        assert own_origin.status_code == 200
+        assert client.get("/health/ready", headers={"origin": "http://evil.example"}).status_code == 403
+    with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
+        httpx.get(served.url + "/health/live")
+    assert refused_websocket(served, "/nowhere?key=k", ssl=trusting) == (404, "not_found")
+    with pytest.raises(InvalidStatus), open_websocket(served, "/nowhere", ssl=trusting):
+        pass
+
+
+def test_the_key_may_be_part_of_the_certificates_file(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    assert tls_context(both, None).get_ca_certs() == []
+
+
+def test_unusable_files_are_errors_that_name_them(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path / "a")
+    _, other_key = make_certificate(tmp_path / "b")
+    _, locked_key = make_certificate(tmp_path / "c", "-passout", "pass:secret")
+    text = tmp_path / "text.pem"
+    text.write_text("nothing")
+    for arguments, message in (
+        ((tmp_path / "missing.pem", key), r"missing\.pem cannot be read: No such file"),
+        ((certificate, tmp_path), r"cannot be read: Is a directory"),
+        ((certificate, other_key), r"key\.pem is not the key of .*cert\.pem"),
+        ((certificate, locked_key), r"without a password"),
+        ((text, key), r"text\.pem and .* are not a PEM certificate"),
+        ((certificate, None), r"are not a PEM certificate and its key"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            tls_context(*arguments)
+        assert "openssl" in error.value.fix
+
+
+def test_a_server_does_not_start_without_its_certificate(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    settings = served.service.settings.model_copy(update={"certificate": tmp_path / "missing.pem"})
+    with pytest.raises(ConfigError, match=r"missing\.pem"):
+        TickServer(served.app, settings)

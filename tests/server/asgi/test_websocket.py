@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from fastapi import WebSocket, WebSocketDisconnect
+from helpers.http_harness import Served, connected, eventually, open_websocket, read_all, refused_websocket
+from websockets.exceptions import ConnectionClosed
+
+from runtime.errors import RequestError
+from server.asgi.connection import abort_of
+from server.asgi.problems import ProblemError
+from server.asgi.websocket import WebSocketProtocol, choose_subprotocol
+
+Serve = Callable[..., Served]
+ECHO = "/test/echo"
+DISCONNECTS: list[int] = []
+
+
+async def echo(websocket: WebSocket) -> None:
+    """Returns every message; "fail", "end", "abort" and "flood" do as they say."""
+    await websocket.accept(choose_subprotocol(websocket.scope["subprotocols"], "test.v1"))
+    try:
+        while (text := await websocket.receive_text()) not in ("fail", "end", "abort", "flood"):
+            await websocket.send_text(text)
+    except WebSocketDisconnect as error:
+        DISCONNECTS.append(error.code)
+        return
+    if text == "fail":
+        raise LookupError
+    if text == "abort":
+        abort_of(websocket.scope)(False)
+    while text == "flood":
+        await websocket.send_bytes(bytes(100_000))
+
+
+async def refuse(websocket: WebSocket) -> None:
+    raise RequestError("is not there", field="session")
+
+
+async def close(websocket: WebSocket) -> None:
+    await websocket.close()
+
+
+@pytest.fixture
+def served(serve: Serve) -> Callable[..., Served]:
+    def start(**settings: object) -> Served:
+        served = serve(**settings)
+        for path, endpoint in ((ECHO, echo), ("/test/refuse", refuse), ("/test/close", close)):
+            served.app.add_api_websocket_route(path, endpoint)
+        return served
+
+    return start
+
+
+@contextmanager
+def raw_websocket(served: Served) -> Iterator[socket.socket]:
+    """A socket after the handshake."""
+    handshake = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+    upgrade = f"GET {ECHO} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n{handshake}\r\n"
+    with connected(served) as connection:
+        connection.sendall(upgrade.encode())
+        assert connection.recv(12) == b"HTTP/1.1 101"
+        yield connection
+
+
+def code_of(served: Served, text: str) -> int:
+    """The code of a connection that ends after a message."""
+    with open_websocket(served, ECHO) as websocket:
+        with suppress(ConnectionClosed):
+            websocket.send(text)
+        with pytest.raises(ConnectionClosed) as error:
+            websocket.recv(10)
+    return error.value.rcvd.code if error.value.rcvd else 1006
+
+
+def test_messages_go_both_ways_and_the_handshake_is_counted(served: Callable[..., Served]) -> None:
+    server = served()
+    with open_websocket(server, ECHO, additional_headers={"x-request-id": "mine"}) as websocket:
+        assert websocket.response is not None
+        assert websocket.response.headers["x-request-id"] == "mine"
+        assert "sec-websocket-extensions" not in websocket.response.headers
+        for text in ("a", "ä" * 100_000):
+            websocket.send(text)
+            assert websocket.recv(10) == text
+    name = "tickrt_http_requests_total{method=WEBSOCKET}{route=/test/echo}{status=101}"
+    eventually(lambda: server.metrics().get(name) == 1)
+
+
+def test_a_websocket_outlives_the_header_deadline(served: Callable[..., Served]) -> None:
+    server = served(header_timeout_s=0.1, keep_alive_s=1)
+    with open_websocket(server, ECHO) as websocket:
+        with pytest.raises(TimeoutError):
+            websocket.recv(0.4)
+        websocket.send("still here")
+        assert websocket.recv(10) == "still here"
+
+
+def test_compression_is_not_negotiated(served: Callable[..., Served]) -> None:
+    with open_websocket(served(), ECHO, compression="deflate") as websocket:
+        assert websocket.protocol.extensions == []
+
+
+def test_sockets_send_without_delay(served: Callable[..., Served]) -> None:
+    server = served()
+    with open_websocket(server, ECHO):
+        (connection,) = server.server.server_state.connections
+        assert isinstance(connection, WebSocketProtocol)
+        option = connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert option
+
+
+def test_refused_handshakes_are_problems(served: Callable[..., Served]) -> None:
+    server = served()
+    assert refused_websocket(server, "/test/refuse") == (422, "invalid_request")
+    assert refused_websocket(server, "/test/close") == (403, "forbidden")
+    assert refused_websocket(server, "/nowhere") == (404, "not_found")
+    assert refused_websocket(server, "/v1/models") == (404, "not_found")
+
+
+@pytest.mark.parametrize(("text", "code"), [("fail", 1011), ("end", 1011), ("abort", 1006)])
+def test_an_endpoint_that_does_not_close_ends_with_a_code(served: Callable[..., Served], text: str, code: int) -> None:
+    server = served()
+    assert code_of(server, text) == code
+    eventually(lambda: not server.server.server_state.connections)
+
+
+def test_a_message_beyond_the_limit_closes_with_1009(served: Callable[..., Served]) -> None:
+    assert code_of(served(), "x" * (4 * 2**20 + 1)) == 1009
+
+
+def test_shutdown_closes_with_1001(served: Callable[..., Served]) -> None:
+    server = served()
+    DISCONNECTS.clear()
+    with open_websocket(server, ECHO) as websocket:
+        server.server.drain()
+        with pytest.raises(ConnectionClosed) as error:
+            websocket.recv(10)
+    assert error.value.rcvd is not None
+    assert error.value.rcvd.code == 1001
+    eventually(lambda: DISCONNECTS == [1001])
+
+
+def test_an_endpoint_sees_the_drain_before_the_server_closes(served: Callable[..., Served]) -> None:
+    server = served()
+
+    async def farewell(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await server.service.draining.wait()
+        await websocket.send_text("closed")
+        await websocket.close(1001)
+
+    server.app.add_api_websocket_route("/test/farewell", farewell)
+    with open_websocket(server, "/test/farewell") as websocket:
+        server.server.drain()
+        assert websocket.recv(10) == "closed"
+
+
+def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
+    server = served(max_connections=2)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(open_websocket(server, ECHO))
+        assert refused_websocket(server, ECHO) == (503, "busy")
+        with server.client() as client:
+            assert client.get("/health/live").status_code == 503
+    eventually(lambda: not server.server.server_state.connections)
+    with open_websocket(server, ECHO):
+        pass
+
+
+def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(served: Callable[..., Served]) -> None:
+    server = served(send_buffer_bytes=4096)
+    with raw_websocket(server) as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.sendall(b"\x81\x85\0\0\0\0flood")
+        (connection,) = server.server.server_state.connections
+        eventually(lambda: not connection.writable.is_set())
+        server.event_loop.call_soon_threadsafe(connection.keepalive_timeout)
+        eventually(lambda: not server.server.server_state.connections)
+
+
+def test_bytes_that_are_no_frames_end_the_connection_and_not_the_server(served: Callable[..., Served]) -> None:
+    server = served()
+    with raw_websocket(server) as connection:
+        connection.sendall(b"\xff" * 1000)
+        read_all(connection)
+    with open_websocket(server, ECHO) as websocket:
+        websocket.send("a")
+        assert websocket.recv(10) == "a"
+
+
+@pytest.mark.parametrize(
+    ("offered", "expected"), [([], None), (["tickrt.live.v1"], "tickrt.live.v1"), (["other", "test.v1"], "test.v1")]
+)
+def test_the_supported_subprotocol_is_chosen(offered: list[str], expected: str | None) -> None:
+    assert choose_subprotocol(offered, expected or "tickrt.live.v1") == expected
+
+
+def test_only_other_subprotocols_are_refused(served: Callable[..., Served]) -> None:
+    with pytest.raises(ProblemError, match=r"tickrt\.live\.v1"):
+        choose_subprotocol(["tickrt.live.v9"], "tickrt.live.v1")
+    headers = {"sec-websocket-protocol": "test.v9"}
+    assert refused_websocket(served(), ECHO, headers=headers) == (400, "unsupported_subprotocol")
+    with open_websocket(served(), ECHO, subprotocols=["test.v1"]) as websocket:
+        assert websocket.subprotocol == "test.v1"
+
+
+def test_many_abrupt_disconnects_leave_nothing(served: Callable[..., Served]) -> None:
+    server = served()
+    for _ in range(20):
+        with raw_websocket(server) as connection:
+            connection.sendall(b"\x81\x81\0\0\0\0a")
+    eventually(lambda: not server.server.server_state.connections)
+    tasks = asyncio.run_coroutine_threadsafe(_num_tasks(), server.event_loop)
+    assert tasks.result(10) < 10
+
+
+async def _num_tasks() -> int:
+    return len(asyncio.all_tasks())
