@@ -1,0 +1,1 @@
+"""Benchmarks of live sessions: scripted clients over real WebSockets."""
