@@ -115,7 +115,7 @@ def test_every_sample_up_to_the_playhead_is_played_once_or_missing(steps: list[t
     for seq, (wait, begin, length) in enumerate(steps, start=1):
         now += wait
         log.write(chunk(begin, begin + length, seq, seq), 10.0 + now / RATE)
-        newest |= {sample: seq for sample in range(max(begin, now), begin + length)}
+        newest |= dict.fromkeys(range(max(begin, now), begin + length), seq)
     log.advance(10.0 + 1500 / RATE)
     played = {sample: audio.full_seq for audio in log.played for sample in range(audio.begin, audio.end)}
     assert played == newest
