@@ -169,7 +169,7 @@ def encode_document(snapshot: SessionSnapshot) -> bytes:
 def encode_piece(name: str, array: NDArray[Any]) -> bytes:
     """A sealed array in numpy's npy format."""
     file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    np.lib.format.write_array(file, array, allow_pickle=False)
     return _seal(f"piece/{name}", file.getvalue())
 
 

@@ -33,7 +33,7 @@ def assert_same(one: SessionSnapshot | None, other: SessionSnapshot | None) -> N
     assert one.pieces.keys() == other.pieces.keys()
     for name, array in one.pieces.items():
         np.testing.assert_array_equal(array, other.pieces[name])
-        assert array.dtype == other.pieces[name].dtype
+        assert (array.dtype, array.shape) == (other.pieces[name].dtype, other.pieces[name].shape)
 
 
 def test_a_snapshot_is_read_back_after_a_restart(opened: Opened) -> None:
