@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from engine_build.graphs.graph_writer import GraphWriter
 
 WIDTH = 16
+CARRIER_FRAMES = 125
 VOCABULARY = 257
 START_TOKEN = "<s>"
 
@@ -220,8 +221,10 @@ def _carrier(graph: GraphWriter, latents: str, start: str) -> str:
     length = graph.op("Gather", graph.op("Shape", latents), graph.constant(1, np.int64))
     frames = graph.op("Range", graph.constant(0, np.int64), length, graph.constant(1, np.int64))
     absolute = graph.op("Add", _unsqueeze(graph, start, 1), _unsqueeze(graph, frames, 0))
-    phase = graph.op("Mul", graph.op("Cast", absolute, to=onnx.TensorProto.FLOAT), graph.constant(0.05))
-    return _unsqueeze(graph, graph.op("Add", graph.op("Cos", phase), graph.constant(1.5)), 2)
+    # A table: the last bit of Cos depends on how many frames are computed at once, and windows must not differ.
+    table = graph.constant(1.5 + np.cos(2 * np.pi / CARRIER_FRAMES * np.arange(CARRIER_FRAMES)))
+    index = graph.op("Mod", absolute, graph.constant(CARRIER_FRAMES, np.int64))
+    return _unsqueeze(graph, graph.op("Gather", table, index), 2)
 
 
 def _unsqueeze(graph: GraphWriter, value: str, axis: int) -> str:

@@ -90,3 +90,20 @@ def test_the_text_encoder_takes_the_tokenizers_tokens(tmp_path: Path) -> None:
     condition, mask = run(folder / "text_encoder.onnx", {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert condition.shape == (*ids.shape, 12)
     assert mask.dtype == np.float32
+
+
+def test_the_audio_of_a_frame_does_not_depend_on_the_window_that_it_is_decoded_in(tmp_path: Path) -> None:
+    """Bit by bit: tests of resuming compare audio that was decoded in other windows."""
+    session = ort.InferenceSession(str(tiny_bundle(tmp_path) / "codec_decode.onnx"), providers=["CPUExecutionProvider"])
+    latents = np.random.default_rng(0).standard_normal((1, 200, 8)).astype(np.float32)
+
+    def decode(begin: int, end: int) -> NDArray[np.float32]:
+        feeds = {"latents": latents[:, begin - 1 : end + 1], "start_frame": np.array([begin - 1])}
+        audio: NDArray[np.float32] = session.run(None, feeds)[0]
+        return audio[..., 320:-320]
+
+    whole = decode(1, 199)
+    for frames in (1, 2, 3, 5, 17, 64):
+        for begin in range(1, 199 - frames, 7):
+            expected = whole[..., (begin - 1) * 320 : (begin + frames - 1) * 320]
+            np.testing.assert_array_equal(decode(begin, begin + frames), expected)
