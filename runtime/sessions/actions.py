@@ -1,0 +1,169 @@
+"""What a live session asks of its host: generations, step parameters, windows to decode, audio and messages to send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import GenerationOptions
+from runtime.requests.segments import Latents, Segment
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import ServerMessage
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """What a session has to know of an open pipeline.
+
+    latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
+    window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
+    controls that the model sets, by name.
+    """
+
+    sample_rate_hz: int
+    channels: int
+    hop_samples: int
+    frame_rate_hz: float
+    latent_channels: int
+    lengths: tuple[int, ...]
+    overlap_frames: int
+    margin_frames: int
+    window_frames: int
+    has_text: bool = True
+    has_encoder: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> LiveModel:
+        """The facts of a pipeline. Raises ConfigError where its bundle has no codec: it makes no audio."""
+        codec, bundle = pipeline.codec, pipeline.bundle
+        if codec is None:
+            raise ConfigError(f"bundle {bundle.name!r} has no [codec]: live sessions need audio")
+        sampler = bundle.sampler
+        return cls(
+            sample_rate_hz=codec.sample_rate_hz,
+            channels=codec.channels,
+            hop_samples=codec.hop_samples,
+            frame_rate_hz=bundle.latents.frame_rate_hz,
+            latent_channels=bundle.latents.channels,
+            lengths=pipeline.lengths,
+            overlap_frames=pipeline.overlap_frames,
+            margin_frames=codec.margin_frames,
+            window_frames=codec.spec.decode.window_frames,
+            has_text=pipeline.text_encoder is not None,
+            has_encoder=codec.can_encode,
+            defaults={"guidance": sampler.guidance, "steps": sampler.steps, "shift": sampler.shift},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationJob:
+    """One generation of a session. `id` is unique in the process; it is the request's id and its session in the loop.
+
+    tail `[n, C]`: the frames before the segment's new ones, as RequestComposer.compose takes it; None where the segment
+    keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
+    newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists.
+    """
+
+    id: str
+    options: GenerationOptions
+    segment: Segment
+    tail: Latents | None
+    source: Latents | None
+    noise: Latents | None
+    full_seq: int
+    is_refresh: bool
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeWindow:
+    """Latents to decode: `values` `[n, C]`, whose first is frame `start_frame` on the play axis.
+
+    Of the PCM of all n frames, the samples trim_begin .. trim_end (absolute, from the first frame's first sample) are
+    the audio from `start_sample` on. Windows of a session are decoded in any order.
+    """
+
+    index: int
+    epoch: int
+    values: Latents
+    start_frame: int
+    trim_begin: int
+    trim_end: int
+    start_sample: int
+    first_seq: int
+    full_seq: int
+    is_replacing: bool = False
+    is_after_underrun: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the audio in samples."""
+        return self.trim_end - self.trim_begin
+
+    @property
+    def end_sample(self) -> int:
+        """The sample after its last one."""
+        return self.start_sample + self.num_samples
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Compose and submit a generation; `generation_*` methods report what becomes of it."""
+
+    job: GenerationJob
+
+
+@dataclass(frozen=True)
+class UpdateSteps:
+    """Change step parameters (names and values of StepOptions, none of them None) of generations in flight.
+
+    `step_applied(seq, job_ids, tick)` reports that it has been passed on.
+    """
+
+    job_ids: tuple[str, ...]
+    patch: Mapping[str, Any]
+    seq: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End a generation; nothing about it needs to be reported."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Decode a window and pass the PCM to `decoded()`."""
+
+    window: DecodeWindow
+
+
+@dataclass(frozen=True)
+class SendAudio:
+    """Send a chunk to the client."""
+
+    chunk: AudioChunk
+
+
+@dataclass(frozen=True)
+class SendMessage:
+    """Send a message to the client."""
+
+    message: ServerMessage
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Store a snapshot."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The client has closed the session."""
+
+
+Action = Generate | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End
