@@ -82,8 +82,8 @@ class GenerationJob:
 class DecodeWindow:
     """Latents to decode: `values` `[n, C]`, whose first is frame `start_frame` on the play axis.
 
-    Of the PCM of all n frames, the samples trim_begin .. trim_end (absolute, from the first frame's first sample) are
-    the audio from `start_sample` on. Windows of a session are decoded in any order.
+    The audio from `start_sample` on is `codec.decode(values, start_frame)[trim_begin:trim_end]`. The windows of a
+    session may be decoded in any order.
     """
 
     index: int
@@ -118,8 +118,9 @@ class Generate:
 
 @dataclass(frozen=True)
 class UpdateSteps:
-    """Change step parameters (names and values of StepOptions, none of them None) of generations in flight.
+    """Change step parameters of generations in flight: fields of StepOptions with their values, none of them None.
 
+    Curves span each job's segment: `step_parameters(StepOptions(**patch), job.segment)` gives what the loop takes.
     `step_applied(seq, job_ids, tick)` reports that it has been passed on.
     """
 

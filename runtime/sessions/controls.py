@@ -1,0 +1,274 @@
+"""The controls of a live session: one model of all of them, drawn from the options of a generation, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from runtime.errors import RequestError
+from runtime.pipeline.compose import COVER_DENOISE
+from runtime.requests.options import (
+    MAX_PROMPTS,
+    NEEDS_SOURCE,
+    DcwOptions,
+    GenerationOptions,
+    Share,
+    StepOptions,
+    WeightedPrompt,
+    options_error,
+)
+from runtime.requests.request import NEUTRAL
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.messages import Blend, LivePrompt
+
+# Options that are no controls: prompts have a message of their own, a session has no length, and a mask says more than
+# repaint.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint")
+STEP_CONTROLS = tuple(StepOptions.model_fields)
+MAX_WEIGHT = 10.0
+WHOLE_NUMBERS = ("seed", "steps")
+
+
+class _LiveOnly(BaseModel):
+    """Controls that a single generation does not have."""
+
+    variation: Share = Field(
+        default=0.0, description="In a loop: how much new noise each pass mixes in; 0 repeats the canvas as it is."
+    )
+
+
+def _control(info: FieldInfo, kind: Literal["step", "generation"]) -> tuple[Any, FieldInfo]:
+    marked = copy(info)
+    extra = info.json_schema_extra
+    marked.json_schema_extra = {**(extra if isinstance(extra, dict) else {}), "x-kind": kind}
+    return info.annotation, marked
+
+
+def _control_fields() -> dict[str, Any]:
+    fields = {**GenerationOptions.model_fields, **_LiveOnly.model_fields}
+    return {
+        name: _control(info, "step" if name in STEP_CONTROLS else "generation")
+        for name, info in fields.items()
+        if name not in EXCLUDED
+    }
+
+
+LIVE_ONLY = frozenset(_LiveOnly.model_fields)
+LiveControls = create_model(
+    "LiveControls",
+    __base__=StepOptions,
+    __doc__="Everything that a client may change while its session plays. `x-kind`: step controls reach generations in "
+    "flight with the next tick, generation controls make a new one. null: the default.",
+    **_control_fields(),
+)
+CONTROL_NAMES = tuple(LiveControls.model_fields)
+NEEDS_SOURCE_NAMES = frozenset(
+    name
+    for name, info in LiveControls.model_fields.items()
+    if isinstance(info.json_schema_extra, dict) and NEEDS_SOURCE.items() <= info.json_schema_extra.items()
+)
+# What a step control is when it is not set; a model's own defaults come over these.
+STEP_DEFAULTS: dict[str, Any] = {name: getattr(NEUTRAL, name) for name in STEP_CONTROLS} | {
+    "sde_curve": 1.0,
+    "dcw": DcwOptions(),
+}
+
+
+def default_values(model: LiveModel) -> dict[str, Any]:
+    """Name -> the value in force where a control is not set."""
+    declared = {name: info.default for name, info in LiveControls.model_fields.items()}
+    return {**declared, **STEP_DEFAULTS, "denoise": COVER_DENOISE, **model.defaults}
+
+
+def controls_schema(model: LiveModel) -> dict[str, Any]:
+    """JSON schema of the controls, with the model's defaults."""
+    schema = LiveControls.model_json_schema()
+    for name, default in default_values(model).items():
+        schema["properties"][name]["default"] = _plain(default)
+    return schema
+
+
+def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "values") -> dict[str, Any]:
+    """A patch's values, checked; None stays None. Raises RequestError that names the member, as in values.guidance."""
+    try:
+        parsed = LiveControls.model_validate(
+            {name: value for name, value in values.items() if value is not None or name not in CONTROL_NAMES}
+        )
+    except ValidationError as error:
+        raise _under(options_error(error, CONTROL_NAMES), field) from None
+    checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
+    _check_channel_gain(checked.get("channel_gain"), model, field)
+    if checked.get("negative_prompt") and not model.has_text:
+        raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")
+    return checked
+
+
+def _under(error: RequestError, field: str) -> RequestError:
+    what = error.what.removeprefix(f"{error.field}: ")
+    return RequestError(what, field=f"{field}.{error.field}", fix=error.fix)
+
+
+def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) -> dict[str, float]:
+    """Text -> weight of prompts; equal texts become one. Raises RequestError where the model takes no text."""
+    weights: dict[str, float] = {}
+    for index, item in enumerate(prompts):
+        if item.text and not model.has_text:
+            raise RequestError("the bundle takes no text", field=f"{field}.{index}.text", fix="leave the prompts out")
+        weights[item.text] = min(weights.get(item.text, 0.0) + item.weight, MAX_WEIGHT)
+    return weights
+
+
+def _check_channel_gain(gain: Any, model: LiveModel, field: str) -> None:
+    rows = gain if isinstance(gain, list) and isinstance(gain[0], list) else [gain]
+    for row in rows:
+        if isinstance(row, list) and len(row) != model.latent_channels:
+            raise RequestError(
+                f"has {len(row)} channels, latents have {model.latent_channels}", field=f"{field}.channel_gain"
+            )
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A number that moves from `start` to `end` between two times. seq_before: the newest seq before its change."""
+
+    start: float
+    end: float
+    start_s: float
+    end_s: float
+    seq_before: int
+
+    def value(self, now_s: float) -> float:
+        """Its value at a time."""
+        if now_s >= self.end_s:
+            return self.end
+        return self.start + (now_s - self.start_s) / (self.end_s - self.start_s) * (self.end - self.start)
+
+
+class ControlState:
+    """The values of a session's controls and prompts at any time, and the seqs that they include.
+
+    `version` changes with every change; while `is_moving`, values change with time as well. `seq`: the newest change.
+    Raises RequestError for controls and prompts that do not fit the model.
+    """
+
+    def __init__(
+        self, model: LiveModel, controls: Mapping[str, Any], prompts: Sequence[LivePrompt], blend: Blend, seed: int
+    ) -> None:
+        self.blend = blend
+        self.seq = 0
+        self.version = 0
+        self.defaults = {**default_values(model), "seed": seed}
+        checked = check_controls(controls, model, "controls")
+        self._values = {name: value for name, value in checked.items() if value is not None}
+        self._weights = prompt_weights(prompts, model, "prompts")
+        self._ramps: dict[str, Ramp] = {}
+        self._weight_ramps: dict[str, Ramp] = {}
+
+    @property
+    def prompts(self) -> list[LivePrompt]:
+        """The prompts with their final weights."""
+        return [LivePrompt(text=text, weight=weight) for text, weight in self._weights.items()]
+
+    @property
+    def published(self) -> dict[str, Any]:
+        """Every control's final value as JSON, defaults where nothing is set."""
+        values = {**self.defaults, **self._values}
+        return {name: _plain(values[name]) for name in CONTROL_NAMES}
+
+    def change(self, patch: Mapping[str, Any], seq: int, now_s: float, ramp_s: float = 0.0) -> None:
+        """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
+        for name, value in patch.items():
+            self._ramp(
+                self._ramps,
+                name,
+                self.value(name, now_s),
+                self.defaults[name] if value is None else value,
+                now_s,
+                ramp_s,
+            )
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
+        self._changed(seq)
+
+    def change_prompts(
+        self, weights: Mapping[str, float], blend: Blend | None, seq: int, now_s: float, ramp_s: float = 0.0
+    ) -> None:
+        """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
+        for text in {**self._current_weights(now_s), **weights}:
+            self._ramp(self._weight_ramps, text, self._weight(text, now_s), weights.get(text, 0.0), now_s, ramp_s)
+        self._weights = dict(weights)
+        self.blend = blend or self.blend
+        self._changed(seq)
+
+    def value(self, name: str, now_s: float) -> Any:
+        """A control's value at a time."""
+        if name in self._ramps:
+            return self._ramps[name].value(now_s)
+        return self._values.get(name, self.defaults[name])
+
+    def is_moving(self, now_s: float) -> bool:
+        """Whether a ramp is under way."""
+        return any(now_s < ramp.end_s for ramp in self._all_ramps())
+
+    def full_seq(self, now_s: float) -> int:
+        """The newest seq such that every change up to it has reached its final value."""
+        return min((ramp.seq_before for ramp in self._all_ramps() if now_s < ramp.end_s), default=self.seq)
+
+    def step_values(self, now_s: float) -> dict[str, Any]:
+        """Every step control's value at a time, as StepOptions takes it."""
+        return {name: self.value(name, now_s) for name in STEP_CONTROLS}
+
+    def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
+        """Options of a generation that starts now. What needs a source has no effect where there is none."""
+        values = {
+            name: self.value(name, now_s) for name in {*self._values, *self._ramps} - _LiveOnly.model_fields.keys()
+        }
+        kept = {
+            name: value
+            for name, value in values.items()
+            if (has_source or name not in NEEDS_SOURCE_NAMES) and (name == "denoise" or value != self.defaults[name])
+        }
+        return GenerationOptions(prompt=self._prompt(now_s), **{"seed": self.defaults["seed"], **kept})
+
+    def _prompt(self, now_s: float) -> str | list[WeightedPrompt]:
+        weights = sorted(self._current_weights(now_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
+        if not weights:
+            return ""
+        return [WeightedPrompt(text=text, weight=weight) for text, weight in weights]
+
+    def _current_weights(self, now_s: float) -> dict[str, float]:
+        weights = {text: self._weight(text, now_s) for text in {**self._weights, **self._weight_ramps}}
+        return {text: weight for text, weight in weights.items() if weight > 0.0}
+
+    def _weight(self, text: str, now_s: float) -> float:
+        if text in self._weight_ramps:
+            return self._weight_ramps[text].value(now_s)
+        return self._weights.get(text, 0.0)
+
+    def _ramp(self, ramps: dict[str, Ramp], name: str, start: Any, end: Any, now_s: float, ramp_s: float) -> None:
+        if ramp_s > 0 and name not in WHOLE_NUMBERS and _is_number(start) and _is_number(end):
+            ramps[name] = Ramp(start, end, now_s, now_s + ramp_s, self.seq)
+        else:
+            ramps.pop(name, None)
+
+    def _all_ramps(self) -> list[Ramp]:
+        return [*self._ramps.values(), *self._weight_ramps.values()]
+
+    def _changed(self, seq: int) -> None:
+        self.seq = seq
+        self.version += 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else value
