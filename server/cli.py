@@ -59,8 +59,6 @@ def run(
     deployment = load_deployment(config)
     table = deployment.tables.get("server", {})
     settings = load_settings(table, deployment.path.parent, host=host, port=port, insecure=insecure)
-    listener = open_socket(settings.host, settings.port, settings.send_buffer_bytes)
-    url = url_of(listener, settings.scheme)
 
     def open_and_start() -> Pipeline:
         # Engines of a deployment that is given by its name are built where they are missing.
@@ -68,9 +66,11 @@ def run(
         pipeline.start()
         return pipeline
 
-    app = create_app(open_and_start, settings)
-    typer.echo(f"{deployment.path.name}: opening engines for {url}")
-    code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
+    with open_socket(settings.host, settings.port, settings.send_buffer_bytes) as listener:
+        url = url_of(listener, settings.scheme)
+        app = create_app(open_and_start, settings)
+        typer.echo(f"{deployment.path.name}: opening engines for {url}")
+        code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
     failure: TickError | None = app.state.service.failure
     if failure is not None:
         raise failure

@@ -41,6 +41,7 @@ class ServerSettings(BaseSettings):
     streams that share its ticks wait for their first audio.
     certificate, private_key: PEM files for https and wss; private_key may be part of the certificate's file.
     state: folder for what survives a restart, sources and live sessions; without it they end with the server.
+    redis: URL of a Redis that stores live sessions instead of `state` ("redis://:PASSWORD@HOST:6379/0").
     max_sessions: live sessions at a time; client_sessions: per client (0: no limit). session_keep_s: how long a session
     waits for its client to come back. max_refresh_s: longest projected time of a session's next generation with which a
     further session is accepted. sources_bytes: disk space of uploaded sources.
@@ -81,6 +82,7 @@ class ServerSettings(BaseSettings):
     lead_s: float = Field(default=0.25, ge=0)
 
     state: Path | None = None
+    redis: SecretStr | None = None
     sources_bytes: int = Field(default=GIB, ge=MIB)
     max_sessions: int = Field(default=64, ge=1, le=4096)
     client_sessions: int = Field(default=4, ge=0)

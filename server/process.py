@@ -182,6 +182,5 @@ def serve(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         await server.serve(sockets=[listener])
 
-    with listener:
-        asyncio.run(run())
+    asyncio.run(run())
     return server.exit_code

@@ -16,8 +16,10 @@ from runtime.audio.codec import Codec
 from runtime.config.deployment import build_command
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.errors import TickError
+from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
+from runtime.sessions.sqlite_store import open_sqlite_store
+from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished
 from server.admission import Admission
 from server.asgi.openapi import body_model
@@ -35,12 +37,16 @@ logger = logging.getLogger("tickrt.server")
 class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
+    `store` keeps live sessions for the next start; None where the settings name no place. Raises ConfigError where it
+    cannot be opened.
+
     `draining` is set soon after draining began: what is open without an end, a live session, ends then. All but the
     pipeline is used on the event loop's thread only.
     """
 
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
+        self.store = open_session_store(settings)
         self.metrics = Metrics()
         self.admission = Admission(capacity=0, client_limit=settings.client_in_flight)
         self.draining = asyncio.Event()
@@ -77,6 +83,8 @@ class Service:
         self.codec_threads.shutdown()
         for engine in self._engines:
             engine.close()
+        if self.store is not None:
+            await run_in_threadpool(self.store.close)
 
     async def reload(self) -> None:
         """Replace the engines by the current builds; on an error the old ones stay and it is logged."""
@@ -131,6 +139,17 @@ class Service:
         if error is not None:
             self.failure = error if isinstance(error, TickError) else TickError(str(error) or type(error).__name__)
             logger.error("the engines could not be opened: %s", self.failure)
+
+
+def open_session_store(settings: ServerSettings) -> SessionStore | None:
+    """Where live sessions survive the server; None where the settings name no place. Raises ConfigError."""
+    if settings.redis is None:
+        return None if settings.state is None else open_sqlite_store(settings.state)
+    try:
+        from runtime.sessions.redis_store import open_redis_store
+    except ModuleNotFoundError:
+        raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
+    return open_redis_store(settings.redis.get_secret_value())
 
 
 def default_codec_workers(target: str) -> int:

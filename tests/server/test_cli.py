@@ -10,6 +10,7 @@ from helpers.http_harness import Served
 from typer.testing import CliRunner
 
 from runtime.config.deployment import Deployment
+from runtime.sessions.sqlite_store import open_sqlite_store
 from server.cli import cli, print_ready
 from server.config import ServerSettings
 from server.process import open_socket
@@ -54,6 +55,16 @@ def test_a_port_in_use_is_reported(built: Callable[..., Deployment]) -> None:
         code, text = run(built(max_rows=16).path, "--port", taken.getsockname()[1])
     assert code == 2
     assert "in use" in text
+
+
+def test_a_state_folder_in_use_is_reported(
+    built: Callable[..., Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TICKRT_STATE", str(tmp_path))
+    with open_sqlite_store(tmp_path):
+        code, text = run(built(max_rows=16).path, "--port", 0)
+    assert code == 2
+    assert "in use by another server" in text
 
 
 def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from helpers.http_harness import Served
@@ -12,7 +14,7 @@ from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.service import Service, default_codec_workers, open_decoders, warm_up
+from server.service import Service, default_codec_workers, open_decoders, open_session_store, warm_up
 
 Serve = Callable[..., Served]
 
@@ -35,6 +37,34 @@ def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
 
     error = asyncio.run(run())
     assert (error.status, error.code, error.what) == (503, "failed", "no deployment")
+
+
+def test_sessions_are_stored_where_the_settings_say(tmp_path: Path) -> None:
+    assert open_session_store(ServerSettings()) is None
+    store = open_session_store(ServerSettings(state=tmp_path / "state"))
+    assert store is not None
+    with store, pytest.raises(ConfigError, match="in use by another server"):
+        open_session_store(ServerSettings(state=tmp_path / "state"))
+
+
+def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "runtime.sessions.redis_store", None)
+    with pytest.raises(ConfigError) as error:
+        open_session_store(ServerSettings(redis="redis://127.0.0.1"))
+    assert "tickrt[redis]" in error.value.fix
+
+
+def test_the_store_is_closed_with_the_service(tmp_path: Path, serve: Serve) -> None:
+    async def close_after_failing() -> None:
+        def refuse() -> Pipeline:
+            raise ConfigError("no deployment")
+
+        service = Service(refuse, ServerSettings(state=tmp_path))
+        service.start()
+        await service.close()
+
+    asyncio.run(close_after_failing())
+    assert serve(state=tmp_path).service.store is not None
 
 
 def test_an_open_service_has_the_deployments_capacity(serve: Serve) -> None:
