@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,16 @@ T = TypeVar("T")
 class GenerationInputs:
     """What a generation takes besides its options.
 
-    condition `[L, D]` float32: tokens in place of the prompt's. source, target `[N, C]` float32 latents: both begin at
-    frame 0 of the whole generation; a target that is None is the source. session: whose step parameters apply.
-    client: whose limit on generations applies. Arrays stay the caller's and are not written to.
+    condition `[L, D]` float32: tokens in place of the prompt's. source, target `[N, C]` float32 latents and noise
+    `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
+    without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
+    generations applies. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
     source: Latents | None = None
     target: Latents | None = None
+    noise: Latents | None = None
     session: str = ""
     client: str = ""
 
@@ -80,6 +83,7 @@ class RequestComposer:
             solver=options.solver,
             context=self._context(segment, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
+            noise=None if inputs.noise is None else _noise(inputs.noise, segment),
             initial_noise_curve=_curve(options.initial_noise_curve, segment),
             mask=mask,
             target=self._target(options, segment, source if inputs.target is None else inputs.target),
@@ -109,11 +113,12 @@ class RequestComposer:
             return (Condition(condition),)
         if isinstance(options.prompt, str):
             return (Condition(self._tokens(options.prompt, segment, "prompt")),)
+        tokens = [self._tokens(item.text, segment, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
+        if options.blend == "tokens":
+            return (Condition(blend_tokens(tokens, [cast(float, item.weight) for item in options.prompt])),)
         return tuple(
-            Condition(
-                self._tokens(item.text, segment, f"prompt.{i}.text"), segment.curve(item.weight), item.start, item.end
-            )
-            for i, item in enumerate(options.prompt)
+            Condition(one, segment.curve(item.weight), item.start, item.end)
+            for one, item in zip(tokens, options.prompt, strict=True)
         )
 
     def _negatives(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
@@ -175,6 +180,25 @@ class RequestComposer:
             if getattr(options, field) is not None:
                 raise RequestError("needs a target or a source", field=field)
         return None
+
+
+def blend_tokens(tokens: Sequence[Tokens], weights: Sequence[float]) -> Tokens:
+    """`[L, D]` float32: the mean of several texts' tokens by weight, position by position, L that of the longest.
+
+    Shorter ones count as zeros beyond their end. A text with weight 0 has no part in it. One weight is above 0.
+    """
+    used = [(one, weight) for one, weight in zip(tokens, weights, strict=True) if weight > 0]
+    blended = np.zeros((max(len(one) for one, _ in used), tokens[0].shape[1]), np.float32)
+    for one, weight in used:
+        blended[: len(one)] += one * (weight / sum(weight for _, weight in used))
+    return blended
+
+
+def _noise(noise: Latents, segment: Segment) -> Latents:
+    end = segment.first_frame + segment.frames
+    if len(noise) < end:
+        raise RequestError(f"has {len(noise)} frames, this segment needs {end}", field="noise")
+    return noise[segment.first_frame : end]
 
 
 def _is_cover(options: GenerationOptions, source: Latents | None) -> bool:

@@ -78,7 +78,7 @@ class _Options(BaseModel):
 
 
 class WeightedPrompt(_Options):
-    """One of several prompts: their velocities are blended by weight, frame by frame."""
+    """One of several prompts, blended by weight."""
 
     text: Text = Field(description="Text that describes the audio.")
     weight: Weight = Field(default=1.0, description="Its share: a number, or a curve over the generation.")
@@ -174,6 +174,11 @@ class GenerationOptions(StepOptions):
     """One generation. Only `prompt` is needed; the rest has the model's defaults."""
 
     prompt: Prompt = Field(description="Text that describes the audio, or several with weights. Empty: unconditional.")
+    blend: Literal["velocity", "tokens"] = Field(
+        default="velocity",
+        description="Several prompts: blend the velocity of each (velocity), or their tokens, which costs no more than "
+        "one prompt (tokens: weights are numbers, without start and end).",
+    )
     negative_prompt: Text = Field(default="", description="What guidance pushes away from. Empty: the null condition.")
     seconds: float | None = Field(
         default=None,
@@ -221,6 +226,18 @@ class GenerationOptions(StepOptions):
         json_schema_extra=NEEDS_SOURCE,
     )
     target_gate: Share = Field(default=0.0, description="The share of the steps before target_curve sets in.")
+
+    @model_validator(mode="after")
+    def _tokens_can_be_blended(self) -> Self:
+        if self.blend == "velocity" or isinstance(self.prompt, str):
+            return self
+        if any(isinstance(item.weight, list) or (item.start, item.end) != (0.0, 1.0) for item in self.prompt):
+            raise PydanticCustomError(
+                "blend", "blend tokens has one weight per prompt for all frames and steps: no curves, no start or end"
+            )
+        if not any(item.weight for item in self.prompt):
+            raise PydanticCustomError("blend", "blend tokens needs a prompt with a weight above 0")
+        return self
 
     @model_validator(mode="after")
     def _one_mask(self) -> Self:

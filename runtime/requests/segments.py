@@ -32,10 +32,15 @@ class Segment:
     keep_frames: int = 0
     total_frames: int | None = None
 
+    @property
+    def first_frame(self) -> int:
+        """Where it begins in curves and sources: they span each segment of a generation without an end."""
+        return 0 if self.total_frames is None else self.start_frame
+
     def positions(self, length: int) -> NDArray[np.float64]:
         """`[T]`: its frames as positions in `length` values that span the generation, from 0 to `length` - 1."""
-        start, total = (0, self.frames) if self.total_frames is None else (self.start_frame, self.total_frames)
-        frames = np.arange(start, start + self.frames, dtype=np.float64)
+        total = self.frames if self.total_frames is None else self.total_frames
+        frames = np.arange(self.first_frame, self.first_frame + self.frames, dtype=np.float64)
         return frames * ((length - 1) / max(total - 1, 1))
 
     def curve(self, values: Values) -> Curve:
@@ -49,9 +54,8 @@ class Segment:
 
         beyond `[T, C]`: frames of this segment, used after the end of `latents`.
         """
-        start = 0 if self.total_frames is None else self.start_frame
         part = np.empty((self.frames, latents.shape[1]), np.float32)
-        known = latents[start : start + self.frames]
+        known = latents[self.first_frame : self.first_frame + self.frames]
         part[: len(known)] = known
         part[len(known) :] = beyond[len(known) :]
         return part
@@ -107,7 +111,7 @@ def _gain(values: float | list[float] | list[list[float]], segment: Segment) -> 
 
 def repaint_curve(spans: list[Span], frame_rate_hz: float, segment: Segment) -> NDArray[np.float32]:
     """`[T]`: 1 in every frame that a span touches, 0 elsewhere. Spans are in seconds of the generation."""
-    start = 0 if segment.total_frames is None else segment.start_frame
+    start = segment.first_frame
     mask = np.zeros(segment.frames, np.float32)
     for span in spans:
         begin = int(span.start_s * frame_rate_hz + 1e-6) - start

@@ -6,9 +6,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+from helpers import oracle
 from numpy.typing import NDArray
 
+from runtime.engines.engine import run_once
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.timesteps import Purpose, noise
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 from runtime.tick.loop import TickLoop
 
@@ -72,6 +75,31 @@ def generate(loop: TickLoop, request: GenerationRequest) -> NDArray[np.float32]:
         if isinstance(event, Finished):
             return event.latents
         assert not isinstance(event, Failed | Cancelled), event
+
+
+def expected_latents(
+    loop: TickLoop, request: GenerationRequest, overrides: dict[int, StepParameters] | None = None
+) -> Any:
+    """The oracle's final latents, with the loop's own decoder engine and noise."""
+    engine, roles = loop.engines.decoder, loop.bundle.decoder
+
+    def decode(x: Any, t: float, tokens: Any, context: Any) -> Any:
+        feeds = {
+            roles.inputs.latents: x[None].astype(np.float32),
+            roles.inputs.time: np.array([t], np.float32),
+            roles.inputs.condition: tokens[None],
+            roles.inputs.condition_mask: np.ones((1, len(tokens)), np.float32),
+            roles.inputs.context: context[None],
+        }
+        return run_once(engine, feeds)[roles.outputs.velocity][0]
+
+    shape, seed = (request.frames, C), request.seed
+    noises = oracle.Noises(
+        start=noise(*shape, seed) if request.noise is None else request.noise,
+        mask=noise(*shape, seed, Purpose.MASK),
+        step=lambda k: noise(*shape, seed, Purpose.STEP, k),
+    )
+    return oracle.generate(request, decode, noises, overrides)[-1]
 
 
 GUIDED = {"negatives": (CONDITIONS[1],), "parameters": StepParameters(guidance=3.0)}

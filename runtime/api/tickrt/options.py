@@ -46,6 +46,7 @@ Prompt = str | Sequence[WeightedPrompt]
 class Options(TypedDict, total=False):
     """Options besides the prompt. A curve is a number, or a list or array that is stretched over the generation."""
 
+    blend: Literal["velocity", "tokens"]
     negative_prompt: str
     seconds: float | None
     seed: int | None

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.factories import TinySpec
-from helpers.generations import generate
+from helpers.generations import expected_latents, generate
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError
 from runtime.pipeline.compose import COVER_DENOISE, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
+from runtime.requests.request import Condition
 from runtime.requests.segments import Segment
+from runtime.requests.timesteps import noise
 
 SPEC = TinySpec()
 T, C = SPEC.canvas_frames, SPEC.channels
@@ -78,6 +80,58 @@ def test_weighted_prompts_are_blended(pipeline: Pipeline) -> None:
         generate(pipeline.loop, pipeline.request("a", seed=1, guidance=1.0)),
     )
     assert np.abs(blended - only_a).max() > 1e-3
+
+
+def test_blended_tokens_are_one_row_and_agree_with_the_oracle(pipeline: Pipeline) -> None:
+    """The reference blends in float64; the shorter text counts as zeros beyond its end."""
+    texts, weights = ("a", "a much longer text", "b"), np.array([1.0, 0.5, 0.0])
+    prompt = [{"text": text, "weight": weight} for text, weight in zip(texts, weights.tolist(), strict=True)]
+    request = pipeline.request(prompt, blend="tokens", seed=1)
+    assert pipeline.text_encoder is not None
+    encoded = [pipeline.text_encoder.encode(text).astype(np.float64) for text in texts]
+    length = max(map(len, encoded))
+    padded = np.stack([np.pad(tokens, ((0, length - len(tokens)), (0, 0))) for tokens in encoded])
+    reference = np.tensordot(weights / weights.sum(), padded, 1)
+    (condition,) = request.conditions
+    assert (condition.weight, condition.start, condition.end) == (1.0, 0.0, 1.0)
+    np.testing.assert_allclose(condition.tokens, reference, atol=1e-6)
+    by_oracle = replace(request, conditions=(Condition(reference.astype(np.float32)),))
+    result = generate(pipeline.loop, request)
+    np.testing.assert_allclose(result, expected_latents(pipeline.loop, by_oracle), atol=1e-4, rtol=1e-4)
+
+
+def test_a_text_without_weight_has_no_part_in_blended_tokens(pipeline: Pipeline) -> None:
+    prompt = [{"text": "a", "weight": 3.0}, {"text": "a much longer text", "weight": 0.0}]
+    (condition,) = pipeline.request(prompt, blend="tokens").conditions
+    assert np.array_equal(condition.tokens, pipeline.request("a").conditions[0].tokens)
+
+
+def test_given_noise_replaces_that_of_the_seed(pipeline: Pipeline) -> None:
+    inputs = GenerationInputs(noise=noise(T, C, 7))
+    request = pipeline.request("a", inputs, seed=1)
+    np.testing.assert_allclose(
+        generate(pipeline.loop, request), expected_latents(pipeline.loop, request), atol=1e-4, rtol=1e-4
+    )
+    assert np.array_equal(generate(pipeline.loop, request), generate(pipeline.loop, pipeline.request("a", seed=7)))
+    options = parse_options({"prompt": "a"})
+    later = pipeline.compose(options, Segment(8, T, 0, 100), GenerationInputs(noise=latents(100)))
+    assert np.array_equal(later.noise, latents(100)[8 : 8 + T])
+    with pytest.raises(RequestError, match=f"has 100 frames, this segment needs {80 + T}") as error:
+        pipeline.compose(options, Segment(80, T, 0, 200), GenerationInputs(noise=latents(100)))
+    assert error.value.field == "noise"
+
+
+def test_a_segment_without_an_end_takes_its_own_source_noise_and_tail(pipeline: Pipeline) -> None:
+    """What a live session composes: inputs cut for one segment, at any place and with any number of kept frames."""
+    inputs = GenerationInputs(source=latents(T), noise=latents(T, 1))
+    options = parse_options({"prompt": "a", "seed": 4, "guidance": [1.0, 3.0], "denoise": 0.5})
+    request = pipeline.compose(options, Segment(1234, T, 4), inputs, latents(6, 2))
+    assert np.array_equal(request.source, inputs.source)
+    assert np.array_equal(request.noise, inputs.noise)
+    assert np.allclose(request.parameters.guidance, np.linspace(1.0, 3.0, T))
+    result = generate(pipeline.loop, request)
+    assert np.array_equal(result[:4], latents(6, 2)[-4:])
+    np.testing.assert_allclose(result, expected_latents(pipeline.loop, request), atol=1e-4, rtol=1e-4)
 
 
 def test_a_cover_starts_from_its_source(pipeline: Pipeline) -> None:

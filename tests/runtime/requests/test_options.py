@@ -37,6 +37,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "x", "denoise": 1.5}, "denoise", "less than or equal to 1"),
     ({"prompt": "x", "channel_gain": [[1.0] * 1025]}, "channel_gain", "one per latent channel"),
     ({"prompt": "x", "dcw": {"mode": "wide"}}, "dcw.mode", "'low', 'high', 'double' or 'pix'"),
+    ({"prompt": [{"text": "a", "weight": [1.0]}], "blend": "tokens"}, "", "no curves"),
+    ({"prompt": [{"text": "a", "end": 0.5}], "blend": "tokens"}, "", "no start or end"),
+    ({"prompt": [{"text": "a", "weight": 0.0}], "blend": "tokens"}, "", "weight above 0"),
     ({"prompt": "x", "repaint": [{"start_s": 2.0, "end_s": 1.0}]}, "repaint.0", "start_s < end_s"),
     ({"prompt": "x", "mask": 1.0, "repaint": [{"start_s": 0.0, "end_s": 1.0}]}, "", "one of them"),
 ]

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops, captured
-from helpers import oracle
 from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.faulty_engine import Faults, FaultyEngine
-from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, D, Inbox, make, rand, run_all
+from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, D, Inbox, expected_latents, make, rand, run_all
 
 from profiling.bench.allocation_probe import AllocationProbe
-from runtime.engines.engine import EngineSet, run_once
+from runtime.engines.engine import EngineSet
 from runtime.engines.loading import open_engines
 from runtime.errors import (
     CheckpointError,
@@ -31,8 +30,7 @@ from runtime.errors import (
     RequestError,
     ShapeError,
 )
-from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
-from runtime.requests.timesteps import Purpose, noise
+from runtime.requests.request import Condition, Dcw, StepParameters
 from runtime.tick import checkpoint
 from runtime.tick.events import Cancelled, Failed, Finished, Progress, Started, Updated
 from runtime.tick.loop import TickLoop
@@ -53,34 +51,13 @@ def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
     return TickLoop(spoiled, loop.bundle, loop.deployment, device)
 
 
-def expected(loop: TickLoop, request: GenerationRequest, overrides: dict[int, StepParameters] | None = None) -> Any:
-    """The oracle's final latents, with the loop's own decoder engine and noise."""
-    engine, roles = loop.engines.decoder, loop.bundle.decoder
-
-    def decode(x: Any, t: float, tokens: Any, context: Any) -> Any:
-        feeds = {
-            roles.inputs.latents: x[None].astype(np.float32),
-            roles.inputs.time: np.array([t], np.float32),
-            roles.inputs.condition: tokens[None],
-            roles.inputs.condition_mask: np.ones((1, len(tokens)), np.float32),
-            roles.inputs.context: context[None],
-        }
-        return run_once(engine, feeds)[roles.outputs.velocity][0]
-
-    shape, seed = (request.frames, C), request.seed
-    noises = oracle.Noises(
-        start=noise(*shape, seed) if request.noise is None else request.noise,
-        mask=noise(*shape, seed, Purpose.MASK),
-        step=lambda k: noise(*shape, seed, Purpose.STEP, k),
-    )
-    return oracle.generate(request, decode, noises, overrides)[-1]
-
-
 @pytest.mark.parametrize("name", sorted(FEATURES))
 def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops) -> None:
     loop = loops()
     request = make(name, **FEATURES[name])
-    np.testing.assert_allclose(run_all(loop, request).latents(name), expected(loop, request), atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(
+        run_all(loop, request).latents(name), expected_latents(loop, request), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_result_does_not_depend_on_which_generations_share_its_ticks(loops: Loops) -> None:
@@ -132,7 +109,7 @@ def test_unequal_tokens_share_one_execute_and_change_nothing(loops: Loops) -> No
     while loop.tick() is not None:
         pass
     for request in requests:
-        np.testing.assert_allclose(inbox.latents(request.id), expected(loop, request), atol=1e-4)
+        np.testing.assert_allclose(inbox.latents(request.id), expected_latents(loop, request), atol=1e-4)
 
 
 def test_a_decoder_without_mask_runs_unequal_tokens_apart(loops: Loops) -> None:
@@ -157,7 +134,7 @@ def test_slots_of_different_length_advance_in_the_same_tick(loops: Loops) -> Non
     assert {inbox.terminal(str(frames)).tick for frames in (16, 32, 64)} == {ticks[-1]}
     for frames in (16, 32, 64):
         request = make(str(frames), frames)
-        np.testing.assert_allclose(inbox.latents(str(frames)), expected(loop, request), atol=1e-4)
+        np.testing.assert_allclose(inbox.latents(str(frames)), expected_latents(loop, request), atol=1e-4)
 
 
 def test_events_come_in_order_and_delivery_is_in_the_tick_of_the_last_step(loops: Loops) -> None:
@@ -193,7 +170,7 @@ def test_an_override_takes_effect_on_the_next_tick_until_it_is_removed(loops: Lo
     loop.update("s", {"velocity_scale": None})
     while loop.tick() is not None:
         pass
-    np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, {1: louder}), atol=1e-4)
+    np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, {1: louder}), atol=1e-4)
 
 
 def test_an_update_is_published_with_the_first_tick_that_it_reaches(loops: Loops) -> None:
@@ -229,7 +206,7 @@ def test_an_override_may_need_a_variant_with_more_features_than_are_used(loops: 
     while loop.tick() is not None:
         pass
     overrides = dict.fromkeys(range(1, request.steps), noisy)
-    np.testing.assert_allclose(inbox.latents("a"), expected(loop, request, overrides), atol=1e-4)
+    np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, overrides), atol=1e-4)
 
 
 def test_an_override_leaves_other_sessions_alone(loops: Loops) -> None:
