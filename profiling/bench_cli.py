@@ -1,5 +1,5 @@
-"""tickrt-bench: the cost of a tick over the bare engine, against its budgets, without each optimization, by depth, and
-compared with an earlier run."""
+"""tickrt-bench: the cost of a tick over the bare engine, against its budgets, without each optimization, by depth; how
+soon live sessions play what is asked of them; and all of these compared with an earlier run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from rich.console import Console
 from profiling.bench.ablations import ablations_result, measure_ablations, print_ablations
 from profiling.bench.budget_grid import grid_workloads, measure_grid, print_grid
 from profiling.bench.compare_runs import changes, check_comparable, print_changes, read_result
+from profiling.bench.live.card import plot_live, print_live
+from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
+from profiling.bench.live.script import Script
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
 from profiling.bench.steady_stream import Competitors
@@ -23,6 +26,7 @@ from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_re
 from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
+from runtime.sessions.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, EXIT_STATUS_HELP, exit_on_error
 
 VARIED_BY_BUDGETS = ("variant", "guidance", "depth")
@@ -56,7 +60,17 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="With --budgets: runs of each; their medians count.")] = 5,
     ablations: Annotated[bool, typer.Option("--ablations", help="Time ticks without each optimization.")] = False,
     sweep: Annotated[str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.")] = "",
-    plot: Annotated[Path | None, typer.Option(help="With --sweep: draw it into this SVG file.")] = None,
+    live: Annotated[
+        str, typer.Option(help="Live sessions that play over WebSockets; 1,2,4,8: one run for each number.")
+    ] = "",
+    minutes: Annotated[float, typer.Option(min=0.01, help="With --live: how long controls are changed.")] = 1.0,
+    mode: Annotated[Mode, typer.Option(metavar="loop|extend", help="With --live: the mode of the sessions.")] = "loop",
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="With --live: seconds between two controls of a session, on average.")
+    ] = 2.0,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --sweep, or several numbers of --live: draw it into this SVG file.")
+    ] = None,
     compare: Annotated[Path | None, typer.Option(help="Show the changes since a run saved with --json.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare also with another machine, engine, shape.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Save the result as JSON.")] = None,
@@ -65,7 +79,12 @@ def bench(
     ] = "",
     torch_layers: Annotated[int | None, typer.Option(min=1, help="With --torch published: layers, of 24.")] = None,
     two_pass: Annotated[bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
-    fail_over_budget: Annotated[bool, typer.Option("--fail-over-budget", help="Exit 1 over budget.")] = False,
+    fail_over_budget: Annotated[
+        bool,
+        typer.Option(
+            "--fail-over-budget", "--fail-over-goal", help="Exit 1 over budget, or where a live goal is missed."
+        ),
+    ] = False,
 ) -> None:
     """Measure ticks. The last line of output is one JSON object.
 
@@ -79,7 +98,8 @@ def bench(
         loaded = loaded.model_copy(update={"target": target or loaded.target})
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
-        wanted = Bench(deployment, load, ticks, budgets, repeats, ablations, sweep, plot, torch, torch_layers)
+        played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
+        wanted = Bench(deployment, load, ticks, budgets, repeats, ablations, sweep, played, plot, torch, torch_layers)
         wanted.check()
         base = read_result(compare) if compare is not None else None
         if base is not None and not force:
@@ -110,6 +130,7 @@ class Bench:
     repeats: int
     ablations: bool
     sweep: str
+    live: LiveLoad | None
     plot: Path | None
     torch: str
     torch_layers: int | None
@@ -118,29 +139,33 @@ class Bench:
     def kind(self) -> str:
         """The result's kind."""
         chosen = {"budgets": self.budgets, "ablations": self.ablations, "sweep": bool(self.sweep)}
+        chosen["live"] = self.live is not None
         return next((kind for kind, is_chosen in chosen.items() if is_chosen), "tick")
 
     def check(self) -> None:
         """Raises ConfigError for options that exclude each other."""
-        if self.budgets + self.ablations + bool(self.sweep) > 1:
-            raise ConfigError("--budgets, --ablations and --sweep are different runs", fix="give one of them")
+        if self.budgets + self.ablations + bool(self.sweep) + (self.live is not None) > 1:
+            raise ConfigError("--budgets, --ablations, --sweep and --live are different runs", fix="give one of them")
         if self.torch and self.kind != "tick":
             raise ConfigError(f"--torch does not go with --{self.kind}", fix="give one of them")
-        if self.plot is not None and not self.sweep:
-            raise ConfigError("--plot needs --sweep", fix="--sweep depth=1,2,4 --plot sweep.svg")
+        if self.plot is not None and not self.sweep and (self.live is None or len(self.live.sessions) == 1):
+            what = "--plot needs --sweep or several numbers of live sessions"
+            raise ConfigError(what, fix="--sweep depth=1,2,4 --plot sweep.svg, or --live 1,2,4 --plot live.svg")
         if self.plot is not None and self.plot.suffix != ".svg":
             raise ConfigError(f"{self.plot} is not the name of an SVG file", fix="--plot sweep.svg")
 
     def known(self) -> dict[str, Any]:
         """The result's properties that are known before anything is measured."""
+        if self.live is not None:
+            return {"kind": self.live.kind, "target": self.deployment.target, **self.live.shape()}
         varied = VARIED_BY_BUDGETS if self.budgets else (parse_sweep(self.sweep).name,) if self.sweep else ()
         shape = {name: value for name, value in shape_of(self.load).items() if name not in varied}
         return {"kind": self.kind, "target": self.deployment.target, **shape}
 
     def measure(self) -> Measured:
         """The result, and the function that prints it. Raises TickError."""
-        kinds = {"tick": self._tick, "budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep}
-        return kinds[self.kind]()
+        kinds = {"budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep, "live": self._live}
+        return kinds.get(self.kind, self._tick)()
 
     def _tick(self) -> Measured:
         competitors_of = torch_competitors(self.torch, self.torch_layers, self.load) if self.torch else None
@@ -168,6 +193,13 @@ class Bench:
         if self.plot is not None:
             self.plot.write_text(plot_sweep(result), encoding="utf-8")
         return result, lambda console: print_sweep(console, result)
+
+    def _live(self) -> Measured:
+        assert self.live is not None
+        result = measure_live(self.deployment, self.live)
+        if self.plot is not None:
+            self.plot.write_text(plot_live(result), encoding="utf-8")
+        return result, lambda console: print_live(console, result)
 
     def _with(self, name: str, value: int) -> Workload:
         """The workload with another depth, frames or steps. Raises ConfigError."""

@@ -12,16 +12,18 @@ from typing import Any
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.machine import machine_of
-from runtime.engines.engine import EngineSet
+from runtime.engines.manifest import Manifest
 
 PACKAGE = Path(__file__).parent
 GIT_TIMEOUT_S = 10.0
 SWITCHES = {"fused_guidance", "event_wait", "capture", "batched_step", "frozen_conditions", "ticks_in_flight"}
 
 
-def provenance(bundle: Bundle, deployment: Deployment, engines: EngineSet) -> dict[str, Any]:
-    """The properties of a result; `switches` are the deployment's [runtime] values that ablations change."""
-    manifest = engines.decoder.manifest
+def provenance(bundle: Bundle, deployment: Deployment, manifest: Manifest) -> dict[str, Any]:
+    """The properties of a result; `switches` are the deployment's [runtime] values that ablations change.
+
+    manifest: the decoder's.
+    """
     return {
         "bundle": bundle.name,
         "target": deployment.target,

@@ -42,13 +42,17 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    config: Path, settings: Mapping[str, str] | None = None, program: Sequence[str] = SERVE
+    config: Path,
+    settings: Mapping[str, str] | None = None,
+    *,
+    options: Sequence[str] = (),
+    program: Sequence[str] = SERVE,
 ) -> Iterator[ServerProcess]:
     """Run tickrt-serve on a free loopback port until the block ends.
 
-    settings: TICKRT_ variables. program: what the interpreter runs, by default the server.
+    settings: TICKRT_ variables. options: of tickrt-serve. program: what the interpreter runs, by default the server.
     """
-    command = [sys.executable, *program, str(config), "--port", "0", "--log-level", "warning"]
+    command = [sys.executable, *program, str(config), "--port", "0", "--log-level", "warning", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(settings or {})}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:

@@ -110,7 +110,7 @@ def ablations_result(found: Sequence[AblationResult], session: BenchSession, loa
         **shape_of(load),
         "ticks": len(found[0].without_ms),
         "ablations": {each.ablation.name: _entry(each) for each in found},
-        **provenance(session.bundle, with_runtime(session.deployment, **ALL_ON), session.engines),
+        **provenance(session.bundle, with_runtime(session.deployment, **ALL_ON), session.engines.decoder.manifest),
     }
 
 

@@ -15,15 +15,20 @@ from runtime.errors import ConfigError
 # Properties that must be equal: machine, engine, workload.
 SAME = (
     "kind", "bundle", "target", "machine", "engine_sha256", "variant", "guidance", "depth", "frames", "steps", "tokens",
-    "sessions", "over", "values",
+    "sessions", "over", "values", "mode", "interval_s",
 )  # fmt: skip
 # Figures that are worse when lower.
 MORE_IS_BETTER = ("finished_per_s", "audio_s_per_s")
 FIGURES = (
     "tick_ms", "engine_ms", "overhead_ms", "overhead_ratio", *MORE_IS_BETTER, "allocations_per_tick", "phases_ms",
+    "control_to_sound_ms", "underruns", "server_cpu",
 )  # fmt: skip
 # Figures of each point of a sweep and of a grid.
-POINT_FIGURES = {"sweep": ("tick_ms", "engine_ms", "overhead_ms"), "budgets": ("overhead_ms", "overhead_ratio")}
+POINT_FIGURES = {
+    "sweep": ("tick_ms", "engine_ms", "overhead_ms"),
+    "budgets": ("overhead_ms", "overhead_ratio"),
+    "live sweep": ("control_to_sound_ms", "underruns", "server_cpu"),
+}
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -74,12 +79,14 @@ def _figures(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         label = f"{over} {point[over]}" if over else f"depth {point['depth']}, {point['variant']}"
         for name in POINT_FIGURES[result["kind"]]:
             value = point[name]
-            yield from _numbers(f"{label}, {name}", {"p50": value["p50"]} if isinstance(value, Mapping) else value)
+            short = {"p50": value["p50"]} if isinstance(value, Mapping) and "p50" in value else value
+            yield from _numbers(f"{label}, {name}", short)
 
 
-def _numbers(name: str, value: float | Mapping[str, float]) -> Iterator[tuple[str, float]]:
+def _numbers(name: str, value: float | Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     if isinstance(value, Mapping):
-        yield from ((f"{name} {key}", float(number)) for key, number in value.items())
+        for key, number in value.items():
+            yield from _numbers(f"{name} {key}", number)
     else:
         yield name, float(value)
 

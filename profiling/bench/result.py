@@ -92,7 +92,7 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         "allocations_per_tick": sum(measured.allocations) / len(measured.allocations),
         "shared_vs_alone": measured.worst_difference,
         "phases_ms": rounded(phases(measured.records)),
-        **provenance(bundle, deployment, engines),
+        **provenance(bundle, deployment, engines.decoder.manifest),
     }
 
 

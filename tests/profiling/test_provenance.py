@@ -46,7 +46,7 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_properties_of_a_result(built: Built) -> None:
     deployment = with_runtime(built(), batched_step=False)
     engines = open_engines(deployment, HostDevice())
-    found = provenance(load_bundle(deployment.bundle), deployment, engines)
+    found = provenance(load_bundle(deployment.bundle), deployment, engines.decoder.manifest)
     engines.close()
     assert (found["bundle"], found["target"]) == ("tiny", "cpu")
     assert found["switches"]["batched_step"] is False

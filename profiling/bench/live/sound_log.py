@@ -34,7 +34,7 @@ class SoundLog:
     def __init__(self, sample_rate_hz: int, next_sample: int) -> None:
         self.played: list[AudioRange] = []
         self.underruns = self.missing_samples = self.late_samples = 0
-        self._rate = sample_rate_hz
+        self.sample_rate_hz = sample_rate_hz
         self._next_sample = self._played_to = next_sample
         self._started_s: float | None = None
         self._buffered: list[AudioRange] = []
@@ -53,12 +53,14 @@ class SoundLog:
 
     def playhead(self, now_s: float) -> int:
         """The next sample to play."""
-        return self._next_sample + (0 if self._started_s is None else round((now_s - self._started_s) * self._rate))
+        return self._next_sample + (
+            0 if self._started_s is None else round((now_s - self._started_s) * self.sample_rate_hz)
+        )
 
     def time_of(self, sample: int) -> float:
         """When the playhead reaches a sample; it must play."""
         assert self._started_s is not None
-        return self._started_s + (sample - self._next_sample) / self._rate
+        return self._started_s + (sample - self._next_sample) / self.sample_rate_hz
 
     def lead_s(self) -> float:
         """Length of the audio without a gap that follows what was played."""
@@ -67,7 +69,7 @@ class SoundLog:
             if audio.begin > end:
                 break
             end = max(end, audio.end)
-        return (end - self._played_to) / self._rate
+        return (end - self._played_to) / self.sample_rate_hz
 
     def take_worst_lead_s(self) -> float:
         """The smallest lead since the last call; the present one where nothing was played."""

@@ -23,6 +23,7 @@ from runtime.errors import ConfigError
 BASE: dict[str, Any] = {
     "kind": "tick", "bundle": "tiny", "target": "cpu", "machine": {"cpu": "a"}, "engine_sha256": "00", "depth": 2,
     "variant": "plain", "guidance": 1.0, "frames": 32, "steps": 4, "tokens": 16, "sessions": 0,
+    "mode": "loop", "interval_s": 2.0,
     "tick_ms": {"p50": 10.0, "p95": 20.0, "p99": 0.0}, "finished_per_s": 4.0, "phases_ms": {"wait": 2.0},
     "commit": "abc", "versions": {"numpy": "1"},
 }  # fmt: skip
@@ -81,6 +82,20 @@ def test_figures_of_ablations_sweeps_and_grids() -> None:
         "depth 4, guidance, overhead_ms": 1.0,
         "depth 4, guidance, overhead_ratio": 1.5,
     }
+
+
+def test_figures_of_live_sessions() -> None:
+    heard = {"step_parameter": {"first": {"p50": 80.0, "p95": 120.0}, "full": {}}}
+    run = {"sessions": 2, "control_to_sound_ms": heard, "underruns": 0, "server_cpu": 0.5}
+    wanted = {
+        "control_to_sound_ms step_parameter first p50": 80.0,
+        "control_to_sound_ms step_parameter first p95": 120.0,
+        "underruns": 0.0,
+        "server_cpu": 0.5,
+    }
+    assert figures({"kind": "live", **run}) == wanted
+    swept = figures({"kind": "live sweep", "over": "sessions", "points": [run]})
+    assert swept == {f"sessions 2, {name}": value for name, value in wanted.items()}
 
 
 @pytest.mark.parametrize("text", [json.dumps(BASE, indent=1), f"a table\n\n{json.dumps(BASE)}\n"])

@@ -1,0 +1,90 @@
+"""The live bench's result as tables, and its sweep as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from profiling.bench.live.result import PARTS, STAGES
+from profiling.bench.live.script import KINDS
+from profiling.reports.svg_plot import svg
+
+LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}
+
+
+def print_live(console: Console, result: Mapping[str, Any]) -> None:
+    """One run: latencies, then what it took; or the sweep."""
+    if "points" in result:
+        _print_sweep(console, result)
+        return
+    title = f"{result['bundle']} on {result['target']}: {result['sessions']} live sessions, mode {result['mode']}"
+    table = Table(title=f"{title}; milliseconds from a control to its sound", title_justify="left", box=SIMPLE)
+    table.add_column("", no_wrap=True)
+    for column in ("p50", "p95", "max", "goal p95", *(f"{stage} (p50)" for stage in STAGES)):
+        table.add_column(column, justify="right")
+    for kind in KINDS:
+        for part in PARTS:
+            table.add_row(f"{LABELS[kind]}, {part}", *_cells(result, kind, part))
+    console.print(table)
+    for name, text in _lines(result):
+        console.print(f"{name:12} {text}", highlight=False)
+
+
+def _cells(result: Mapping[str, Any], kind: str, part: str) -> list[str]:
+    latency, stages = result["control_to_sound_ms"][kind][part], result["stages_ms"][kind][part]
+    numbers = [*(latency.get(name) for name in ("p50", "p95", "max")), result["budget"].get(f"{kind}_{part}")]
+    return ["" if number is None else f"{number:.0f}" for number in (*numbers, *map(stages.get, STAGES))]
+
+
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    verdict = "[green]kept[/]" if result["within_budget"] else "[red]missed[/]"
+    lead, controls = result["lead_s"], result["controls"]
+    return [
+        ("goals", verdict),
+        ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
+        ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
+        ("controls", f"{sum(controls.values())} changed, {result['unheard']} not heard, {result['problems']} problems"),
+        ("generations", f"{result['refreshes_per_s']:.2f} per second"),
+        ("ticks", f"{result['ticks_per_s']:.0f} per second of {result['tick_ms']:.2f} ms: {result['ticks_share']:.0%}"),
+        ("CPU", f"server {result['server_cpu']:.2f} cores, clients {result['clients_cpu']:.2f}"),
+    ]
+
+
+def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
+    title = f"{result['bundle']} on {result['target']}: live sessions, mode {result['mode']}; p95 in ms"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    columns = [f"{kind.partition('_')[0]} {part}" for kind in KINDS for part in PARTS]
+    for column in ("sessions", *columns, "underruns", "min lead", "gen/s", "ticks", "server CPU", "goals"):
+        table.add_column(column, justify="right")
+    for point in result["points"]:
+        latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
+        table.add_row(
+            str(point["sessions"]),
+            *("" if latency is None else f"{latency:.0f}" for latency in latencies),
+            str(point["underruns"]),
+            f"{point['lead_s']['min']:.3f}",
+            f"{point['refreshes_per_s']:.1f}",
+            f"{point['ticks_share']:.0%}",
+            f"{point['server_cpu']:.2f}",
+            "[green]kept[/]" if point["within_budget"] else "[red]missed[/]",
+        )
+    console.print(table)
+
+
+def plot_live(result: Mapping[str, Any]) -> str:
+    """The sweep as SVG: p95 of each latency over the number of sessions."""
+    lines = {
+        f"{LABELS[kind]}, {part}": [
+            (float(point["sessions"]), float(latency["p95"]))
+            for point in result["points"]
+            if (latency := point["control_to_sound_ms"][kind][part])
+        ]
+        for kind in KINDS
+        for part in PARTS
+    }
+    title = f"{result['bundle']} on {result['target']}: from a control to its sound, mode {result['mode']}"
+    return svg(title, "live sessions", "ms (p95)", {name: line for name, line in lines.items() if line})

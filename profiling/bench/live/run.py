@@ -1,0 +1,92 @@
+"""Scripted clients against a server process: one run per number of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profiling.bench.live.result import live_result
+from profiling.bench.live.script import ClientRun, Script, run_client
+from profiling.provenance import provenance, this_commit
+from profiling.server_process import ServerProcess, server_process
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, Target
+from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LiveLoad:
+    """Numbers of sessions, one run each, and what every client does."""
+
+    sessions: tuple[int, ...]
+    script: Script
+
+    @property
+    def kind(self) -> str:
+        """The result's kind."""
+        return "live" if len(self.sessions) == 1 else "live sweep"
+
+    def shape(self) -> dict[str, Any]:
+        """The properties that are known before it is measured."""
+        script = self.script
+        shape = {"mode": script.mode, "interval_s": script.interval_s, "minutes": round(script.change_s / 60.0, 3)}
+        if len(self.sessions) == 1:
+            return {"sessions": self.sessions[0], **shape}
+        return {"over": "sessions", "values": list(self.sessions), **shape}
+
+
+def parse_sessions(text: str) -> tuple[int, ...]:
+    """ "8" or "1,2,4,8,16". Raises ConfigError."""
+    try:
+        values = tuple(int(value) for value in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1 or len(set(values)) != len(values):
+        raise ConfigError(f"--live {text}: expected numbers of sessions, each 1 or more", fix="--live 8, or 1,2,4,8")
+    return values
+
+
+def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
+    """One run per number of sessions, against one server. Raises TickError."""
+    this_commit()
+    # Every client has the same address here.
+    settings = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_SESSIONS": str(max(load.sessions))}
+    with server_process(deployment.path, settings, options=("--target", deployment.target)) as server:
+        points = [_measure(server, deployment.target, load.script, sessions) for sessions in load.sessions]
+    manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
+    about = provenance(load_bundle(deployment.bundle), deployment, manifest)
+    found = points[0] if len(points) == 1 else {"points": points}
+    return {"kind": load.kind, **load.shape(), **found, **about}
+
+
+def _measure(server: ServerProcess, target: Target, script: Script, sessions: int) -> dict[str, Any]:
+    before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
+    runs = asyncio.run(_run_clients(server.url, script, sessions))
+    wall_s = time.monotonic() - begin_s
+    used = _server_usage(before, server.metrics(), wall_s)
+    used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
+    return live_result(target, runs, used)
+
+
+async def _run_clients(url: str, script: Script, sessions: int) -> Sequence[ClientRun]:
+    return await asyncio.gather(*(run_client(url, script, index) for index in range(sessions)))
+
+
+def _server_usage(before: Mapping[str, float], after: Mapping[str, float], wall_s: float) -> dict[str, float]:
+    """What the server did between two readings of its metrics; CPU in cores."""
+
+    def used(name: str) -> float:
+        return after[name] - before[name]
+
+    ticks, tick_s = used("tickrt_tick_duration_seconds_count"), used("tickrt_tick_duration_seconds_sum")
+    return {
+        "refreshes_per_s": used("tickrt_live_refreshes_total") / wall_s,
+        "ticks_per_s": ticks / wall_s,
+        "tick_ms": 1e3 * tick_s / max(ticks, 1.0),
+        "ticks_share": tick_s / wall_s,
+        "server_cpu": used("process_cpu_seconds_total") / wall_s,
+    }

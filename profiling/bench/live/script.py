@@ -1,0 +1,82 @@
+"""What a client of the live bench does: it changes a step parameter and a generation parameter in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from profiling.bench.live.client import LiveClient, live_client
+from runtime.sessions.messages import Close, LivePrompt, Mode, Open, SetControls, SetPrompts
+
+Kind = Literal["step_parameter", "generation_parameter"]
+KINDS: tuple[Kind, Kind] = ("step_parameter", "generation_parameter")
+# Time to play before the first control, and after the last one, so that it can be heard in full.
+WARM_UP_S = 2.0
+SETTLE_S = 3.0
+GUIDANCE = (2.0, 5.0)
+PROMPTS = ("calm pads in D minor", "fast drums and bass", "bright arpeggio in C major", "slow dark melody and bass")
+
+
+@dataclass(frozen=True)
+class Script:
+    """The mode of the session, the mean time between two controls, and for how long controls are changed."""
+
+    mode: Mode
+    interval_s: float
+    change_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One control that was changed, and when."""
+
+    kind: Kind
+    seq: int
+    sent_s: float
+
+
+@dataclass(frozen=True)
+class ClientRun:
+    """What one client did and what arrived."""
+
+    controls: list[Control]
+    client: LiveClient
+
+
+async def run_client(url: str, script: Script, index: int) -> ClientRun:
+    """Play the script in a session of its own. Raises SessionRefusedError, TickError."""
+    rng = random.Random(index)
+    opening = Open(mode=script.mode, prompts=[LivePrompt(text=PROMPTS[index % len(PROMPTS)])], seed=index)
+    controls: list[Control] = []
+    async with live_client(url, opening) as client:
+        begin_s = time.monotonic() + WARM_UP_S
+        for seq, at_s in zip(count(1), control_times(script, rng), strict=False):
+            await asyncio.sleep(begin_s + at_s - time.monotonic())
+            controls.append(await change(client, seq, index))
+        await asyncio.sleep(begin_s + script.change_s + SETTLE_S - time.monotonic())
+        await client.send(Close())
+    return ClientRun(controls, client)
+
+
+def control_times(script: Script, rng: random.Random) -> Iterator[float]:
+    """Seconds from the first to the last control: a random phase, then intervals that vary by a quarter."""
+    at_s = rng.uniform(0.0, script.interval_s)
+    while at_s < script.change_s:
+        yield at_s
+        at_s += script.interval_s * rng.uniform(0.75, 1.25)
+
+
+async def change(client: LiveClient, seq: int, index: int) -> Control:
+    """Change the next control: guidance, then the prompt."""
+    changes, sent_s = (seq - 1) // 2, time.monotonic()
+    if seq % 2:
+        await client.send(SetControls(seq=seq, values={"guidance": GUIDANCE[changes % len(GUIDANCE)]}))
+        return Control("step_parameter", seq, sent_s)
+    text = PROMPTS[(index + 1 + changes) % len(PROMPTS)]
+    await client.send(SetPrompts(seq=seq, items=[LivePrompt(text=text)]))
+    return Control("generation_parameter", seq, sent_s)

@@ -1,0 +1,59 @@
+"""The live bench's tables and plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from profiling.bench.live.card import plot_live, print_live
+
+KINDS = ("step_parameter", "generation_parameter")
+ABOUT = {"bundle": "demo", "target": "cpu", "mode": "loop"}
+
+
+def point(sessions: int, p95_ms: float, *, is_kept: bool = True) -> dict[str, Any]:
+    latency = {"p50": 100.0, "p95": p95_ms, "max": 321.0}
+    parts = {"first": latency, "full": latency}
+    return {
+        "sessions": sessions, "control_to_sound_ms": dict.fromkeys(KINDS, parts),
+        "stages_ms": {kind: {"first": {"received": 55.0}, "full": {}} for kind in KINDS},
+        "controls": dict.fromkeys(KINDS, 7), "unheard": 1, "underruns": 2, "missing_s": 0.3, "late_s": 0.0,
+        "lead_s": {"min": 0.05, "p50": 0.2}, "problems": 0, "refreshes_per_s": 1.5, "ticks_per_s": 80.0,
+        "tick_ms": 10.0, "ticks_share": 0.8, "server_cpu": 1.25, "clients_cpu": 0.05,
+        "budget": {"step_parameter_first": 180.0, "underruns": 0.0}, "within_budget": is_kept,
+    }  # fmt: skip
+
+
+def text_of(result: dict[str, Any]) -> list[list[str]]:
+    console = Console(record=True, width=140)
+    print_live(console, result)
+    return [line.split() for line in console.export_text().splitlines()]
+
+
+def test_a_run_has_latencies_goals_and_stages() -> None:
+    lines = text_of({**ABOUT, **point(1, 222.0, is_kept=False)})
+    assert ["step", "parameter,", "first", "100", "222", "321", "180", "55"] in lines
+    assert ["generation", "parameter,", "full", "100", "222", "321"] in lines
+    assert ["goals", "missed"] in lines
+    assert ["controls", "14", "changed,", "1", "not", "heard,", "0", "problems"] in lines
+    assert ["ticks", "80", "per", "second", "of", "10.00", "ms:", "80%"] in lines
+
+
+def test_a_sweep_has_a_line_per_number_of_sessions_and_a_plot() -> None:
+    result = {**ABOUT, "over": "sessions", "points": [point(1, 111.0), point(8, 444.0, is_kept=False)]}
+    lines = text_of(result)
+    assert ["1", "111", "111", "111", "111", "2", "0.050", "1.5", "80%", "1.25", "kept"] in lines
+    assert ["8", "444", "444", "444", "444", "2", "0.050", "1.5", "80%", "1.25", "missed"] in lines
+    assert plot_live(result).count("<circle") == 8
+
+
+def test_controls_that_were_never_heard_leave_their_cells_empty() -> None:
+    unheard = {
+        **point(2, 100.0),
+        "control_to_sound_ms": {kind: {"first": {}, "full": {}} for kind in KINDS},
+    }
+    assert ["step", "parameter,", "full"] in text_of({**ABOUT, **unheard})
+    result = {**ABOUT, "over": "sessions", "points": [point(1, 100.0), unheard]}
+    assert ["2", "2", "0.050", "1.5", "80%", "1.25", "kept"] in text_of(result)
+    assert plot_live(result).count("<circle") == 4

@@ -1,0 +1,27 @@
+"""Numbers of sessions, and what makes two runs of the live bench comparable."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiling.bench.live.run import LiveLoad, parse_sessions
+from profiling.bench.live.script import Script
+from runtime.errors import ConfigError
+
+
+def test_sessions_are_one_number_or_several() -> None:
+    assert parse_sessions("8") == (8,)
+    assert parse_sessions("1, 2,16") == (1, 2, 16)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "2,2", "1,,2", "-1"])
+def test_other_texts_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="--live 8"):
+        parse_sessions(text)
+
+
+def test_the_shape_of_a_run_and_of_a_sweep() -> None:
+    script = Script("extend", 2.0, 30.0)
+    assert LiveLoad((8,), script).shape() == {"sessions": 8, "mode": "extend", "interval_s": 2.0, "minutes": 0.5}
+    sweep = LiveLoad((1, 2), script)
+    assert (sweep.kind, sweep.shape()["over"], sweep.shape()["values"]) == ("live sweep", "sessions", [1, 2])
