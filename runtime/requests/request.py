@@ -166,8 +166,8 @@ class GenerationRequest:
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
     initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
-    parameters that the generation follows; `client`: the waiting queue serves clients round robin.
-    Raises RequestError with the field.
+    parameters that the generation follows; `client`: the waiting queue serves clients round robin. is_urgent: it takes
+    a slot before those that are not, and no place in the queue. Raises RequestError with the field.
     """
 
     frames: int
@@ -188,6 +188,7 @@ class GenerationRequest:
     parameters: StepParameters = field(default_factory=StepParameters)
     session: str = ""
     client: str = ""
+    is_urgent: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The waiting queue: round robin over clients, first in first out within one, newest wins within a session."""
+"""The waiting queue: urgent submissions first, round robin over clients, newest wins within a session."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from runtime.scheduling.slot import Submission
 
 
 class WaitingQueue:
-    """Round robin over clients, first in first out within a client. One thread."""
+    """Urgent submissions first; round robin over clients, first in first out within a client. One thread."""
 
     def __init__(self) -> None:
-        self._by_client: OrderedDict[str, deque[Submission]] = OrderedDict()
+        self._urgent: OrderedDict[str, deque[Submission]] = OrderedDict()
+        self._others: OrderedDict[str, deque[Submission]] = OrderedDict()
         self._by_id: dict[str, Submission] = {}
         self._by_session: dict[str, Submission] = {}
 
@@ -28,7 +29,7 @@ class WaitingQueue:
         replaced = self._by_session.get(submission.session) if submission.session else None
         if replaced is not None:
             self.remove(replaced.id)
-        self._by_client.setdefault(submission.client, deque()).append(submission)
+        self._clients(submission).setdefault(submission.client, deque()).append(submission)
         self._by_id[submission.id] = submission
         if submission.session:
             self._by_session[submission.session] = submission
@@ -36,10 +37,11 @@ class WaitingQueue:
 
     def pop(self) -> Submission:
         """The first submission of the next client, which then moves behind the other clients."""
-        client, submissions = self._by_client.popitem(last=False)
+        clients = self._urgent or self._others
+        client, submissions = clients.popitem(last=False)
         submission = submissions.popleft()
         if submissions:
-            self._by_client[client] = submissions
+            clients[client] = submissions
         self._forget(submission)
         return submission
 
@@ -47,15 +49,18 @@ class WaitingQueue:
         """Take a submission out; None where it does not wait."""
         submission = self._by_id.get(submission_id)
         if submission is not None:
-            submissions = self._by_client[submission.client]
-            submissions.remove(submission)
-            if not submissions:
-                del self._by_client[submission.client]
+            clients = self._clients(submission)
+            clients[submission.client].remove(submission)
+            if not clients[submission.client]:
+                del clients[submission.client]
             self._forget(submission)
         return submission
 
     def __iter__(self) -> Iterator[Submission]:
         return iter(self._by_id.values())
+
+    def _clients(self, submission: Submission) -> OrderedDict[str, deque[Submission]]:
+        return self._urgent if submission.is_urgent else self._others
 
     def _forget(self, submission: Submission) -> None:
         del self._by_id[submission.id]

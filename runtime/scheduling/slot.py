@@ -11,7 +11,8 @@ class Submission:
     """What waits for a slot.
 
     `runner` executes it, `work` is what was prepared for that; `bucket` is the length T that it shares with others. At
-    most one submission of a `session` waits; clients take turns. It begins at `step`, later than 0 where it resumes.
+    most one submission of a `session` waits; clients take turns, urgent ones
+    first. It begins at `step`, later than 0 where it resumes.
     """
 
     id: str
@@ -21,6 +22,7 @@ class Submission:
     steps: int
     session: str = ""
     client: str = ""
+    is_urgent: bool = False
     step: int = 0
 
 

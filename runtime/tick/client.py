@@ -143,11 +143,11 @@ class Registry:
     def enter(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> None:
         """Take a place; `wait` until one is free. Raises QueueFullError, and RequestError where the id is in use."""
         with self._freed:
-            if wait:
+            if wait and not request.is_urgent:
                 self._freed.wait_for(lambda: self._is_closed or not self._is_full)
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
-            if self._is_full:
+            if self._is_full and not request.is_urgent:
                 raise QueueFullError(f"all {self._num_slots} slots and {self._num_queue} waiting places are taken")
             entry = self._entries[request.id] = _Entry(listener, request)
             if request.session:
@@ -155,7 +155,8 @@ class Registry:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._entries) >= self._num_slots + self._num_queue
+        counted = sum(not entry.request.is_urgent for entry in self._entries.values())
+        return counted >= self._num_slots + self._num_queue
 
     def close(self) -> None:
         """The loop has ended: what waits for a place waits no more."""
@@ -217,8 +218,8 @@ class Registry:
 class LoopClient:
     """The side of a tick loop that any thread may use.
 
-    At most `depth + queue` generations are in the loop at a time; one more is refused at once. Noise, schedules, first
-    latents and step parameters are computed here, in the caller's thread.
+    At most `depth + queue` generations, and any number of urgent ones, are in the loop at a time; one more is refused.
+    Noise, schedules, first latents and step parameters are computed here, in the caller's thread.
     """
 
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:

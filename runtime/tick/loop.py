@@ -282,6 +282,7 @@ class TickLoop(LoopClient):
             step=message.step,
             session=request.session,
             client=request.client,
+            is_urgent=request.is_urgent,
         )
         replaced = self._scheduler.waiting.push(submission)
         if replaced is not None:

@@ -9,8 +9,10 @@ from runtime.scheduling.queue import WaitingQueue
 from runtime.scheduling.slot import Submission
 
 
-def submission(name: str, client: str = "", session: str = "") -> Submission:
-    return Submission(id=name, runner=None, work=None, bucket=16, steps=4, session=session, client=client)
+def submission(name: str, client: str = "", session: str = "", *, is_urgent: bool = False) -> Submission:
+    return Submission(
+        id=name, runner=None, work=None, bucket=16, steps=4, session=session, client=client, is_urgent=is_urgent
+    )
 
 
 def test_clients_are_served_round_robin() -> None:
@@ -18,6 +20,15 @@ def test_clients_are_served_round_robin() -> None:
     for name, client in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c")):
         queue.push(submission(name, client))
     assert [queue.pop().id for _ in range(5)] == ["a1", "b1", "c1", "a2", "a3"]
+
+
+def test_urgent_submissions_leave_first() -> None:
+    queue = WaitingQueue()
+    queue.push(submission("slow", "a"))
+    for name, client in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        queue.push(submission(name, client, is_urgent=True))
+    assert queue.remove("a2") is not None
+    assert [queue.pop().id for _ in range(3)] == ["a1", "b1", "slow"]
 
 
 def test_removing() -> None:

@@ -298,6 +298,17 @@ def test_places_are_bounded_and_free_after_generations_end(loops: Loops) -> None
     loop.submit(make("fits again"), inbox)
 
 
+def test_urgent_generations_take_no_place_and_go_first(loops: Loops) -> None:
+    loop, inbox = loops(depth=1), Inbox()
+    for index in range(1 + loop.deployment.runtime.queue):
+        loop.submit(make(str(index)), inbox)
+    loop.submit(make("urgent", is_urgent=True), inbox)
+    loop.tick()
+    assert [event.request_id for event in inbox.events if isinstance(event, Started)] == ["urgent"]
+    with pytest.raises(QueueFullError):
+        loop.submit(make("one too many"), inbox)
+
+
 @pytest.mark.parametrize("step", [0, 2, 3])
 def test_a_non_finite_slot_ends_alone_and_its_neighbours_stay_bit_identical(step: int, loops: Loops) -> None:
     base = loops()

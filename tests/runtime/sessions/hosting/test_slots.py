@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.sessions.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
+from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
 
 DEMANDS = st.lists(st.tuples(st.integers(0, 4), st.none() | st.floats(0, 100)), max_size=12).map(
     lambda items: [Demand(f"session {i}", held, wanted_s) for i, (held, wanted_s) in enumerate(items)]
