@@ -1,0 +1,175 @@
+/** Playing, recording and the microphone: the AudioContext and its worklet. */
+
+/**
+ * @typedef {{playheadSample: number, isRunning: boolean, leadS: number, worstLeadS: number, underruns: number,
+ *   peaks: [number, number]}} PlayerStatus
+ * @typedef {{status: (status: PlayerStatus) => void, heard: (firstSeq: number, fullSeq: number) => void}} PlayerHandlers
+ */
+
+const WORKLET = new URL("worklet.js", import.meta.url);
+/** Audio that arrives before the first click waits in a list of at most this many chunks. */
+const MAX_WAITING_CHUNKS = 40;
+
+export class Player {
+  /** @type {AudioContext | null} */ context = null;
+  /** @type {AudioWorkletNode | null} */ #node = null;
+  /** @type {any[]} */ #waiting = [];
+  /** @type {Float32Array[][]} */ #recorded = [];
+  /** @type {((wav: Blob) => void) | null} */ #resolveRecording = null;
+  /** @type {AnalyserNode | null} */ analyser = null;
+  /** @type {GainNode | null} */ #gain = null;
+  #volume = 1;
+  #playhead = { sample: 0, atMs: 0, isRunning: false };
+  rateHz = 48000;
+  channels = 2;
+
+  /** @param {PlayerHandlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
+  }
+
+  /** Go on at `startSample` of a new epoch. @param {number} rateHz @param {number} channels @param {number} startSample */
+  clear(rateHz, channels, startSample) {
+    if (this.context && (rateHz !== this.rateHz || channels !== this.channels)) this.#close();
+    this.rateHz = rateHz;
+    this.channels = channels;
+    this.#playhead = { sample: startSample, atMs: performance.now(), isRunning: false };
+    this.#waiting = [];
+    this.#post({ type: "clear", startSample });
+  }
+
+  /** @param {import("./connection.js").Chunk} chunk */
+  write({ startSample, pcm, firstSeq, fullSeq }) {
+    this.#post({ type: "write", startSample, pcm, firstSeq, fullSeq }, [pcm.buffer]);
+  }
+
+  /** Start or stop. The first start has to come from a click or a key: browsers ask for that. @param {boolean} on */
+  async play(on) {
+    if (on && !this.context) await this.#open();
+    if (on) await this.context?.resume();
+    this.#node?.port.postMessage({ type: "play", on });
+  }
+
+  async #open() {
+    const context = new AudioContext({ sampleRate: this.rateHz, latencyHint: "interactive" });
+    this.context = context;
+    await context.audioWorklet.addModule(WORKLET);
+    const node = new AudioWorkletNode(context, "tickrt-player", {
+      numberOfInputs: 0,
+      outputChannelCount: [2],
+      processorOptions: { channels: this.channels },
+    });
+    node.port.onmessage = (event) => this.#receive(event.data);
+    this.#gain = new GainNode(context, { gain: this.#volume });
+    this.analyser = new AnalyserNode(context, { fftSize: 2048 });
+    node.connect(this.#gain).connect(context.destination);
+    this.#gain.connect(this.analyser);
+    node.port.postMessage({ type: "clear", startSample: this.#playhead.sample });
+    for (const message of this.#waiting) node.port.postMessage(message, [message.pcm.buffer]);
+    this.#waiting = [];
+    this.#node = node;
+  }
+
+  #close() {
+    this.context?.close();
+    this.context = this.#node = this.analyser = this.#gain = null;
+  }
+
+  /** @param {any} message @param {Transferable[]} transfer */
+  #post(message, transfer = []) {
+    if (this.#node) this.#node.port.postMessage(message, transfer);
+    else if (message.type === "write" && this.#waiting.length < MAX_WAITING_CHUNKS) this.#waiting.push(message);
+  }
+
+  /** @param {any} message */
+  #receive(message) {
+    switch (message.type) {
+      case "status":
+        this.#playhead = {
+          sample: message.playheadSample,
+          atMs: performance.now(),
+          isRunning: message.isRunning,
+        };
+        this.handlers.status(message);
+        break;
+      case "heard":
+        this.handlers.heard(message.firstSeq, message.fullSeq);
+        break;
+      case "recorded":
+        if (message.planes) this.#recorded.push(message.planes);
+        else this.#resolveRecording?.(wavFile(this.#recorded, this.rateHz));
+    }
+  }
+
+  /** Where the playhead is now, in samples. */
+  get playheadSample() {
+    const { sample, atMs, isRunning } = this.#playhead;
+    return sample + (isRunning ? ((performance.now() - atMs) / 1000) * this.rateHz : 0);
+  }
+
+  /** @param {number} volume 0 to 1, as a fader: its square is the gain */
+  set volume(volume) {
+    this.#volume = volume * volume;
+    this.#gain?.gain.setTargetAtTime(this.#volume, this.context?.currentTime ?? 0, 0.01);
+  }
+
+  startRecording() {
+    this.#recorded = [];
+    this.#node?.port.postMessage({ type: "record", on: true });
+  }
+
+  /** What was played since startRecording, before the volume. @returns {Promise<Blob>} */
+  stopRecording() {
+    return new Promise((resolve) => {
+      this.#resolveRecording = resolve;
+      this.#node?.port.postMessage({ type: "record", on: false });
+    });
+  }
+}
+
+/** A WAV file of 32-bit floats: the samples as they were played. @param {Float32Array[][]} blocks @param {number} rateHz */
+export function wavFile(blocks, rateHz) {
+  const channels = blocks[0]?.length ?? 2;
+  const samples = blocks.reduce((sum, planes) => sum + planes[0].length, 0);
+  const bytes = samples * channels * 4;
+  const view = new DataView(new ArrayBuffer(44 + bytes));
+  const text = (/** @type {number} */ at, /** @type {string} */ letters) =>
+    [...letters].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
+  text(0, "RIFF");
+  view.setUint32(4, 36 + bytes, true);
+  text(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 3, true); // IEEE float
+  view.setUint16(22, channels, true);
+  view.setUint32(24, rateHz, true);
+  view.setUint32(28, rateHz * channels * 4, true);
+  view.setUint16(32, channels * 4, true);
+  view.setUint16(34, 32, true);
+  text(36, "data");
+  view.setUint32(40, bytes, true);
+  let at = 44;
+  for (const planes of blocks) {
+    for (let i = 0; i < planes[0].length; i++) {
+      for (const plane of planes) {
+        view.setFloat32(at, plane[i], true);
+        at += 4;
+      }
+    }
+  }
+  return new Blob([view.buffer], { type: "audio/wav" });
+}
+
+/** Captures the microphone until the returned function is called. @param {number} rateHz @param {(pcm: Float32Array) => void} block */
+export async function captureMicrophone(rateHz, block) {
+  const audio = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+  const stream = await navigator.mediaDevices.getUserMedia({ audio });
+  const context = new AudioContext({ sampleRate: rateHz, latencyHint: "interactive" });
+  await context.audioWorklet.addModule(WORKLET);
+  const node = new AudioWorkletNode(context, "tickrt-capture", { numberOfOutputs: 0 });
+  node.port.onmessage = (event) => block(event.data);
+  context.createMediaStreamSource(stream).connect(node);
+  return () => {
+    for (const track of stream.getTracks()) track.stop();
+    context.close();
+  };
+}

@@ -1,0 +1,223 @@
+/**
+ * The live protocol (server/live/PROTOCOL.md): one WebSocket that opens a session and resumes it after a loss.
+ *
+ * @typedef {{type: string, [member: string]: any}} Message
+ * @typedef {{epoch: number, startSample: number, firstSeq: number, fullSeq: number, pcm: Float32Array, bytes: number}} Chunk
+ * @typedef {"connecting" | "live" | "waiting" | "key" | "refused"} Status
+ * @typedef {{
+ *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
+ *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
+ *   canvas: (message: Message) => void, problem: (message: Message) => void,
+ * }} Handlers
+ */
+
+const SUBPROTOCOL = "tickrt.live.v1";
+const HEADER_BYTES = 28;
+const FIRST_RETRY_MS = 250;
+const LONGEST_RETRY_MS = 5000;
+const KEY_ITEM = "tickrt.key";
+
+export class Connection {
+  /** @type {WebSocket | null} */ #socket = null;
+  /** @type {{id: string, token: string} | null} */ #session = null;
+  /** @type {Map<string, Message>} newest of each kind, sent after the next `ready` */ #unsent = new Map();
+  #attempts = 0;
+  #retryTimer = 0;
+  #seq = 0;
+  #epoch = -1;
+  #receivedBytes = 0;
+  isLive = false;
+
+  /** @param {Handlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
+  }
+
+  get key() {
+    return sessionStorage.getItem(KEY_ITEM) ?? "";
+  }
+
+  /** @param {string} key */
+  setKey(key) {
+    sessionStorage.setItem(KEY_ITEM, key);
+    this.#attempts = 0;
+    this.#connect();
+  }
+
+  /** Open a new session; one that is open ends. */
+  restart() {
+    if (this.isLive) this.#post({ type: "close" });
+    this.#session = null;
+    this.#attempts = 0;
+    this.#connect();
+  }
+
+  /** Headers of an HTTP request to this server. */
+  headers() {
+    return this.key ? { authorization: `Bearer ${this.key}` } : undefined;
+  }
+
+  /**
+   * Send a message that changes the sound; returns its seq. While there is no connection the newest of each kind waits.
+   * @param {string} type
+   * @param {Record<string, any>} members
+   * @param {ArrayBuffer} [binary] the binary message that follows
+   */
+  change(type, members, binary) {
+    const seq = ++this.#seq;
+    const message = { type, seq, ...members };
+    if (this.isLive) this.#post(message, binary);
+    else if (!binary) this.#keep(type, message);
+    return seq;
+  }
+
+  /** Send a message without a seq, or nothing while there is no connection. @param {Message} message */
+  send(message) {
+    if (this.isLive) this.#post(message);
+  }
+
+  /** @param {number} playheadSample @param {number} worstLeadS */
+  ack(playheadSample, worstLeadS) {
+    const client_time_s = performance.now() / 1000;
+    const received_bytes = this.#receivedBytes;
+    this.send({ type: "ack", playhead_sample: playheadSample, worst_lead_s: worstLeadS, received_bytes, client_time_s });
+  }
+
+  /** @param {string} type @param {Message} message */
+  #keep(type, message) {
+    const older = this.#unsent.get(type);
+    const values = { ...older?.values, ...message.values };
+    this.#unsent.delete(type);
+    this.#unsent.set(type, type === "set" ? { ...message, values } : message);
+  }
+
+  /** @param {Message} message @param {ArrayBuffer} [binary] */
+  #post(message, binary) {
+    this.#socket?.send(JSON.stringify(message));
+    if (binary) this.#socket?.send(binary);
+  }
+
+  #connect() {
+    clearTimeout(this.#retryTimer);
+    this.#drop();
+    this.handlers.status("connecting", this.#session ? "reconnecting" : "connecting");
+    const url = new URL(this.#session ? `v1/live/${this.#session.id}` : "v1/live", location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    url.hash = "";
+    url.search = this.key ? `?key=${encodeURIComponent(this.key)}` : "";
+    const socket = new WebSocket(url, [SUBPROTOCOL]);
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
+      const open = this.#session ? { type: "open", resume: this.#session.token } : this.handlers.open();
+      socket.send(JSON.stringify(open));
+    };
+    socket.onmessage = (event) => {
+      if (socket !== this.#socket) return;
+      if (typeof event.data === "string") this.#receive(JSON.parse(event.data));
+      else this.#receiveAudio(event.data);
+    };
+    socket.onclose = () => {
+      if (socket === this.#socket) this.#lost();
+    };
+    this.#socket = socket;
+  }
+
+  #drop() {
+    const socket = this.#socket;
+    this.#socket = null;
+    this.isLive = false;
+    socket?.close();
+  }
+
+  /** @param {Message} message */
+  #receive(message) {
+    switch (message.type) {
+      case "ready":
+        this.#begin(message);
+        break;
+      case "problem":
+        this.#refuse(message);
+        break;
+      case "closed":
+        if (!message.resumable) this.#session = null;
+        break;
+      case "applied":
+      case "state":
+      case "canvas":
+        this.handlers[message.type](message);
+    }
+  }
+
+  /** @param {Message} ready */
+  #begin(ready) {
+    this.#session = { id: ready.session, token: ready.resume_token };
+    this.#epoch = ready.epoch;
+    this.#attempts = 0;
+    this.isLive = true;
+    // A new session began with everything that waited: it is in its `open`.
+    const waiting = ready.resumed ? [...this.#unsent.values()] : [];
+    this.#unsent.clear();
+    this.handlers.status("live", "");
+    this.handlers.ready(ready);
+    for (const message of waiting) this.#post({ ...message, seq: ++this.#seq });
+  }
+
+  /** @param {Message} problem */
+  #refuse(problem) {
+    if (!this.isLive) {
+      this.#session = null;
+      if (problem.retry_after_s) this.#attempts = Math.max(this.#attempts, 3);
+    }
+    this.handlers.problem(problem);
+  }
+
+  /** @param {ArrayBuffer} data */
+  #receiveAudio(data) {
+    this.#receivedBytes += data.byteLength;
+    const chunk = parseChunk(data);
+    if (chunk.epoch === this.#epoch) this.handlers.audio(chunk);
+  }
+
+  async #lost() {
+    const wasLive = this.isLive;
+    this.isLive = false;
+    const delay = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts++) * (0.75 + Math.random() / 2);
+    const status = wasLive ? "waiting" : await this.#reason();
+    if (status === "key") {
+      this.handlers.status("key", this.key ? "The server does not accept this key." : "");
+      return;
+    }
+    this.handlers.status("waiting", status === "waiting" ? "Connection lost. Trying again …" : status);
+    clearTimeout(this.#retryTimer);
+    this.#retryTimer = setTimeout(() => this.#connect(), delay);
+  }
+
+  /** Why the WebSocket was refused: a browser does not say, so HTTP is asked. */
+  async #reason() {
+    try {
+      const response = await fetch("v1/models", { headers: this.headers(), cache: "no-store" });
+      if (response.status === 401) return "key";
+      return response.ok ? "waiting" : ((await response.json()).detail ?? "waiting");
+    } catch {
+      return "waiting";
+    }
+  }
+}
+
+/** @param {ArrayBuffer} data @returns {Chunk} */
+export function parseChunk(data) {
+  const view = new DataView(data);
+  const pcm = new Float32Array(
+    view.getUint16(24, true) === 1
+      ? data.slice(HEADER_BYTES)
+      : Float32Array.from(new Int16Array(data, HEADER_BYTES), (value) => value / 32768),
+  );
+  return {
+    epoch: view.getUint32(0, true),
+    startSample: Number(view.getBigUint64(4, true)),
+    firstSeq: view.getUint32(16, true),
+    fullSeq: view.getUint32(20, true),
+    pcm,
+    bytes: data.byteLength,
+  };
+}

@@ -1,0 +1,109 @@
+/** Prompts A to D and the pad that blends them: each prompt is a corner, the weights are bilinear. */
+
+const LETTERS = ["A", "B", "C", "D"];
+/** A weight below this share is left out: each prompt in use costs a row of the batch. */
+const LEAST_WEIGHT = 0.02;
+
+export class PromptPad extends EventTarget {
+  x = 0;
+  y = 0;
+
+  /** @param {HTMLElement} pad @param {HTMLTextAreaElement[]} inputs @param {HTMLElement[]} shares */
+  constructor(pad, inputs, shares) {
+    super();
+    this.pad = pad;
+    this.inputs = inputs;
+    this.shares = shares;
+    this.puck = /** @type {HTMLElement} */ (pad.querySelector(".puck"));
+    for (const input of inputs) {
+      input.addEventListener("input", () => this.#changed("text"));
+      input.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") event.preventDefault();
+      });
+    }
+    pad.addEventListener("pointerdown", (event) => {
+      pad.setPointerCapture(event.pointerId);
+      this.puck.focus();
+      this.#follow(event);
+      event.preventDefault();
+    });
+    pad.addEventListener("pointermove", (event) => {
+      if (pad.hasPointerCapture(event.pointerId)) this.#follow(event);
+    });
+    this.puck.addEventListener("keydown", (event) => this.#key(event));
+    this.show(0, 0, ["", "", "", ""]);
+  }
+
+  /** @param {PointerEvent} event */
+  #follow(event) {
+    const box = this.pad.getBoundingClientRect();
+    this.move((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const step = event.shiftKey ? 0.01 : 0.05;
+    const moves = /** @type {Record<string, [number, number]>} */ ({
+      ArrowLeft: [-step, 0],
+      ArrowRight: [step, 0],
+      ArrowUp: [0, -step],
+      ArrowDown: [0, step],
+      PageUp: [0, -0.25],
+      PageDown: [0, 0.25],
+      Home: [-1, -1],
+      End: [1, 1],
+    });
+    const move = moves[event.key];
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.move(this.x + move[0], this.y + move[1]);
+  }
+
+  /** Move the puck; 0, 0 is prompt A, 1, 1 is prompt D. @param {number} x @param {number} y */
+  move(x, y) {
+    this.#place(x, y);
+    this.#changed("move");
+  }
+
+  /** @param {number} x @param {number} y */
+  #place(x, y) {
+    this.x = Math.min(1, Math.max(0, x));
+    this.y = Math.min(1, Math.max(0, y));
+    this.puck.style.left = `${this.x * 100}%`;
+    this.puck.style.top = `${this.y * 100}%`;
+    const percents = this.weights().map((weight) => Math.round(weight * 100));
+    const text = percents.map((percent, i) => (percent ? `${LETTERS[i]} ${percent} %` : "")).filter(Boolean).join(", ");
+    this.puck.setAttribute("aria-valuenow", String(Math.round(this.x * 100)));
+    this.puck.setAttribute("aria-valuetext", text);
+    this.shares.forEach((share, i) => (share.textContent = `${percents[i]} %`));
+    this.inputs.forEach((input, i) => input.closest(".prompt")?.classList.toggle("is-off", percents[i] < 2));
+  }
+
+  /** @param {string} cause */
+  #changed(cause) {
+    this.dispatchEvent(new CustomEvent("change", { detail: cause }));
+  }
+
+  /** Weights of A to D; they sum to 1. */
+  weights() {
+    const { x, y } = this;
+    return [(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y];
+  }
+
+  get texts() {
+    return this.inputs.map((input) => input.value.trim());
+  }
+
+  /** Prompts as the protocol takes them. */
+  items() {
+    const weights = this.weights();
+    const items = this.texts.map((text, i) => ({ text, weight: Number(weights[i].toFixed(3)) }));
+    return items.filter((item) => item.text && item.weight >= LEAST_WEIGHT);
+  }
+
+  /** Show prompts and weights without reporting a change. @param {number} x @param {number} y @param {string[]} texts */
+  show(x, y, texts) {
+    this.inputs.forEach((input, i) => (input.value = texts[i] ?? ""));
+    this.#place(x, y);
+  }
+}

@@ -1,0 +1,98 @@
+/** Presets: everything that is set on the page, as JSON, in a file or in the address. */
+
+/**
+ * @typedef {{version: 1, name: string, mode: "loop" | "extend", seconds: number | null, prompts: string[],
+ *   pad: [number, number], blend: string, controls: Record<string, any>, seed: number | null,
+ *   band: [number, number]}} Preset
+ */
+
+/** @param {string} name @param {string[]} prompts @param {Partial<Preset>} [more] @returns {Preset} */
+function preset(name, prompts, more = {}) {
+  return {
+    version: 1,
+    name,
+    mode: "loop",
+    seconds: null,
+    prompts,
+    pad: [0.2, 0.2],
+    blend: "velocity",
+    controls: {},
+    seed: null,
+    band: [0, 1],
+    ...more,
+  };
+}
+
+export const PRESETS = [
+  preset("Nightfall", [
+    "slow dark pads and bass in A minor",
+    "calm arpeggio and pads in A minor",
+    "fast energetic drums, bass and arpeggio in A minor",
+    "bright melody, pads and drums in C major",
+  ]),
+  preset("Clockwork", [
+    "fast arpeggio and drums in E dorian",
+    "fast drums and bass in E dorian",
+    "calm sparse melody in E dorian",
+    "energetic melody, arpeggio, bass and drums in E dorian",
+  ], { pad: [0.1, 0.1], controls: { guidance: 4 } }),
+  preset("Daybreak", [
+    "calm pads in D major",
+    "bright melody and pads in D lydian",
+    "soft arpeggio in D major",
+    "bright energetic drums, bass and melody in D major",
+  ], { mode: "extend", pad: [0.3, 0.3] }),
+  preset("Undertow", [
+    "dark bass and drums in F phrygian",
+    "dark dense strings in F phrygian",
+    "slow sparse pads in F minor",
+    "loud bass, drums and plucks in F phrygian",
+  ], { pad: [0.15, 0.4], controls: { variation: 0.3 } }),
+];
+
+/** A preset from JSON text. Raises Error with a sentence for its reader. @param {string} text @returns {Preset} */
+export function parsePreset(text) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    throw new Error("This is not a preset: it is not JSON.");
+  }
+  const isList = (/** @type {any} */ list, /** @type {string} */ type, /** @type {number} */ length) =>
+    Array.isArray(list) && list.length === length && list.every((item) => typeof item === type);
+  if (value?.version !== 1) throw new Error("This is not a preset of this version of the page.");
+  if (!isList(value.prompts, "string", 4) || !isList(value.pad, "number", 2) || !isList(value.band, "number", 2))
+    throw new Error("This preset is incomplete: it needs four prompts, a place on the pad and a band.");
+  if (!["loop", "extend"].includes(value.mode) || typeof value.controls !== "object" || value.controls === null)
+    throw new Error("This preset is incomplete: it needs a mode and controls.");
+  return { ...preset("", []), ...value };
+}
+
+/** @param {Preset} value */
+export function presetFragment(value) {
+  const bytes = new TextEncoder().encode(JSON.stringify(value));
+  const base64 = btoa(String.fromCharCode(...bytes));
+  return `#p=${base64.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`;
+}
+
+/** The preset of an address, or null. @param {string} fragment */
+export function presetOfFragment(fragment) {
+  if (!fragment.startsWith("#p=")) return null;
+  const base64 = fragment.slice(3).replaceAll("-", "+").replaceAll("_", "/");
+  let binary;
+  try {
+    binary = atob(base64);
+  } catch {
+    throw new Error("The preset in this address is damaged.");
+  }
+  return parsePreset(new TextDecoder().decode(Uint8Array.from(binary, (letter) => letter.charCodeAt(0))));
+}
+
+/** Offer a file to save. @param {Blob} blob @param {string} name */
+export function download(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}

@@ -1,0 +1,75 @@
+"""The page that plays live sessions: static files, read once, with their types, tags and security headers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from server.asgi.problems import ProblemError
+
+FOLDER = Path(__file__).parents[1] / "live" / "page"
+# Not by mimetypes: what that knows depends on the machine.
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    # The browser keeps the files and asks with their tag whether they changed.
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "microphone=(self), midi=(self)",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """A file of the page, with its entity tag."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """The files of the page by name."""
+    return {path.name: _static_file(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+
+def _static_file(path: Path) -> StaticFile:
+    content = path.read_bytes()
+    return StaticFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page."""
+    return _response(request, static_files()["index.html"])
+
+
+@router.get("/page/{name}")
+async def part(request: Request, name: str) -> Response:
+    """A module, a stylesheet or an image of the page."""
+    file = static_files().get(name)
+    if file is None:
+        raise ProblemError(404, "not_found", f"the page has no file {name!r}")
+    return _response(request, file)
+
+
+def _response(request: Request, file: StaticFile) -> Response:
+    headers = {**HEADERS, "ETag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
