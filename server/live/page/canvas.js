@@ -3,7 +3,7 @@
 const CURVE_POINTS = 64;
 const FRESH_MS = 700;
 
-/** @typedef {[number, number, number]} Color */
+/** @typedef {import("./pad.js").Color} Color */
 
 /**
  * @typedef {{seek: (seconds: number) => void, band: (start: number | null, end: number | null) => void,
@@ -208,12 +208,13 @@ export class CanvasView {
     this.#paintImage();
   }
 
-  /** Colors of low, middle and high values. @param {Color} low @param {Color} middle @param {Color} high */
-  setColors(low, middle, high) {
+  /** Colors of values from low to high. @param {Color[]} colors */
+  setColors(colors) {
     for (let value = 0; value < 256; value++) {
-      const [from, to, share] = value < 150 ? [low, middle, value / 150] : [middle, high, (value - 150) / 105];
-      const eased = share * share * (3 - 2 * share);
-      for (let i = 0; i < 3; i++) this.#palette[value * 3 + i] = from[i] + (to[i] - from[i]) * eased;
+      const place = (value / 256) * (colors.length - 1);
+      const from = colors[Math.floor(place)];
+      const to = colors[Math.floor(place) + 1];
+      for (let i = 0; i < 3; i++) this.#palette[value * 3 + i] = from[i] + (to[i] - from[i]) * (place % 1);
     }
     this.#paintImage();
   }

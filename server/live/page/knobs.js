@@ -12,7 +12,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SWEEP_DEGREES = 270;
 const DRAG_PIXELS = 180;
 /** What is shown first, where the schema has it. The rest is behind "More". */
-const FIRST = ["guidance", "variation", "velocity_scale", "shift", "steps", "ode_noise", "rescale", "dcw.low"];
+const FIRST = ["guidance", "variation", "velocity_scale", "shift", "steps", "ode_noise", "rescale", "momentum", "dcw.low"];
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
 /** Set elsewhere on the page. */
@@ -269,7 +269,7 @@ export class ControlPanel extends EventTarget {
     const first = this.controls.filter((control) => rank(control) >= 0).sort((a, b) => rank(a) - rank(b));
     const rest = this.controls.filter((control) => rank(control) < 0);
     const byType = (/** @type {Control} */ control) => ["number", "integer", "enum", "text"].indexOf(control.type);
-    this.first.append(...first.map((control) => this.#widget(control)));
+    this.first.prepend(...first.map((control) => this.#widget(control)));
     this.more.append(...rest.sort((a, b) => byType(a) - byType(b)).map((control) => this.#widget(control)));
   }
 

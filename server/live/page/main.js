@@ -5,7 +5,7 @@ import { CanvasView } from "./canvas.js";
 import { Connection } from "./connection.js";
 import { ControlPanel, element, Knob } from "./knobs.js";
 import { Midi } from "./midi.js";
-import { PromptPad } from "./pad.js";
+import { blendColor, PromptPad } from "./pad.js";
 import { download, parsePreset, presetFragment, presetOfFragment, PRESETS } from "./presets.js";
 import { Scope } from "./scope.js";
 import { Sources } from "./sources.js";
@@ -22,6 +22,7 @@ const MAX_SEED = 2 ** 32;
 const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
 const field = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (find(id));
 const all = (/** @type {string} */ selector) => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(selector)]);
+const lightTheme = matchMedia("(prefers-color-scheme: light)");
 const motion = matchMedia("(prefers-reduced-motion: reduce)");
 
 let isPlaying = false;
@@ -253,20 +254,22 @@ function color(variable) {
 function tint() {
   const corners = ["--a", "--b", "--c", "--d"].map(color);
   const weights = pad.weights();
-  const mix = /** @type {[number, number, number]} */ (
-    [0, 1, 2].map((i) => Math.round(corners.reduce((sum, corner, k) => sum + corner[i] * weights[k], 0)))
-  );
+  const mix = blendColor(corners, weights);
+  const second = corners[weights.indexOf(weights.toSorted((a, b) => b - a)[1])];
   document.documentElement.style.setProperty("--mix", mix.join(" "));
-  const isLight = matchMedia("(prefers-color-scheme: light)").matches;
-  if (isLight) canvas.setColors([247, 246, 243], mix, [24, 20, 30]);
-  else canvas.setColors([13, 14, 19], mix, [255, 252, 240]);
-  paintColors = {
-    playhead: isLight ? "#1b1c22" : "#fff",
-    shade: isLight ? "rgb(233 231 226 / 0.78)" : "rgb(9 10 14 / 0.72)",
-    curve: isLight ? "#1b1c22" : "#fff",
-    wave: `rgb(${mix.join(" ")})`,
-  };
+  const isLight = lightTheme.matches;
+  const ground = color("--ground-color");
+  const tone = blendColor([second, ground], [0.6, 0.4]);
+  canvas.setColors(isLight ? [ground, tone, mix, [24, 20, 30]] : [ground, tone, mix, [255, 252, 240]]);
+  const ink = isLight ? "#1b1c22" : "#fff";
+  paintColors = { playhead: ink, shade: `rgb(${ground.join(" ")} / 0.75)`, curve: ink, wave: `rgb(${mix.join(" ")})` };
 }
+
+function paintTheme() {
+  pad.paint(["--a", "--b", "--c", "--d"].map(color));
+  tint();
+}
+
 let paintColors = { playhead: "", shade: "", curve: "", wave: "" };
 
 let paintedMs = 0;
@@ -469,13 +472,13 @@ function listen() {
     event.preventDefault();
     togglePlay();
   });
-  matchMedia("(prefers-color-scheme: light)").addEventListener("change", tint);
+  lightTheme.addEventListener("change", paintTheme);
 }
 
 function begin() {
   document.body.classList.add("without-source");
   find("volume").append(volume.root);
-  find("knobs").append(glide.root);
+  find("knobs").append(glide.root); // the last one: the panel puts the others before it
   for (const preset of PRESETS) {
     const chip = /** @type {HTMLButtonElement} */ (element("button", "", preset.name));
     chip.type = "button";
@@ -489,6 +492,7 @@ function begin() {
     showMessage(/** @type {Error} */ (error).message);
   }
   showPreset(first);
+  paintTheme();
   listen();
   requestAnimationFrame(paint);
   connection.restart();

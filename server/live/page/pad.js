@@ -4,6 +4,30 @@ const LETTERS = ["A", "B", "C", "D"];
 /** A weight below this share is left out: each prompt in use costs a row of the batch. */
 const LEAST_WEIGHT = 0.02;
 
+/** @typedef {[number, number, number]} Color */
+
+/**
+ * The color of a blend: the mean, sharpened towards the strongest corner, as vivid as the corners are.
+ * @param {Color[]} corners @param {number[]} weights @returns {Color}
+ */
+export function blendColor(corners, weights) {
+  const powers = weights.map((weight) => weight ** 1.6);
+  const sum = powers.reduce((total, power) => total + power, 0);
+  const mean = (/** @type {(color: Color) => number} */ of) =>
+    corners.reduce((total, corner, i) => total + of(corner) * powers[i], 0) / sum;
+  const color = [0, 1, 2].map((i) => mean((corner) => corner[i]));
+  const gray = (color[0] + color[1] + color[2]) / 3;
+  const chroma = (/** @type {number[]} */ of) => Math.max(...of) - Math.min(...of);
+  const gain = Math.min(1.7, (0.85 * mean(chroma)) / Math.max(1, chroma(color)));
+  const vivid = color.map((value) => Math.round(Math.min(255, Math.max(0, gray + (value - gray) * Math.max(1, gain)))));
+  return /** @type {Color} */ (vivid);
+}
+
+/** Weights of A to D at a place of the pad; they sum to 1. @param {number} x @param {number} y */
+export function padWeights(x, y) {
+  return [(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y];
+}
+
 export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
@@ -15,6 +39,7 @@ export class PromptPad extends EventTarget {
     this.inputs = inputs;
     this.shares = shares;
     this.puck = /** @type {HTMLElement} */ (pad.querySelector(".puck"));
+    this.surface = /** @type {HTMLCanvasElement} */ (pad.querySelector("canvas"));
     for (const input of inputs) {
       input.addEventListener("input", () => this.#changed("text"));
       input.addEventListener("keydown", (event) => {
@@ -86,8 +111,19 @@ export class PromptPad extends EventTarget {
 
   /** Weights of A to D; they sum to 1. */
   weights() {
-    const { x, y } = this;
-    return [(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y];
+    return padWeights(this.x, this.y);
+  }
+
+  /** Paint every place of the pad with the color of its blend. @param {Color[]} corners */
+  paint(corners) {
+    const context = /** @type {CanvasRenderingContext2D} */ (this.surface.getContext("2d"));
+    const { width, height } = this.surface;
+    const pixels = context.createImageData(width, height);
+    for (let i = 0; i < width * height; i++) {
+      const weights = padWeights((i % width) / (width - 1), Math.floor(i / width) / (height - 1));
+      pixels.data.set([...blendColor(corners, weights), 255], 4 * i);
+    }
+    context.putImageData(pixels, 0, 0);
   }
 
   get texts() {
