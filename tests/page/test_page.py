@@ -1,0 +1,322 @@
+"""The page in a headless browser, against a real server: it plays, and everything on it does what it says."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from .conftest import OpenPage, Serve, ServerProcess
+
+pytestmark = pytest.mark.page
+
+IS_HEARD = "() => getComputedStyle(document.querySelector('.meter')).getPropertyValue('--level') > 0.05"
+FAKE_MIDI = """
+const input = { onmidimessage: null };
+navigator.requestMIDIAccess = async () => ({ inputs: new Map([["one", input]]), onstatechange: null });
+window.turnController = (number, value) => input.onmidimessage({ data: new Uint8Array([0xb0, number, value]) });
+"""
+# Copies what the player puts out, beside the page's own recorder: every block from the first one on.
+TAP = """
+const code = `registerProcessor("tap", class extends AudioWorkletProcessor {
+  process(inputs) { this.port.postMessage(inputs[0].map((plane) => plane.slice())); return true; } });`;
+const addModule = AudioWorklet.prototype.addModule;
+AudioWorklet.prototype.addModule = async function (url) {
+  await addModule.call(this, url);
+  await addModule.call(this, URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+};
+window.tapped = [];
+const Node = AudioWorkletNode;
+window.AudioWorkletNode = class extends Node {
+  constructor(context, name, options) {
+    super(context, name, options);
+    if (name !== "tickrt-player") return;
+    const tap = new Node(context, "tap", { numberOfOutputs: 0 });
+    tap.port.onmessage = ({ data }) => { if (data.length) window.tapped.push(data); };
+    super.connect(tap);
+  }
+};
+"""
+TAPPED = "() => { const all = []; for (const [l, r] of tapped) l.forEach((x, i) => all.push(x, r[i])); return all; }"
+
+
+def play(page: Any) -> None:
+    """Click on play and wait until it is heard."""
+    page.click("#play")
+    page.wait_for_function(IS_HEARD)
+
+
+def knob(page: Any, name: str) -> Any:
+    return page.get_by_role("slider", name=name, exact=True)
+
+
+def value_of(page: Any, name: str) -> float:
+    return float(knob(page, name).get_attribute("aria-valuenow"))
+
+
+def record(page: Any, seconds: float) -> tuple[NDArray[np.float32], int]:
+    """What the page records in about this time: samples `[n, 2]` and their rate."""
+    page.click("#record")
+    page.wait_for_timeout(1000 * seconds)
+    with page.expect_download() as download:
+        page.click("#record")
+    samples, rate = soundfile.read(io.BytesIO(Path(download.value.path()).read_bytes()), dtype="float32")
+    return samples, rate
+
+
+def spectrum(samples: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Mean level per band of frequencies, in dB, of blocks of 4096 samples."""
+    blocks = samples[: len(samples) // 4096 * 4096].mean(1).reshape(-1, 4096)
+    power = (np.abs(np.fft.rfft(blocks * np.hanning(4096))) ** 2).mean(0)
+    edges = np.unique(np.geomspace(2, 2048, 40).astype(int))
+    return 10 * np.log10(np.add.reduceat(power, edges) + 1e-6)
+
+
+def sent_by(page: Any) -> list[dict[str, Any]]:
+    """The messages that the page sends from now on, acks apart; the list grows."""
+    messages: list[dict[str, Any]] = []
+
+    def note(payload: Any) -> None:
+        if isinstance(payload, str) and '"ack"' not in payload and '"canvas"' not in payload:
+            messages.append(json.loads(payload))
+
+    page.on("websocket", lambda socket: socket.on("framesent", note))
+    return messages
+
+
+def test_it_opens_and_plays(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    play(page)
+    page.wait_for_function("() => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > 2")
+    assert page.inner_text("#stat-underruns") == "0"
+    page.click("#play")
+    assert page.get_attribute("#play", "aria-pressed") == "false"
+
+
+def test_a_knob_changes_the_sound(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    play(page)
+    before, rate = record(page, 11)
+    assert rate == 48000
+    knob(page, "velocity scale").press("Home")
+    page.wait_for_function("() => document.querySelector('#stat-full').textContent.endsWith('ms')")
+    after, _ = record(page, 11)
+    half = len(before) // 2
+    unchanged = np.abs(spectrum(before[:half]) - spectrum(before[half:])).mean()
+    assert np.abs(spectrum(before) - spectrum(after)).mean() > 2 * unchanged
+
+
+def test_a_recording_is_what_was_played(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url, script=TAP, bypass_csp=True)
+    play(page)
+    recorded, rate = record(page, 2)
+    played = np.array(page.evaluate(TAPPED), np.float32).reshape(-1, 2)
+    assert rate == 48000
+    assert len(recorded) > 48000
+    assert np.abs(recorded).max() > 0.01
+    starts = np.flatnonzero((played[: len(played) - len(recorded) + 1] == recorded[0]).all(1))
+    assert any(np.array_equal(played[start : start + len(recorded)], recorded) for start in starts)
+
+
+def test_midi_learn(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url, script=FAKE_MIDI)
+    page.click("#midi")
+    knob(page, "guidance").click()
+    page.evaluate("turnController(21, 127)")
+    assert value_of(page, "guidance") == 50
+    assert "CC 21" in knob(page, "guidance").inner_text()
+    page.click("#midi")
+    page.evaluate("turnController(21, 0)")
+    assert value_of(page, "guidance") == 0
+    page.evaluate("turnController(22, 127)")
+    assert value_of(page, "guidance") == 0
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    assert "CC 21" in knob(page, "guidance").inner_text()
+
+
+def test_a_knob_by_keyboard_wheel_and_double_click(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    guidance = knob(page, "guidance")
+    default = value_of(page, "guidance")
+    for key, changes in [("ArrowUp", 1), ("PageUp", 1), ("ArrowDown", -1), ("PageDown", -1)]:
+        before = value_of(page, "guidance")
+        guidance.press(key)
+        assert np.sign(value_of(page, "guidance") - before) == changes, key
+    guidance.press("End")
+    assert value_of(page, "guidance") == float(guidance.get_attribute("aria-valuemax"))
+    guidance.press("Home")
+    assert value_of(page, "guidance") == float(guidance.get_attribute("aria-valuemin"))
+    guidance.dblclick()
+    assert value_of(page, "guidance") == default
+    guidance.hover()
+    page.mouse.wheel(0, -100)
+    page.wait_for_function("(old) => document.activeElement && "
+                           "document.querySelector('[data-control=guidance]').ariaValueNow > old", arg=default)  # fmt: skip
+    steps = value_of(page, "steps")
+    knob(page, "steps").press("ArrowRight")
+    assert value_of(page, "steps") == steps + 1
+
+
+def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> None:
+    server = serve()
+    page = open_page(server.url, allowed=("WebSocket connection", "ERR_CONNECTION", "Failed to load resource"))
+    play(page)
+    knob(page, "guidance").press("PageUp")
+    page.wait_for_function("() => document.querySelector('#stat-full').textContent.endsWith('ms')")
+    seed, guidance = page.input_value("#seed"), value_of(page, "guidance")
+    session = sent_by(page)
+    server.kill()
+    page.wait_for_selector("#status:not([data-status=live])")
+    page.wait_for_function(f"() => !({IS_HEARD})()")
+    server.start()
+    page.wait_for_selector("#status[data-status=live]")
+    page.wait_for_function(IS_HEARD)
+    assert any("resume" in message for message in session)
+    assert (page.input_value("#seed"), value_of(page, "guidance")) == (seed, guidance)
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_preset_is_the_same_after_a_round_trip(server: ServerProcess, open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(server.url)
+    page.fill("#prompt-a", "calm pads in F minor — ä")
+    page.locator(".puck").press("PageDown")
+    knob(page, "guidance").press("PageUp")
+    knob(page, "Start of the loop band").press("ArrowRight")
+    page.fill("#seed", "12345")
+    page.press("#seed", "Enter")
+    page.click("#share")
+    with page.expect_download() as download:
+        page.click("#save")
+    saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    assert saved["seed"] == 12345
+    assert saved["prompts"][0] == "calm pads in F minor — ä"
+    assert saved["controls"]["guidance"] == value_of(page, "guidance")
+
+    shared = open_page(page.url)
+    assert shared.evaluate("document.querySelector('.puck').style.top") == page.evaluate(
+        "document.querySelector('.puck').style.top"
+    )
+    file = tmp_path / "preset.json"
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    loaded = open_page(server.url)
+    loaded.set_input_files("#preset-file", file)
+    loaded.wait_for_function("() => document.querySelector('#seed').value === '12345'")
+    for other in (shared, loaded):
+        with other.expect_download() as download:
+            other.click("#save")
+        assert json.loads(Path(download.value.path()).read_text(encoding="utf-8")) == saved
+
+
+@pytest.mark.parametrize("text", ["{", '{"version": 1, "prompts": []}', '{"version": 99}'])
+def test_a_wrong_preset_is_explained(server: ServerProcess, open_page: OpenPage, tmp_path: Path, text: str) -> None:
+    page = open_page(server.url)
+    file = tmp_path / "preset.json"
+    file.write_text(text, encoding="utf-8")
+    page.set_input_files("#preset-file", file)
+    page.get_by_role("alert").get_by_text("preset").wait_for()
+
+
+def test_a_curve_is_drawn_over_the_canvas(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    messages = sent_by(page)
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    page.select_option("#draw", label="guidance")
+    box = page.locator("#stage").bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + box["height"] * 0.9)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] * 0.1, steps=8)
+    page.mouse.up()
+    page.wait_for_function("() => document.querySelector('[data-control=guidance]').ariaValueText === 'curve'")
+    page.wait_for_timeout(100)
+    curve = [message["values"]["guidance"] for message in messages if message["type"] == "set"][-1]
+    assert len(curve) == 64
+    assert curve[0] < 1.5
+    assert curve[-1] > 4
+    assert np.all(np.diff(curve) >= 0)
+    page.click("#clear-curve")
+    assert knob(page, "guidance").get_attribute("aria-valuetext") == "3"
+    assert page.inner_text("#messages") == ""
+
+
+def test_the_pad_blends_the_prompts(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    messages = sent_by(page)
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    page.locator(".puck").press("Home")
+    page.wait_for_timeout(100)
+    page.locator(".puck").press("ArrowRight")
+    page.wait_for_timeout(100)
+    items = [message["items"] for message in messages if message["type"] == "prompts"]
+    assert [item["weight"] for item in items[-1]] == [0.95, 0.05]
+    assert len(items[-2]) == 1
+    assert items[-2][0]["weight"] == 1
+
+
+def test_extend_plays_on(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    play(page)
+    page.get_by_text("Extend", exact=True).click()
+    page.wait_for_function(IS_HEARD)
+    page.wait_for_function("() => Number(document.querySelector('#stage').ariaValueNow) > 1")
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_source_from_a_file_and_from_the_microphone(
+    server: ServerProcess, open_page: OpenPage, tmp_path: Path
+) -> None:
+    file = tmp_path / "tone.wav"
+    tone = 0.3 * np.sin(2 * np.pi * 220 * np.arange(4 * 48000) / 48000)
+    soundfile.write(file, np.stack([tone, tone], 1), 48000)
+    page = open_page(server.url)
+    messages = sent_by(page)
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    play(page)
+    page.set_input_files("#source-file", file)
+    page.wait_for_selector("#source-strength:not([hidden])")
+    assert page.inner_text("#source-name") == "tone.wav"
+    page.click("#clear-source")
+    page.click("#microphone")
+    page.wait_for_function("() => document.querySelector('#microphone').ariaPressed === 'true'")
+    page.wait_for_timeout(1500)
+    page.click("#microphone")
+    kinds = [message["type"] for message in messages]
+    assert "write" in kinds
+    assert [message["id"] is None for message in messages if message["type"] == "source"] == [False, True]
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_server_with_a_key_asks_for_it(serve: Serve, open_page: OpenPage) -> None:
+    server = serve(TICKRT_API_KEY="swordfish")
+    page = open_page(server.url, status="key", allowed=("WebSocket connection", "401"))
+    page.fill("#key", "wrong")
+    page.press("#key", "Enter")
+    page.get_by_text("does not accept this key").wait_for()
+    page.fill("#key", "swordfish")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#status[data-status=live]")
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    play(page)
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_axe_finds_nothing_serious(server: ServerProcess, open_page: OpenPage, scheme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = open_page(server.url, color_scheme=scheme, viewport={"width": width, "height": 860})
+    page.click("#more")
+    play(page)
+    found = axe.run(page).response["violations"]
+    serious = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+    assert serious == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
