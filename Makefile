@@ -10,6 +10,11 @@ PYTEST_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process.
 PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# npx keeps the compiler in its own cache, outside the tree.
+TSC := npx --yes --package=typescript@7 -- tsc
+TSC_OPTIONS := --noEmit --allowJs --checkJs --strict --target esnext --module esnext --moduleResolution bundler \
+	--lib dom,dom.iterable,esnext
+
 FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
 EXPORT_BIN := .venv-export/bin
@@ -18,7 +23,7 @@ PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-export lint bench clean
+.PHONY: help demo test test-page test-slow test-export lint bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -28,18 +33,24 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG)
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page" $(PARALLEL) $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
 
+test-page: .venv/.installed-page  ## the page in a headless browser
+	$(BIN)/tickrt-build $(CONFIG)
+	$(BIN)/python -m pytest -m page $(PYTEST_ARGS) tests/page
+
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
 	$(EXPORT_BIN)/python -m pytest -m "export and not gpu" $(PYTEST_ARGS)
 
-lint: .venv/.installed-test  ## ruff and mypy, strict
+lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where Node.js is
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES)
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) server/live/page/*.js; \
+	else echo "The page's types are not checked: npx (Node.js) cannot run TypeScript's compiler here."; fi
 
 bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
 	$(BIN)/tickrt-build $(CONFIG)
@@ -59,6 +70,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
+	@touch $@
+
+.venv/.installed-page: .venv/.installed-test
+	@echo "Installing Playwright into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,page]'
 	@touch $@
 
 # TensorRT's and CUDA's real Python bindings, beside the environment, not in it: tests compare our calls with them.

@@ -29,7 +29,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "test"}
+    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "redis", "page", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
@@ -93,8 +93,8 @@ def test_license_and_changelog_go_with_the_version() -> None:
 def test_ci_runs_what_the_readme_says() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    commands = re.findall(r"^make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert commands == ["lint", "test", "test-export"]
+    commands = re.findall(r"^ *make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert commands == ["lint", "test", "test-page", "test-export"]
 
 
 STAMPS = (".venv/bin/python", ".venv/.installed", ".venv/.installed-test", ".venv/.contract")
@@ -164,5 +164,5 @@ def test_a_changed_project_installs_again(checkout: Path) -> None:
 
 def test_help_lists_every_target(checkout: Path) -> None:
     text = make(checkout, "help").stdout
-    for target in ("demo", "test", "test-export", "test-slow", "lint", "bench", "clean"):
+    for target in ("demo", "test", "test-page", "test-export", "test-slow", "lint", "bench", "clean"):
         assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from .conftest import OpenPage, Serve, ServerProcess
-
 pytestmark = pytest.mark.page
+
+Serve = Callable[..., Any]
+OpenPage = Callable[..., Any]
 
 IS_HEARD = "() => getComputedStyle(document.querySelector('.meter')).getPropertyValue('--level') > 0.05"
 FAKE_MIDI = """
@@ -90,7 +92,7 @@ def sent_by(page: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def test_it_opens_and_plays(server: ServerProcess, open_page: OpenPage) -> None:
+def test_it_opens_and_plays(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     play(page)
     page.wait_for_function("() => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > 2")
@@ -99,7 +101,7 @@ def test_it_opens_and_plays(server: ServerProcess, open_page: OpenPage) -> None:
     assert page.get_attribute("#play", "aria-pressed") == "false"
 
 
-def test_a_knob_changes_the_sound(server: ServerProcess, open_page: OpenPage) -> None:
+def test_a_knob_changes_the_sound(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     play(page)
     before, rate = record(page, 11)
@@ -112,7 +114,7 @@ def test_a_knob_changes_the_sound(server: ServerProcess, open_page: OpenPage) ->
     assert np.abs(spectrum(before) - spectrum(after)).mean() > 2 * unchanged
 
 
-def test_a_recording_is_what_was_played(server: ServerProcess, open_page: OpenPage) -> None:
+def test_a_recording_is_what_was_played(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url, script=TAP, bypass_csp=True)
     play(page)
     recorded, rate = record(page, 2)
@@ -124,7 +126,7 @@ def test_a_recording_is_what_was_played(server: ServerProcess, open_page: OpenPa
     assert any(np.array_equal(played[start : start + len(recorded)], recorded) for start in starts)
 
 
-def test_midi_learn(server: ServerProcess, open_page: OpenPage) -> None:
+def test_midi_learn(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url, script=FAKE_MIDI)
     page.click("#midi")
     knob(page, "guidance").click()
@@ -141,7 +143,7 @@ def test_midi_learn(server: ServerProcess, open_page: OpenPage) -> None:
     assert "CC 21" in knob(page, "guidance").inner_text()
 
 
-def test_a_knob_by_keyboard_wheel_and_double_click(server: ServerProcess, open_page: OpenPage) -> None:
+def test_a_knob_by_keyboard_wheel_and_double_click(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     guidance = knob(page, "guidance")
     default = value_of(page, "guidance")
@@ -183,7 +185,7 @@ def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> 
     assert page.inner_text("#messages") == ""
 
 
-def test_a_preset_is_the_same_after_a_round_trip(server: ServerProcess, open_page: OpenPage, tmp_path: Path) -> None:
+def test_a_preset_is_the_same_after_a_round_trip(server: Any, open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page(server.url)
     page.fill("#prompt-a", "calm pads in F minor — ä")
     page.locator(".puck").press("PageDown")
@@ -215,7 +217,7 @@ def test_a_preset_is_the_same_after_a_round_trip(server: ServerProcess, open_pag
 
 
 @pytest.mark.parametrize("text", ["{", '{"version": 1, "prompts": []}', '{"version": 99}'])
-def test_a_wrong_preset_is_explained(server: ServerProcess, open_page: OpenPage, tmp_path: Path, text: str) -> None:
+def test_a_wrong_preset_is_explained(server: Any, open_page: OpenPage, tmp_path: Path, text: str) -> None:
     page = open_page(server.url)
     file = tmp_path / "preset.json"
     file.write_text(text, encoding="utf-8")
@@ -223,7 +225,7 @@ def test_a_wrong_preset_is_explained(server: ServerProcess, open_page: OpenPage,
     page.get_by_role("alert").get_by_text("preset").wait_for()
 
 
-def test_a_curve_is_drawn_over_the_canvas(server: ServerProcess, open_page: OpenPage) -> None:
+def test_a_curve_is_drawn_over_the_canvas(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     messages = sent_by(page)
     page.reload()
@@ -246,7 +248,7 @@ def test_a_curve_is_drawn_over_the_canvas(server: ServerProcess, open_page: Open
     assert page.inner_text("#messages") == ""
 
 
-def test_the_pad_blends_the_prompts(server: ServerProcess, open_page: OpenPage) -> None:
+def test_the_pad_blends_the_prompts(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     messages = sent_by(page)
     page.reload()
@@ -261,7 +263,7 @@ def test_the_pad_blends_the_prompts(server: ServerProcess, open_page: OpenPage) 
     assert items[-2][0]["weight"] == 1
 
 
-def test_extend_plays_on(server: ServerProcess, open_page: OpenPage) -> None:
+def test_extend_plays_on(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     play(page)
     page.get_by_text("Extend", exact=True).click()
@@ -270,9 +272,7 @@ def test_extend_plays_on(server: ServerProcess, open_page: OpenPage) -> None:
     assert page.inner_text("#messages") == ""
 
 
-def test_a_source_from_a_file_and_from_the_microphone(
-    server: ServerProcess, open_page: OpenPage, tmp_path: Path
-) -> None:
+def test_a_source_from_a_file_and_from_the_microphone(server: Any, open_page: OpenPage, tmp_path: Path) -> None:
     file = tmp_path / "tone.wav"
     tone = 0.3 * np.sin(2 * np.pi * 220 * np.arange(4 * 48000) / 48000)
     soundfile.write(file, np.stack([tone, tone], 1), 48000)
@@ -311,7 +311,7 @@ def test_a_server_with_a_key_asks_for_it(serve: Serve, open_page: OpenPage) -> N
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1280, 800, 400])
-def test_axe_finds_nothing_serious(server: ServerProcess, open_page: OpenPage, scheme: str, width: int) -> None:
+def test_axe_finds_nothing_serious(server: Any, open_page: OpenPage, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = open_page(server.url, color_scheme=scheme, viewport={"width": width, "height": 860})
     page.click("#more")
