@@ -149,7 +149,7 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
         from runtime.sessions.redis_store import open_redis_store
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
-    return open_redis_store(settings.redis.get_secret_value())
+    return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
 
 
 def default_codec_workers(target: str) -> int:

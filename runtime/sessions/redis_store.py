@@ -2,7 +2,7 @@
 
 Keys: `tickrt:format`, `tickrt:session:ID` (a hash: the document and the pieces), `tickrt:claim:ID` (the server that
 owns the session). A claim expires when its server stops renewing it, so a session has one owner at a time. A session
-whose owner is gone for UNCLAIMED_S is deleted by Redis.
+whose owner is gone for `keep_s` is deleted by Redis.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from runtime.sessions.store import STORE_FORMAT, SessionStore
 
 PREFIX = "tickrt"
 CLAIM_S = 6.0
-UNCLAIMED_S = 24 * 3600
+KEEP_S = 60.0
 TIMEOUT_S = 5.0
 DOCUMENT_FIELD, PIECE_FIELD = b"document", b"piece:"
-# Claim the session KEYS[1] for ARGV[1] for ARGV[2] ms, or renew the claim; 0 where another server holds it.
+# Claim the session KEYS[2] for ARGV[1] for ARGV[2] ms, or renew the claim; keep the session for ARGV[3] ms.
+# 0 where another server holds the claim.
 CLAIM = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('EXPIRE', KEYS[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
 """
 # ARGV from 4 on: number of fields to delete, their names, then names and values to set.
 WRITE = f"""{CLAIM}
 local first = 5 + ARGV[4]
 for i = 5, first - 1 do redis.call('HDEL', KEYS[2], ARGV[i]) end
 for i = first, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
-redis.call('EXPIRE', KEYS[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return 1
 """
 DELETE = f"{CLAIM} redis.call('DEL', KEYS[1], KEYS[2]) return 1"
@@ -48,21 +49,22 @@ RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 logger = logging.getLogger("tickrt.sessions")
 
 
-def open_redis_store(url: str, *, owner: str = "", claim_s: float = CLAIM_S) -> SessionStore:
+def open_redis_store(url: str, *, owner: str = "", claim_s: float = CLAIM_S, keep_s: float = KEEP_S) -> SessionStore:
     """The store at `url` ("redis://host:6379/0").
 
     `owner` names this server; one that restarts under the same name has its sessions back at once, otherwise when its
-    claims expire, after `claim_s`. Raises ConfigError for a Redis that cannot be reached or holds a newer format.
+    claims expire, after `claim_s`. keep_s: how long a session without an owner is kept. Raises ConfigError for a Redis
+    that cannot be reached or holds a newer format.
     """
-    return SessionStore(lambda: RedisBackend(url, owner or secrets.token_hex(8), claim_s))
+    return SessionStore(lambda: RedisBackend(url, owner or secrets.token_hex(8), claim_s, claim_s + keep_s))
 
 
 class RedisBackend:
     """Sessions in Redis. All calls come from one thread; another one renews the claims."""
 
-    def __init__(self, url: str, owner: str, claim_s: float) -> None:
+    def __init__(self, url: str, owner: str, claim_s: float, expiry_s: float) -> None:
         self._client = _connect(url)
-        self._claim = (owner, round(1000 * claim_s), UNCLAIMED_S)
+        self._claim = (owner, round(1000 * claim_s), round(1000 * expiry_s))
         self._write = self._client.register_script(WRITE)
         self._delete = self._client.register_script(DELETE)
         self._renew = self._client.register_script(RENEW)
@@ -73,10 +75,11 @@ class RedisBackend:
         self._renewing.start()
 
     def ids(self) -> list[str]:
-        """The sessions that have a document."""
+        """The stored sessions that are claimed under this server's name."""
         with _storage_errors():
-            keys = self._client.scan_iter(match=_session_key("*"))
-            return sorted(key.decode().removeprefix(_session_key("")) for key in keys)
+            keys = [key.decode() for key in self._client.scan_iter(match=_claim_key("*"))]
+            owned = [key for key in keys if self._client.get(key) == self._claim[0].encode()]
+            return sorted(key.removeprefix(_claim_key("")) for key in owned)
 
     def names(self, session_id: str) -> set[str]:
         """The names of a session's stored pieces."""

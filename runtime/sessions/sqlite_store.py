@@ -50,7 +50,7 @@ class SqliteBackend:
             raise
 
     def ids(self) -> list[str]:
-        """The sessions that have a document."""
+        """All stored sessions: the lock makes them this server's."""
         return [row[0] for row in self._query("SELECT id FROM sessions ORDER BY id")]
 
     def names(self, session_id: str) -> set[str]:

@@ -48,7 +48,7 @@ class StoreBackend(Protocol):
     """
 
     def ids(self) -> list[str]:
-        """The sessions that have a document."""
+        """The stored sessions that belong to this server."""
 
     def names(self, session_id: str) -> set[str]:
         """The names of a session's stored pieces."""
@@ -111,7 +111,7 @@ class SessionStore:
             return None
 
     def ids(self) -> list[str]:
-        """The stored sessions. Raises StoreError."""
+        """The stored sessions that belong to this server: no other one can resume them. Raises StoreError."""
         return self._writer.submit(self._backend.ids).result()
 
     def flush(self) -> None:

@@ -91,6 +91,7 @@ def test_a_server_that_restarts_under_its_name_has_its_sessions_at_once(server: 
     ):
         killed.save("a", snapshot(1))
         killed.flush()
+        assert one.ids() == ["a"]
         assert_same(one.load("a"), snapshot(1))
 
 
@@ -122,11 +123,13 @@ def test_a_session_whose_claim_expired_is_taken_over_and_not_written_by_its_old_
     assert caplog.text.count("session a is owned by another server") == 1
 
 
-def test_a_session_without_an_owner_expires(server: Server, opened: Opened) -> None:
-    with opened() as store:
+def test_a_session_is_deleted_once_it_had_no_owner_for_keep_s(server: Server) -> None:
+    with open_redis_store(server.url, claim_s=6.0, keep_s=60.0) as store:
         store.save("a", snapshot(1))
-    assert server.client.ttl("tickrt:session:a") > 0
+        store.flush()
+        assert 0 < server.client.pttl("tickrt:claim:a") <= 6000
     assert not server.client.exists("tickrt:claim:a")
+    assert 6000 < server.client.pttl("tickrt:session:a") <= 66_000
 
 
 def test_a_newer_format_is_refused_and_kept(server: Server, opened: Opened) -> None:

@@ -77,6 +77,12 @@ def test_the_folder_is_free_again_after_a_kill_and_what_was_written_is_there(fol
         assert_same(store.load("a"), snapshot(19, **{"canvas/19": 19}))
 
 
+def test_all_stored_sessions_belong_to_the_server_that_opens_the_folder(database: Path, opened: Opened) -> None:
+    assert database.is_file()
+    with opened() as store:
+        assert store.ids() == ["a", "b"]
+
+
 def damage_header(path: Path) -> None:
     path.write_bytes(b"not a database\n" + path.read_bytes()[15:])
 
