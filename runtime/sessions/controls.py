@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -25,6 +25,7 @@ from runtime.requests.options import (
 from runtime.requests.request import NEUTRAL
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.messages import Blend, LivePrompt
+from runtime.sessions.playback.playhead import Playhead
 
 # Options that are no controls: prompts have a message of their own, a session has no length, and a mask says more than
 # repaint.
@@ -146,28 +147,47 @@ class Ramp:
         """Its value at a time."""
         if now_s >= self.end_s:
             return self.end
+        if now_s <= self.start_s:
+            return self.start
         return self.start + (now_s - self.start_s) / (self.end_s - self.start_s) * (self.end - self.start)
+
+    def moved(self, seconds: float) -> Ramp:
+        """The same, later."""
+        return replace(self, start_s=self.start_s + seconds, end_s=self.end_s + seconds)
+
+
+@dataclass(frozen=True)
+class ScheduledChange:
+    """A change that is to be heard from `at_sample` on and has not begun."""
+
+    at_sample: int
+    seq: int
+    seq_before: int
+    patch: dict[str, Any]
+    ramp_s: float
 
 
 class ControlState:
     """The values of a session's controls and prompts at any time, and the seqs that they include.
 
-    `version` changes with every change; while `is_moving`, values change with time as well. `seq`: the newest change.
-    Raises RequestError for controls and prompts that do not fit the model.
+    While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
+    `from_sample`: what has begun is not to be heard before. Raises RequestError for controls and prompts that do not
+    fit the model.
     """
 
     def __init__(
         self, model: LiveModel, controls: Mapping[str, Any], prompts: Sequence[LivePrompt], blend: Blend, seed: int
     ) -> None:
         self.blend = blend
-        self.seq = 0
-        self.version = 0
+        self.seq = self.accepted_seq = 0
+        self.from_sample = 0
         self.defaults = {**default_values(model), "seed": seed}
         checked = check_controls(controls, model, "controls")
         self._values = {name: value for name, value in checked.items() if value is not None}
         self._weights = prompt_weights(prompts, model, "prompts")
         self._ramps: dict[str, Ramp] = {}
         self._weight_ramps: dict[str, Ramp] = {}
+        self._scheduled: list[ScheduledChange] = []
 
     @property
     def prompts(self) -> list[LivePrompt]:
@@ -178,34 +198,43 @@ class ControlState:
     def published(self) -> dict[str, Any]:
         """Every control's final value as JSON, defaults where nothing is set."""
         values = {**self.defaults, **self._values}
-        return {name: _plain(values[name]) for name in CONTROL_NAMES}
+        return _plain_values({name: values[name] for name in CONTROL_NAMES})
+
+    def accept(self, seq: int) -> None:
+        """Take a change that is none of a control."""
+        self.seq = self.accepted_seq = seq
 
     def change(self, patch: Mapping[str, Any], seq: int, now_s: float, ramp_s: float = 0.0) -> None:
         """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
-        for name, value in patch.items():
-            self._ramp(
-                self._ramps,
-                name,
-                self.value(name, now_s),
-                self.defaults[name] if value is None else value,
-                now_s,
-                ramp_s,
-            )
-            if value is None:
-                self._values.pop(name, None)
-            else:
-                self._values[name] = value
-        self._changed(seq)
+        self._merge(patch, now_s, now_s + ramp_s, self.accepted_seq)
+        self.accept(seq)
+
+    def schedule(self, at_sample: int, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
+        """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
+        self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, dict(patch), ramp_s))
+        self._scheduled.sort(key=lambda change: change.at_sample)
+        self.accepted_seq = seq
+
+    def begin_scheduled(self, before_sample: int, playhead: Playhead, now_s: float) -> None:
+        """Begin the changes that are to be heard before a sample; ramps begin when the playhead gets there."""
+        while self._scheduled and self._scheduled[0].at_sample < before_sample:
+            change = self._scheduled.pop(0)
+            start_s = playhead.reaches_s(change.at_sample, now_s)
+            self._merge(change.patch, start_s, start_s + change.ramp_s, change.seq_before)
+            self.from_sample = max(self.from_sample, change.at_sample)
+            self.seq = max(self.seq, change.seq)
 
     def change_prompts(
         self, weights: Mapping[str, float], blend: Blend | None, seq: int, now_s: float, ramp_s: float = 0.0
     ) -> None:
         """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
-        for text in {**self._current_weights(now_s), **weights}:
-            self._ramp(self._weight_ramps, text, self._weight(text, now_s), weights.get(text, 0.0), now_s, ramp_s)
+        before = self._current_weights(now_s)
+        for text in {**before, **weights}:
+            ends = before.get(text, 0.0), weights.get(text, 0.0)
+            _set_ramp(self._weight_ramps, text, *ends, now_s, now_s + ramp_s, self.accepted_seq)
         self._weights = dict(weights)
         self.blend = blend or self.blend
-        self._changed(seq)
+        self.accept(seq)
 
     def value(self, name: str, now_s: float) -> Any:
         """A control's value at a time."""
@@ -219,7 +248,8 @@ class ControlState:
 
     def full_seq(self, now_s: float) -> int:
         """The newest seq such that every change up to it has reached its final value."""
-        return min((ramp.seq_before for ramp in self._all_ramps() if now_s < ramp.end_s), default=self.seq)
+        moving = [ramp.seq_before for ramp in self._all_ramps() if now_s < ramp.end_s]
+        return min((*moving, *(change.seq_before for change in self._scheduled)), default=self.seq)
 
     def step_values(self, now_s: float) -> dict[str, Any]:
         """Every step control's value at a time, as StepOptions takes it."""
@@ -227,15 +257,39 @@ class ControlState:
 
     def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
         """Options of a generation that starts now. What needs a source has no effect where there is none."""
-        values = {
-            name: self.value(name, now_s) for name in {*self._values, *self._ramps} - _LiveOnly.model_fields.keys()
+        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
+        values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
+        changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
+        return GenerationOptions(prompt=self._prompt(now_s), **{"seed": self.defaults["seed"], **changed})
+
+    def snapshot(self, now_s: float) -> dict[str, Any]:
+        """JSON values that `restore` takes; times are relative to now."""
+        return {
+            "seed": self.defaults["seed"],
+            "values": _plain_values(self._values),
+            "weights": dict(self._weights),
+            "blend": self.blend,
+            "seqs": [self.seq, self.accepted_seq],
+            "from_sample": self.from_sample,
+            "ramps": {name: asdict(ramp.moved(-now_s)) for name, ramp in self._ramps.items()},
+            "weight_ramps": {text: asdict(ramp.moved(-now_s)) for text, ramp in self._weight_ramps.items()},
+            "scheduled": [{**asdict(change), "patch": _plain_values(change.patch)} for change in self._scheduled],
         }
-        kept = {
-            name: value
-            for name, value in values.items()
-            if (has_source or name not in NEEDS_SOURCE_NAMES) and (name == "denoise" or value != self.defaults[name])
-        }
-        return GenerationOptions(prompt=self._prompt(now_s), **{"seed": self.defaults["seed"], **kept})
+
+    @classmethod
+    def restore(cls, stored: Mapping[str, Any], model: LiveModel, now_s: float) -> ControlState:
+        """The state of a snapshot. Raises RequestError where it does not fit the model."""
+        prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored["weights"].items()]
+        state = cls(model, stored["values"], prompts, stored["blend"], stored["seed"])
+        state.seq, state.accepted_seq = stored["seqs"]
+        state.from_sample = stored["from_sample"]
+        state._ramps = {name: Ramp(**ramp).moved(now_s) for name, ramp in stored["ramps"].items()}
+        state._weight_ramps = {text: Ramp(**ramp).moved(now_s) for text, ramp in stored["weight_ramps"].items()}
+        state._scheduled = [
+            ScheduledChange(**{**change, "patch": check_controls(change["patch"], model)})
+            for change in stored["scheduled"]
+        ]
+        return state
 
     def _prompt(self, now_s: float) -> str | list[WeightedPrompt]:
         weights = sorted(self._current_weights(now_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
@@ -244,26 +298,31 @@ class ControlState:
         return [WeightedPrompt(text=text, weight=weight) for text, weight in weights]
 
     def _current_weights(self, now_s: float) -> dict[str, float]:
-        weights = {text: self._weight(text, now_s) for text in {**self._weights, **self._weight_ramps}}
+        """Text -> weight at a time, without those that have none."""
+        weights = dict(self._weights) | {text: ramp.value(now_s) for text, ramp in self._weight_ramps.items()}
         return {text: weight for text, weight in weights.items() if weight > 0.0}
 
-    def _weight(self, text: str, now_s: float) -> float:
-        if text in self._weight_ramps:
-            return self._weight_ramps[text].value(now_s)
-        return self._weights.get(text, 0.0)
-
-    def _ramp(self, ramps: dict[str, Ramp], name: str, start: Any, end: Any, now_s: float, ramp_s: float) -> None:
-        if ramp_s > 0 and name not in WHOLE_NUMBERS and _is_number(start) and _is_number(end):
-            ramps[name] = Ramp(start, end, now_s, now_s + ramp_s, self.seq)
-        else:
-            ramps.pop(name, None)
+    def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
+        for name, value in patch.items():
+            before, after = self.value(name, start_s), self.defaults[name] if value is None else value
+            ramp_end_s = start_s if name in WHOLE_NUMBERS else end_s
+            _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
 
     def _all_ramps(self) -> list[Ramp]:
         return [*self._ramps.values(), *self._weight_ramps.values()]
 
-    def _changed(self, seq: int) -> None:
-        self.seq = seq
-        self.version += 1
+
+def _set_ramp(
+    ramps: dict[str, Ramp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
+) -> None:
+    """Let a number move from `start` to `end`; everything else is at its end at once."""
+    ramps.pop(name, None)
+    if end_s > start_s and _is_number(start) and _is_number(end) and start != end:
+        ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
 
 
 def _is_number(value: Any) -> bool:
@@ -272,3 +331,7 @@ def _is_number(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return value.model_dump() if isinstance(value, BaseModel) else value
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Which generations a live session starts, and where their latents go."""

@@ -1,0 +1,277 @@
+"""What both modes have in common: generations in flight, their step controls, failures, and how long they take."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.requests.options import GenerationOptions
+from runtime.requests.segments import Latents, Segment
+from runtime.sessions.actions import GenerationJob, LiveModel, UpdateSteps
+from runtime.sessions.controls import NEEDS_SOURCE_NAMES, ControlState
+from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+UPDATE_INTERVAL_S = 0.02
+ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8
+RETRY_MAX_S = 30.0
+
+Key = tuple[GenerationOptions, int]
+
+
+@dataclass(eq=False)
+class Basis:
+    """What a generation was started with. is_mixed: step controls have changed since its first step."""
+
+    key: Key
+    first_seq: int
+    full_seq: int
+    is_mixed: bool = False
+
+
+@dataclass(eq=False)
+class Running:
+    """A generation in flight: `number` counts them, `steps` are its step controls by now.
+
+    from_sample: it is not heard before. is_append: it continues the canvas, and nothing has changed.
+    """
+
+    job: GenerationJob
+    number: int
+    basis: Basis
+    started_s: float
+    steps: dict[str, Any]
+    from_sample: int
+    is_append: bool = False
+
+
+@dataclass
+class GenerationTimes:
+    """How long generations take from submit to finish."""
+
+    newest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ESTIMATE_SAMPLES))
+
+    @property
+    def estimate_s(self) -> float:
+        """A little more than the 90th percentile of the newest."""
+        ordered = sorted(self.newest_s)
+        return ordered[math.ceil(0.9 * len(ordered)) - 1] * ESTIMATE_MARGIN if ordered else ESTIMATE_START_S
+
+
+class Generations(ABC):
+    """A session's generations. `frames` is T; `running` are in flight, oldest first.
+
+    `source`, and with it `source_version`, changes through set_source. `num_started` counts all, `num_placed` those
+    whose latents were put into the canvas.
+    """
+
+    def __init__(
+        self, model: LiveModel, frames: int, slots: int, controls: ControlState, timeline: Timeline, playhead: Playhead
+    ) -> None:
+        self.frames = frames
+        self.running: list[Running] = []
+        self.times = GenerationTimes()
+        self.source: Source | None = None
+        self.source_version = 0
+        self.num_started = 0
+        self.num_placed = 0
+        self._model, self._slots = model, slots
+        self._controls, self._timeline, self._playhead = controls, timeline, playhead
+        self._latest: Basis | None = None
+        self._wanted_since_s: float | None = None
+        self._updated_s = -math.inf
+        self._retry_s = -math.inf
+        self._num_failed = 0
+
+    def wanted_s(self, now_s: float) -> float | None:
+        """Since when one more generation is wanted; None where none is."""
+        if not self._playhead.is_active(now_s) or now_s < self._ready_s() or not self._is_wanted(now_s):
+            self._wanted_since_s = None
+        elif self._wanted_since_s is None:
+            self._wanted_since_s = now_s
+        return self._wanted_since_s
+
+    def start(self, session: str, now_s: float) -> GenerationJob:
+        """The next generation, with the newest values."""
+        running = self._new(f"{session}/{self.num_started}", now_s)
+        self.num_started += 1
+        self.running.append(running)
+        self._latest = running.basis
+        self._wanted_since_s = None
+        return running.job
+
+    def cancelled(self, now_s: float) -> list[str]:
+        """Generations that are not worth finishing any more; they are forgotten."""
+        return []
+
+    def finish(self, job_id: str, latents: Latents, now_s: float) -> bool:
+        """Take a generation's latents `[T, C]`; False where the canvas stays as it is."""
+        done = self._take(job_id)
+        if done is None:
+            return False
+        self.times.newest_s.append(now_s - done.started_s)
+        self._num_failed, self._retry_s = 0, -math.inf
+        if not self._place(done, Piece(f"latents/{done.number}", latents), now_s):
+            return False
+        self.num_placed += 1
+        return True
+
+    def fail(self, job_id: str, now_s: float) -> bool:
+        """A generation ended without latents: try again after 1, 2, 4 ... seconds. False where the id is unknown."""
+        failed = self._take(job_id)
+        if failed is None:
+            return False
+        self._num_failed += 1
+        self._retry_s = now_s + min(2.0 ** (self._num_failed - 1), RETRY_MAX_S)
+        if failed.basis is self._latest and not failed.is_append:
+            self._latest = None
+        return True
+
+    def step_applied(self, seq: int, job_ids: Iterable[str]) -> None:
+        """Step controls up to `seq` have reached these generations."""
+        reached = set(job_ids)
+        for running in self.running:
+            if running.job.id in reached:
+                running.basis.first_seq = max(running.basis.first_seq, seq)
+
+    def update(self, now_s: float) -> UpdateSteps | None:
+        """The step controls that generations in flight do not have yet; at most every UPDATE_INTERVAL_S."""
+        reached, patch = self._missing_steps(now_s)
+        if not patch or now_s < self._updated_s + UPDATE_INTERVAL_S:
+            return None
+        self._updated_s = now_s
+        for running in reached:
+            running.basis.is_mixed |= any(running.steps[name] != value for name, value in patch.items())
+            running.steps.update(patch)
+        return UpdateSteps(tuple(running.job.id for running in reached), patch, self._controls.seq)
+
+    def settle(self, now_s: float) -> None:
+        """Where the newest generation has all that was changed since, what it made counts as complete up to now."""
+        latest, seq = self._latest, self._controls.full_seq(now_s)
+        if latest is None or self._is_dirty(now_s) or seq <= latest.full_seq:
+            return
+        bases = [running.basis for running in self.running]
+        if latest not in bases:
+            self._timeline.set_seq(latest.full_seq, seq)
+        for basis in {latest, *bases}:
+            if basis.key == latest.key and not basis.is_mixed:
+                basis.full_seq, basis.first_seq = seq, max(seq, basis.first_seq)
+
+    def due_s(self, now_s: float) -> float | None:
+        """When something is to be done that only waits for the time."""
+        times = [self._ready_s()] if self._ready_s() > now_s else []
+        if self._controls.is_moving(now_s) or self._missing_steps(now_s)[1]:
+            times.append(max(now_s, self._updated_s) + UPDATE_INTERVAL_S)
+        return min(times, default=None)
+
+    def is_current(self, now_s: float) -> bool:
+        """Whether the canvas has all changes, but for appends in flight."""
+        made = [running.basis for running in self.running if not running.is_append]
+        return not self._is_dirty(now_s) and self._latest not in made
+
+    def restore(self, num_started: int, num_placed: int, is_current: bool, now_s: float) -> None:
+        """Go on after the generations of a stored session."""
+        self.num_started, self.num_placed = num_started, num_placed
+        seq = self._controls.full_seq(now_s)
+        self._latest = Basis(self.key(now_s), seq, seq) if is_current else None
+
+    @abstractmethod
+    def note(self, now_s: float) -> None:
+        """Note where the playhead is."""
+
+    def set_source(self, source: Source | None) -> None:
+        """Start from other latents from the next generation on."""
+        self.source = source
+        self.source_version += 1
+
+    def write(self, start: int, piece: Piece, seq: int, now_s: float) -> list[str]:
+        """Put latents into the canvas from frame `start` on and make them a part of the source.
+
+        Generations in flight do not know of it: they are forgotten. Returns their ids.
+        """
+        was_dirty = self._is_dirty(now_s)
+        stopped = [running.job.id for running in self.running]
+        is_stopped = bool(stopped)
+        self.running.clear()
+        self._write(start, piece, seq, now_s)
+        if is_stopped or was_dirty or self._latest is None:
+            self._latest = None
+        else:
+            self._latest.key = self.key(now_s)
+        return stopped
+
+    def key(self, now_s: float) -> Key:
+        """What a generation that starts now is made with."""
+        return self._controls.options(now_s, has_source=self.source is not None), self.source_version
+
+    @abstractmethod
+    def _is_wanted(self, now_s: float) -> bool:
+        """Whether one more generation is wanted."""
+
+    @abstractmethod
+    def _new(self, job_id: str, now_s: float) -> Running:
+        """The next generation."""
+
+    @abstractmethod
+    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+        """Put latents into the canvas; False where they are of no use."""
+
+    @abstractmethod
+    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+        """Put latents from frame `start` on into the canvas and the source."""
+
+    @abstractmethod
+    def region(self, at_s: float, frames: int) -> int:
+        """The canvas frame of a write of some frames at a time. Raises RequestError where it does not fit."""
+
+    def _ready_s(self) -> float:
+        """When the next generation may start."""
+        return self._retry_s
+
+    def _is_dirty(self, now_s: float) -> bool:
+        """Whether no generation was started with what holds now, and kept it."""
+        return self._latest is None or self._latest.is_mixed or self._latest.key != self.key(now_s)
+
+    def _take(self, job_id: str) -> Running | None:
+        found = next((running for running in self.running if running.job.id == job_id), None)
+        if found is not None:
+            self.running.remove(found)
+        return found
+
+    def _missing_steps(self, now_s: float) -> tuple[list[Running], dict[str, Any]]:
+        """Generations that may take step controls, and the values that they lack."""
+        from_sample = self._controls.from_sample
+        is_heard = from_sample <= self._playhead.reach(now_s)
+        reached = [running for running in self.running if is_heard or running.from_sample >= from_sample]
+        if not reached:
+            return [], {}
+        has_source = all(running.job.source is not None for running in reached)
+        values = self._controls.step_values(now_s)
+        return reached, {
+            name: value
+            for name, value in values.items()
+            if (has_source or name not in NEEDS_SOURCE_NAMES) and any(item.steps[name] != value for item in reached)
+        }
+
+    def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
+        key = self.key(now_s)
+        options = key[0].model_copy(update={"seed": job.pop("seed")})
+        source = None if self.source is None else self.source.frames(segment.start_frame, segment.frames)
+        full_seq = self._controls.full_seq(now_s)
+        return Running(
+            job=GenerationJob(job_id, options, segment, source=source, full_seq=full_seq, **job),
+            number=self.num_started,
+            basis=Basis(key, self._controls.seq, full_seq),
+            started_s=now_s,
+            steps=self._controls.step_values(now_s),
+            from_sample=self._controls.from_sample,
+        )
+
+    def _first_placement(self, canvas: Canvas, band: Band | None) -> Placement:
+        """The canvas begins where audio is missing."""
+        start = self._playhead.sent_until
+        return Placement(start, canvas, start // self._model.hop_samples, 0, band)

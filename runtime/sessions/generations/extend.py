@@ -1,0 +1,123 @@
+"""Generations of music without an end: each continues what is known, or what comes after the playhead anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.errors import RequestError
+from runtime.pipeline.generation import segment_seed
+from runtime.requests.segments import Segment
+from runtime.sessions.generations.base import Generations, Running
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+
+HISTORY_S = 600.0
+
+
+class ExtendGenerations(Generations):
+    """One generation in flight: an append where little is left to play, or a refresh after a change.
+
+    `heard_frame`: canvas frames before it have been heard and never change.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard_frame = 0
+        self._noted_frame = self._playhead.sent_until // self._model.hop_samples
+
+    def note(self, now_s: float) -> None:
+        """Note which canvas frames the playhead has reached, and forget those of long ago."""
+        position, hop = self._playhead.position(now_s), self._model.hop_samples
+        frame = position // hop
+        for play_frame in range(max(self._noted_frame, frame - self.frames), frame + 1):
+            here = self._timeline.at(play_frame * hop)
+            if here is not None and here.part_at(play_frame) is not None:
+                self.heard_frame = max(self.heard_frame, here.canvas_frame_at(play_frame) + 1)
+        self._noted_frame = frame
+        self._timeline.forget(0, self._position(now_s) - round(HISTORY_S * self._model.frame_rate_hz))
+
+    def cancelled(self, now_s: float) -> list[str]:
+        """An append is not worth finishing where a refresh is needed."""
+        stopped = [item for item in self.running if item.is_append and self._is_dirty(now_s)]
+        for item in stopped:
+            self.running.remove(item)
+        return [item.job.id for item in stopped]
+
+    def _is_wanted(self, now_s: float) -> bool:
+        return not self.running and (self._is_dirty(now_s) or self._is_short(now_s))
+
+    def _is_short(self, now_s: float) -> bool:
+        """Whether what is known ends within half a canvas, or within the time that some generations take."""
+        newest = self._timeline.newest
+        if newest is None or newest.band is not None:
+            return newest is None
+        horizon_s = self._playhead.lead_s + 3 * self.times.estimate_s
+        horizon = max(self.frames // 2, round(horizon_s * self._model.frame_rate_hz))
+        return self._timeline.canvas.end - self._position(now_s) < horizon
+
+    def _position(self, now_s: float) -> int:
+        return self._frame_at(self._playhead.position(now_s))
+
+    def _frame_at(self, sample: int) -> int:
+        here = self._timeline.at(sample)
+        return 0 if here is None else here.canvas_frame_at(sample // self._model.hop_samples)
+
+    def _new(self, job_id: str, now_s: float) -> Running:
+        canvas, is_dirty = self._timeline.canvas, self._is_dirty(now_s)
+        cut = self._cut(now_s) if is_dirty else canvas.end
+        keep = min(self._model.overlap_frames, self.frames // 2, cut - canvas.start)
+        running = self._running(
+            job_id,
+            Segment(cut - keep, self.frames, keep),
+            now_s,
+            tail=canvas.rows(range(cut - keep, cut)) if keep else None,
+            noise=None,
+            seed=segment_seed(int(self._controls.value("seed", now_s)), self.num_placed),
+            is_refresh=cut < canvas.end,
+        )
+        running.is_append = not is_dirty
+        return running
+
+    def _cut(self, now_s: float) -> int:
+        """The first frame that is generated again: it will not have been heard when the generation is finished."""
+        canvas = self._timeline.canvas
+        finished = self._playhead.reach(now_s) + round(self.times.estimate_s * self._model.sample_rate_hz)
+        wanted = max(self.heard_frame, self._frame_at(max(finished, self._controls.from_sample)))
+        return min(max(wanted, canvas.start), canvas.end)
+
+    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+        """New frames in place of everything after the cut; where that has been heard by now, only what comes after."""
+        segment, canvas = done.job.segment, self._timeline.canvas
+        end = segment.start_frame + segment.frames
+        if self._timeline.newest is None:
+            start, from_sample = 0, 0
+        else:
+            from_sample = max(self._playhead.reach(now_s), done.from_sample)
+            start = max(segment.start_frame + segment.keep_frames, self.heard_frame, self._frame_at(from_sample))
+            start = min(start, canvas.end)
+        if start >= end:
+            self._latest = None
+            return False
+        new = Part(piece, start - segment.start_frame, start, end, done.basis.first_seq, done.basis.full_seq)
+        extended = Canvas((*canvas.cut(canvas.start, start).parts, new))
+        if self._timeline.newest is None:
+            self._timeline.place(self._first_placement(extended, None))
+        else:
+            self._timeline.place_canvas(from_sample, extended)
+        return True
+
+    def region(self, at_s: float, frames: int) -> int:
+        """A write has to lie in what is known."""
+        canvas, start = self._timeline.canvas, int(at_s * self._model.frame_rate_hz)
+        if not canvas.start <= start <= canvas.end - frames:
+            known = [f"{frame / self._model.frame_rate_hz:.2f}" for frame in (canvas.start, canvas.end)]
+            raise RequestError(f"the canvas is known from {known[0]} to {known[1]} s", field="at_s")
+        return start
+
+    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+        """What has been heard, or is heard before the change can arrive, stays."""
+        reach = self._playhead.reach(now_s)
+        first = max(start, self.heard_frame, self._frame_at(reach))
+        part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
+        if part is not None:
+            self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))
+        self.set_source(Source(None, None, piece, start))

@@ -1,0 +1,118 @@
+"""Generations of a canvas that repeats: the whole canvas each time, several in flight, the newest is heard."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import RequestError
+from runtime.pipeline.generation import segment_seed
+from runtime.requests.segments import Segment
+from runtime.requests.timesteps import noise
+from runtime.sessions.generations.base import Generations, Running
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+
+
+@dataclass(frozen=True, eq=False)
+class PassNoise:
+    """The noise of a loop after `index` passes with variation; piece None: the seed's own noise."""
+
+    seed: int
+    index: int = 0
+    piece: Piece | None = None
+
+
+class LoopGenerations(Generations):
+    """Without variation all passes have the same noise, so a control changes the music that is there.
+
+    `placed_noise`: that of the canvas.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.placed_noise: PassNoise | None = None
+        self._newest_noise: PassNoise | None = None
+        self._noises: dict[int, PassNoise] = {}
+        self._placed_number = -1
+
+    def restore_noise(self, placed: PassNoise | None) -> None:
+        """Go on from the noise of a stored canvas."""
+        self.placed_noise = self._newest_noise = placed
+
+    def note(self, now_s: float) -> None:
+        """What was heard may change in the next pass."""
+
+    def _ready_s(self) -> float:
+        """Generations in flight are spread evenly over the time that one takes."""
+        if not self.running:
+            return self._retry_s
+        return max(self._retry_s, self.running[-1].started_s + self.times.estimate_s / self._slots)
+
+    def _is_wanted(self, now_s: float) -> bool:
+        return len(self.running) < self._slots and (self._is_dirty(now_s) or self._variation(now_s) > 0.0)
+
+    def _variation(self, now_s: float) -> float:
+        return float(self._controls.value("variation", now_s))
+
+    def _new(self, job_id: str, now_s: float) -> Running:
+        state = self._newest_noise = self._next_noise(now_s)
+        running = self._running(
+            job_id,
+            Segment(0, self.frames),
+            now_s,
+            tail=None,
+            noise=None if state.piece is None else state.piece.latents,
+            seed=state.seed,
+            is_refresh=self._timeline.newest is not None,
+        )
+        self._noises[running.number] = state
+        return running
+
+    def _next_noise(self, now_s: float) -> PassNoise:
+        """n_k = sqrt(1 - v^2) n_(k-1) + v e_k, with e_k from (seed, k): the noise stays standard normal."""
+        seed, variation = int(self._controls.value("seed", now_s)), self._variation(now_s)
+        state = self._newest_noise
+        if state is None or state.seed != seed:
+            state = PassNoise(seed)
+            if self._latest is None and self._timeline.newest is None:
+                return state
+        if variation == 0.0:
+            return state
+        shape = (self.frames, self._model.latent_channels)
+        last = noise(*shape, seed) if state.piece is None else state.piece.latents
+        fresh = noise(*shape, segment_seed(seed, state.index + 1))
+        mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)
+        return PassNoise(seed, state.index + 1, Piece(f"noise/{self.num_started}", mixed))
+
+    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+        """The whole canvas, unless a newer one is there already."""
+        if done.number < self._placed_number:
+            return False
+        self._placed_number, self.placed_noise = done.number, self._noises[done.number]
+        self._noises = {number: state for number, state in self._noises.items() if number > done.number}
+        canvas = Canvas((Part(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq),))
+        if self._timeline.newest is None:
+            self._timeline.place(self._first_placement(canvas, (0, self.frames)))
+        else:
+            self._timeline.place_canvas(max(self._playhead.reach(now_s), done.from_sample), canvas)
+        return True
+
+    def region(self, at_s: float, frames: int) -> int:
+        """A write may go over the end of the canvas and on at its beginning."""
+        if self._timeline.newest is None:
+            raise RequestError("there is no canvas yet", field="at_s", fix="wait for the first audio")
+        if frames > self.frames:
+            raise RequestError(f"has {frames} frames, the canvas has {self.frames}", field="samples")
+        return int(at_s * self._model.frame_rate_hz) % self.frames
+
+    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+        canvas, n = self._timeline.canvas, len(piece.latents)
+        head = min(n, self.frames - start)
+        canvas = canvas.with_part(Part(piece, 0, start, start + head, seq, seq))
+        if n > head:
+            canvas = canvas.with_part(Part(piece, head, 0, n - head, seq, seq))
+        self._timeline.place_canvas(self._playhead.reach(now_s), canvas)
+        self.set_source(Source(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))

@@ -1,0 +1,275 @@
+"""Which audio has to be decoded and sent now: what comes next, and what was sent already and has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from runtime.audio.formats import Pcm
+from runtime.sessions.actions import DecodeWindow, LiveModel
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import Applied
+from runtime.sessions.playback.canvas import Placement, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+WINDOW_S = 0.2  # The shortest window, except where the placement ends.
+FADE_S = 0.025  # Clients crossfade over this long where audio is replaced.
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Samples start .. end of the axis were requested from a placement."""
+
+    start: int
+    end: int
+    placement: Placement
+    full_seq: int
+
+
+@dataclass
+class _Pending:
+    """A window that is being decoded, and the messages that follow its audio."""
+
+    window: DecodeWindow
+    applied: list[Applied]
+    is_done: bool = False
+    pcm: Pcm | None = None
+
+
+@dataclass
+class _Reported:
+    """What `applied` messages have told: the newest seqs, and where those that are not complete were heard first."""
+
+    first_seq: int = 0
+    full_seq: int = 0
+    first_samples: dict[int, int] = field(default_factory=dict)
+
+
+class AudioSchedule:
+    """Cuts windows out of the timeline and sends their audio in the order of the windows.
+
+    `requested_until`: everything before is sent, being decoded, or skipped. `tick`: what `applied` messages name.
+    """
+
+    def __init__(self, model: LiveModel, timeline: Timeline, playhead: Playhead, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.tick: int | None = None
+        self.requested_until = playhead.sent_until
+        self._model, self._timeline, self._playhead = model, timeline, playhead
+        self._fade = round(FADE_S * model.sample_rate_hz)
+        self._ledger: list[_Sent] = []
+        self._pending: dict[int, _Pending] = {}
+        self._reported = _Reported()
+        self._num_windows = 0
+        self._checked_version = -1
+        self._has_underrun = False
+
+    def start_epoch(self) -> None:
+        """A client that holds no audio has connected: send from the playhead on."""
+        self.epoch += 1
+        self.requested_until = self._playhead.sent_until
+        self._ledger.clear()
+        self._pending.clear()
+
+    def skip_missing(self, playhead_sample: int, now_s: float) -> None:
+        """The client has played what there was: count an underrun, and go on with what comes next after its playhead.
+
+        Before the first audio of an epoch it is no underrun.
+        """
+        if playhead_sample <= self._playhead.sent_until:
+            return
+        if self._ledger and not self._has_underrun:
+            self._playhead.underruns += 1
+            self._has_underrun = True
+        if playhead_sample > self.requested_until:
+            self._continue_at(self._playhead.reach(now_s))
+
+    def windows(self, now_s: float) -> list[DecodeWindow]:
+        """The windows to decode now."""
+        self._forget(now_s)
+        # Again after the next ones: a window across the start of a placement is replaced from there on.
+        return [*self._changed_windows(now_s), *self._next_windows(now_s), *self._changed_windows(now_s)]
+
+    def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
+        """Take the PCM of a window; None: it is lost."""
+        pending = self._pending.get(window.index)
+        if pending is not None and window.epoch == self.epoch:
+            pending.pcm, pending.is_done = pcm, True
+
+    def sendable(self, now_s: float) -> Iterator[AudioChunk | Applied]:
+        """The chunks and messages to send now, in order."""
+        while self._pending and (pending := next(iter(self._pending.values()))).is_done:
+            del self._pending[pending.window.index]
+            yield from self._chunk(pending, now_s)
+            yield from pending.applied
+
+    def due_s(self, now_s: float) -> float | None:
+        """When the next window is due; None where that does not depend on time."""
+        ahead = self.requested_until - self._playhead.wanted_until(now_s)
+        return now_s + ahead / self._model.sample_rate_hz if ahead >= 0 else None
+
+    def _continue_at(self, sample: int) -> None:
+        """Play on at the next whole frame from a sample on, as if nothing had been between."""
+        hop = self._model.hop_samples
+        frame = -(-sample // hop)
+        here = self._timeline.at(self.requested_until)
+        if here is not None:
+            position = here.canvas_frame_at(self.requested_until // hop)
+            self._timeline.move(frame * hop, frame, position, here.band)
+        self.requested_until = self._playhead.sent_until = frame * hop
+
+    def _forget(self, now_s: float) -> None:
+        position = self._playhead.position(now_s)
+        self._ledger = [sent for sent in self._ledger if sent.end > position]
+        self._timeline.forget(position - self._fade)
+
+    def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
+        while self.requested_until < self._playhead.wanted_until(now_s):
+            start = self.requested_until
+            placement = self._timeline.at(start - self._fade)
+            if placement is None:
+                return
+            shortest = start + round(WINDOW_S * self._model.sample_rate_hz)
+            end = max(shortest, self._playhead.wanted_until(now_s))
+            following = self._timeline.next_start(start - self._fade)
+            # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
+            end = end if following is None else min(end, following + self._fade)
+            window = self._window(placement, start, end, is_replacing=False)
+            if window is None:
+                return
+            self._has_underrun = False
+            self.requested_until = window.end_sample
+            if following is not None and window.end_sample > following:
+                self._checked_version = -1
+            yield window
+
+    def _changed_windows(self, now_s: float) -> Iterator[DecodeWindow]:
+        if self._checked_version == self._timeline.version:
+            return
+        self._checked_version = self._timeline.version
+        changed = list(self._changed_ranges(self._playhead.reach(now_s)))
+        if not changed:
+            return
+        start, end = changed[0][0], changed[-1][1]
+        while start < end:
+            placement, following = self._timeline.at(start), self._timeline.next_start(start)
+            assert placement is not None
+            window = self._window(placement, start, end if following is None else min(end, following), True)
+            if window is None:
+                self._checked_version = -1
+                return
+            yield window
+            start = window.end_sample
+
+    def _changed_ranges(self, reach: int) -> Iterator[tuple[int, int]]:
+        """The samples from `reach` on that were requested and would sound different now."""
+        for sent in self._ledger:
+            start = max(sent.start, reach)
+            while start < sent.end:
+                placement, following = self._timeline.at(start), self._timeline.next_start(start)
+                assert placement is not None
+                end = sent.end if following is None else min(sent.end, following)
+                yield from self._changed_frames(sent.placement, placement, start, end)
+                start = end
+
+    def _changed_frames(self, old: Placement, new: Placement, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """A frame sounds different where a latent within the codec's margin differs."""
+        hop, margin = self._model.hop_samples, self._model.margin_frames
+        if old is new:
+            return
+        first, last = start // hop, -(-end // hop)
+        differs = {frame for frame in range(max(first - margin, 0), last + margin) if not new.is_same_at(old, frame)}
+        for frame in range(first, last):
+            if any(near in differs for near in range(frame - margin, frame + margin + 1)):
+                yield max(frame * hop, start), min((frame + 1) * hop, end)
+
+    def _window(self, placement: Placement, start: int, end: int, is_replacing: bool) -> DecodeWindow | None:
+        """A window from sample `start` to `end` or less; None where the latents are not known yet.
+
+        It ends where the seqs change, and before frames whose margin is not known.
+        """
+        model, hop = self._model, self._model.hop_samples
+        first = start // hop
+        part = placement.part_at(first)
+        if part is None:
+            return None
+        last = first
+        while last * hop < end and last - first < model.window_frames and self._is_ready(placement, last):
+            here = placement.part_at(last)
+            if here is None or (here.first_seq, here.full_seq) != (part.first_seq, part.full_seq):
+                break
+            last += 1
+        if last == first:
+            return None
+        low = next(frame for frame in range(max(first - model.margin_frames, 0), last) if placement.part_at(frame))
+        frames = range(low, last + model.margin_frames)
+        end = min(end, last * hop)
+        window = DecodeWindow(
+            index=self._num_windows,
+            epoch=self.epoch,
+            values=placement.canvas.rows(map(placement.canvas_frame_at, frames)),
+            start_frame=low,
+            trim_begin=start - low * hop,
+            trim_end=end - low * hop,
+            start_sample=start,
+            first_seq=part.first_seq,
+            full_seq=part.full_seq,
+            is_replacing=is_replacing,
+            is_after_underrun=self._has_underrun and not is_replacing,
+        )
+        self._request(window, placement)
+        return window
+
+    def _is_ready(self, placement: Placement, frame: int) -> bool:
+        return placement.part_at(frame + self._model.margin_frames) is not None
+
+    def _request(self, window: DecodeWindow, placement: Placement) -> None:
+        self._num_windows += 1
+        self._ledger = _overlaid(
+            self._ledger, _Sent(window.start_sample, window.end_sample, placement, window.full_seq)
+        )
+        self._pending[window.index] = _Pending(window, list(self._applied(window)))
+
+    def _applied(self, window: DecodeWindow) -> Iterator[Applied]:
+        """What to report once a window's audio is sent."""
+        reported, seq = self._reported, self._ledger[-1].full_seq
+        if window.first_seq > reported.first_seq:
+            reported.first_seq = window.first_seq
+            reported.first_samples[window.first_seq] = window.start_sample
+            if window.first_seq > seq:
+                yield Applied(seq=window.first_seq, tick=self.tick, first_sample=window.start_sample)
+        if seq > reported.full_seq:
+            reported.full_seq = seq
+            full_sample = self._ledger[-1].start
+            for sent in reversed(self._ledger):
+                if sent.full_seq < seq:
+                    break
+                full_sample = sent.start
+            first_sample = min((at for of, at in reported.first_samples.items() if of >= seq), default=full_sample)
+            reported.first_samples = {of: at for of, at in reported.first_samples.items() if of > seq}
+            yield Applied(seq=seq, tick=self.tick, first_sample=first_sample, full_sample=full_sample)
+
+    def _chunk(self, pending: _Pending, now_s: float) -> Iterator[AudioChunk]:
+        """The chunk of a decoded window; of what it replaces, only the part after the playhead."""
+        window, pcm = pending.window, pending.pcm
+        late = max(0, self._playhead.position(now_s) + 1 - window.start_sample) if window.is_replacing else 0
+        self._playhead.sent_until = max(self._playhead.sent_until, window.end_sample)
+        self._playhead.underruns += pcm is None and not window.is_replacing
+        if pcm is None or late >= window.num_samples:
+            return
+        yield AudioChunk(
+            epoch=window.epoch,
+            start_sample=window.start_sample + late,
+            pcm=pcm[late:],
+            first_seq=window.first_seq,
+            full_seq=window.full_seq,
+            is_replacing=window.is_replacing,
+            is_after_underrun=window.is_after_underrun,
+        )
+
+
+def _overlaid(ledger: list[_Sent], new: _Sent) -> list[_Sent]:
+    """The ledger with a range in place of what was there."""
+    before = [replace(sent, end=min(sent.end, new.start)) for sent in ledger if sent.start < new.start]
+    after = [replace(sent, start=max(sent.start, new.end)) for sent in ledger if sent.end > new.end]
+    return [*before, new, *after]

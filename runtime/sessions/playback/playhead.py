@@ -1,0 +1,122 @@
+"""The client's playhead, estimated from its reports, and how far ahead of it audio is sent."""
+
+from __future__ import annotations
+
+import math
+
+from runtime.errors import RequestError
+from runtime.sessions.messages import Ack
+
+REACH_S = 0.06  # Audio this close after the playhead is not replaced: it could not arrive in time.
+LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.25, 0.1, 2.0
+LEAD_GROWTH, LEAD_GROWTH_INTERVAL_S, LEAD_SHRINK_PER_S = 1.5, 0.25, 0.05
+LEAD_LOW_S, LEAD_HIGH_SHARE = 0.05, 0.6
+ACK_TIMEOUT_S = 5.0
+# A playhead may run this much faster than the clock, and be this much ahead of it.
+ACK_RATE, ACK_SLACK_S = 1.1, 1.0
+
+
+class Playhead:
+    """Position on the play axis in samples, from the newest ack and the time since; it never runs backwards.
+
+    It stands still before the first ack, while paused or detached, and where the audio that was sent ends
+    (`sent_until`). `lead_s` grows when the client's buffer runs low and shrinks slowly when it stays full.
+    """
+
+    def __init__(self, sample_rate_hz: int, position: int = 0, lead_s: float = LEAD_START_S) -> None:
+        self.rate_hz = sample_rate_hz
+        self.lead_s = lead_s
+        self.sent_until = position
+        self.is_playing = True
+        self.is_attached = False
+        self.underruns = 0
+        self.client_time_s: float | None = None
+        self._floor = position
+        self._acked, self._acked_s = position, 0.0
+        self._is_running = False
+        self._grown_s = -math.inf
+        self._shrunk_s = 0.0
+
+    def position(self, now_s: float) -> int:
+        """The sample that the client plays now."""
+        if not self._is_running:
+            return self._floor
+        estimate = self._acked + int(max(0.0, now_s - self._acked_s) * self.rate_hz)
+        return max(self._floor, min(self.sent_until, estimate))
+
+    def reach(self, now_s: float) -> int:
+        """The first sample that can still be replaced."""
+        return self.position(now_s) + round(REACH_S * self.rate_hz)
+
+    def wanted_until(self, now_s: float) -> int:
+        """How far audio is to be sent."""
+        return self.position(now_s) + round(self.lead_s * self.rate_hz)
+
+    def is_active(self, now_s: float) -> bool:
+        """Whether audio is wanted: attached, not paused, and the last ack is recent."""
+        return self.is_attached and self.is_playing and now_s < self.active_until_s
+
+    @property
+    def active_until_s(self) -> float:
+        """When the client counts as silent unless it acks before."""
+        return self._acked_s + ACK_TIMEOUT_S
+
+    def reaches_s(self, sample: int, now_s: float) -> float:
+        """When the playhead reaches a sample, if it runs on."""
+        return now_s + (sample - self.position(now_s)) / self.rate_hz
+
+    def attach(self, now_s: float) -> None:
+        """A client has connected: it holds no audio; what it plays begins at the position."""
+        self._hold(now_s)
+        self.is_attached = True
+        self.sent_until = self._floor
+        self._acked_s = now_s
+
+    def detach(self, now_s: float) -> None:
+        """The connection is gone."""
+        self._hold(now_s)
+        self.is_attached = False
+
+    def pause(self, now_s: float) -> None:
+        """Stand still until `play`."""
+        self._hold(now_s)
+        self.is_playing = False
+
+    def play(self, now_s: float) -> None:
+        """Go on; the playhead runs again from the next ack."""
+        self.is_playing = True
+        self._acked_s = now_s
+
+    def check_ack(self, ack: Ack, now_s: float) -> None:
+        """Raise RequestError for a playhead that is further than audio was sent and than time can have brought it."""
+        elapsed_s = max(0.0, now_s - self._acked_s)
+        limit = self._floor + round((elapsed_s * ACK_RATE + ACK_SLACK_S) * self.rate_hz)
+        if ack.playhead_sample > max(limit, self.sent_until):
+            raise RequestError(
+                f"{ack.playhead_sample} is too far ahead, audio was sent up to {self.sent_until}",
+                field="playhead_sample",
+                fix="report the next sample that is played",
+            )
+
+    def ack(self, ack: Ack, now_s: float) -> None:
+        """Take a report that passed `check_ack`."""
+        self.client_time_s = ack.client_time_s
+        self._floor = max(self.position(now_s), ack.playhead_sample)
+        self._acked, self._acked_s = ack.playhead_sample, now_s
+        self._is_running = self.is_playing and self.is_attached
+        if ack.worst_lead_s is not None:
+            self._adapt(ack.worst_lead_s, now_s)
+
+    def _hold(self, now_s: float) -> None:
+        self._floor = self.position(now_s)
+        self._is_running = False
+
+    def _adapt(self, worst_lead_s: float, now_s: float) -> None:
+        """Grow at once, but not again before audio sent with the new lead can have arrived; shrink slowly."""
+        if worst_lead_s < LEAD_LOW_S and now_s >= self._grown_s + LEAD_GROWTH_INTERVAL_S:
+            self.lead_s = min(self.lead_s * LEAD_GROWTH, LEAD_MAX_S)
+            self._grown_s = now_s
+        elif worst_lead_s > LEAD_HIGH_SHARE * self.lead_s:
+            elapsed_s = min(max(0.0, now_s - self._shrunk_s), 1.0)
+            self.lead_s = max(self.lead_s * (1 - LEAD_SHRINK_PER_S) ** elapsed_s, LEAD_MIN_S)
+        self._shrunk_s = now_s
