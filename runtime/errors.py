@@ -36,6 +36,13 @@ class RequestError(TickError):
         self.field = field
 
 
+class StaleSeqError(RequestError):
+    """A message's `seq` is not larger than that of a message before."""
+
+    code = "stale_seq"
+    status = 409
+
+
 class FileError(TickError):
     """A file named on the command line cannot be read or written."""
 

@@ -7,14 +7,43 @@ and whenever `due_s` has come, and carries out the actions in their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable, Iterator
 
 from runtime.audio.formats import Pcm
-from runtime.errors import TickError
+from runtime.errors import RequestError, StaleSeqError, TickError
+from runtime.pipeline.compose import draw_seed
 from runtime.requests.segments import Latents
-from runtime.sessions.actions import Action, DecodeWindow, LiveModel
-from runtime.sessions.messages import ClientMessage, Open, Ready, WriteAudio
+from runtime.sessions import messages, reports, stored
+from runtime.sessions.actions import (
+    Action,
+    Cancel,
+    Commit,
+    Decode,
+    DecodeWindow,
+    End,
+    Generate,
+    LiveModel,
+    SendAudio,
+    SendMessage,
+)
+from runtime.sessions.controls import ControlState, check_controls, prompt_weights
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.generations.base import Generations
+from runtime.sessions.generations.extend import ExtendGenerations
+from runtime.sessions.generations.loop import LoopGenerations
+from runtime.sessions.messages import ClientMessage, Open, Ready, ServerMessage, WriteAudio
+from runtime.sessions.playback.audio_schedule import AudioSchedule
+from runtime.sessions.playback.canvas import Band, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.store import SessionSnapshot
+
+STATE_INTERVAL_S = 0.25
+COMMIT_INTERVAL_S = 1.0
+SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
+MODES: dict[str, type[Generations]] = {"loop": LoopGenerations, "extend": ExtendGenerations}
 
 
 class LiveSession:
@@ -26,40 +55,129 @@ class LiveSession:
     def __init__(
         self, session_id: str, model: LiveModel, opened: Open, now_s: float, source: Latents | None = None
     ) -> None:
-        raise NotImplementedError
+        seed = draw_seed() if opened.seed is None else opened.seed
+        controls = ControlState(model, opened.controls, opened.prompts, opened.blend, seed)
+        frames = _canvas_frames(model, opened.seconds)
+        self._set_up(session_id, model, opened.mode, opened.format, opened.slots, frames, controls, Timeline())
+        if opened.source_id is not None:
+            self._set_source(opened.source_id, opened.source_strength, source, 0, now_s)
+
+    def _set_up(
+        self,
+        session_id: str,
+        model: LiveModel,
+        mode: messages.Mode,
+        format: messages.AudioFormat,
+        slots: int,
+        frames: int,
+        controls: ControlState,
+        timeline: Timeline,
+        playhead: Playhead | None = None,
+        epoch: int = 0,
+    ) -> None:
+        self.id, self.model = session_id, model
+        self.mode, self.format, self.slots = mode, format, slots
+        self._controls, self._timeline = controls, timeline
+        self._playhead = playhead or Playhead(model.sample_rate_hz)
+        self._audio = AudioSchedule(model, timeline, self._playhead, epoch)
+        self._generations = MODES[mode](model, frames, slots, controls, timeline, self._playhead)
+        self._token_sha256 = ""
+        self._outbox: list[Action] = []
+        self._is_changed = False
+        self._committed_s = self._stated_s = -math.inf  # last Commit, last `state`
+        self._due_s: float | None = None
+        self._problem = ""
+        self._num_ticks, self._tick_ms = 0, 0.0
 
     @property
     def num_jobs(self) -> int:
         """Generations in flight."""
-        raise NotImplementedError
+        return len(self._generations.running)
 
     @property
-    def is_active(self) -> bool:
+    def underruns(self) -> int:
+        """How often the client has played all audio that was sent."""
+        return self._playhead.underruns
+
+    def is_active(self, now_s: float) -> bool:
         """Whether it plays: connected, not paused, and the client reports its playhead."""
-        raise NotImplementedError
+        return self._playhead.is_active(now_s)
 
     def wanted_s(self, now_s: float) -> float | None:
         """Since when it wants one more generation than it has in flight; None where it wants none."""
-        raise NotImplementedError
+        return self._generations.wanted_s(now_s)
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""
-        raise NotImplementedError
+        is_resumed = bool(self._token_sha256)
+        self._token_sha256 = _sha256(token)
+        self._playhead.attach(now_s)
+        self._audio.start_epoch()
+        self._is_changed = True
+        return Ready(
+            session=self.id,
+            resume_token=token,
+            resumed=is_resumed,
+            epoch=self._audio.epoch,
+            format=self.format,
+            mode=self.mode,
+            sample_rate_hz=self.model.sample_rate_hz,
+            channels=self.model.channels,
+            canvas=reports.layout(self.model, self._generations.frames),
+            controls=reports.controls(self.model, self._controls, self._generations.source),
+            next_sample=self._playhead.sent_until,
+            limits=messages.Limits(keep_s=keep_s),
+        )
 
     def detach(self, now_s: float) -> None:
         """The connection is gone: nothing runs until the next `attach`."""
-        raise NotImplementedError
+        self._playhead.detach(now_s)
+        self._outbox.clear()
+        self._is_changed = True
 
     def has_token(self, token: str) -> bool:
         """Whether `token` resumes this session; compared in constant time."""
-        raise NotImplementedError
+        return hmac.compare_digest(self._token_sha256, _sha256(token))
 
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
 
         latents `[N, C]`: of SetSource, the source; of WriteAudio, the frames of `write_region` with the audio in them.
         """
-        raise NotImplementedError
+        seq = getattr(message, "seq", None)
+        if seq is not None and seq <= self._controls.accepted_seq:
+            raise StaleSeqError(f"got {seq} after {self._controls.accepted_seq}", field="seq", fix="count up")
+        match message:
+            case messages.Ack():
+                self._ack(message, now_s)
+            case messages.SetControls():
+                self._set_controls(message, now_s)
+            case messages.SetPrompts():
+                weights = prompt_weights(message.items, self.model, "items")
+                self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
+            case messages.SetSource():
+                self._set_source(message.id, message.strength, latents, message.seq, now_s)
+            case messages.SetStructure() | messages.SetTimbre():
+                raise RequestError(f"the bundle has no [{message.type}]", field="type")
+            case WriteAudio():
+                self._write(message, latents, now_s)
+            case messages.SetBand():
+                self._set_band(message, now_s)
+            case messages.Seek():
+                self._seek(message, now_s)
+            case messages.Play():
+                self._playhead.play(now_s)
+            case messages.Pause():
+                self._playhead.pause(now_s)
+            case messages.GetCanvas():
+                self._send(reports.picture(self._timeline.canvas, self._picture_start(now_s)))
+            case messages.Close():
+                self._outbox.append(End())
+            case Open():
+                raise RequestError("the session is open already", field="type")
+        if not isinstance(message, messages.Ack | messages.GetCanvas):
+            self._is_changed = True
+            self._stated_s = -math.inf
 
     def write_region(self, message: WriteAudio) -> tuple[int, Latents]:
         """What a write overwrites, as it is now: the offset of its first sample in the region, the frames `[n, C]`.
@@ -67,37 +185,260 @@ class LiveSession:
         The caller decodes them, puts the audio in or adds it, encodes, and passes the result to `handle`. Raises
         RequestError.
         """
-        raise NotImplementedError
+        start, frames, offset = self._region(message)
+        canvas = self._timeline.canvas
+        size = self._generations.frames if self.mode == "loop" else canvas.end
+        return offset, canvas.rows(frame % size for frame in range(start, start + frames))
 
     def advance(self, now_s: float, *, may_generate: bool = True) -> list[Action]:
         """Everything that is to be done now; at most one Generate, and none unless `may_generate`."""
-        raise NotImplementedError
+        actions = [*self._generate(now_s, may_generate)]
+        if self.is_active(now_s):
+            actions += [Decode(window) for window in self._audio.windows(now_s)]
+        for item in self._audio.sendable(now_s):
+            actions.append(SendAudio(item) if isinstance(item, AudioChunk) else SendMessage(item))
+        actions += self._state(now_s)
+        actions += self._outbox
+        self._outbox = []
+        actions += self._commit(now_s)
+        self._due_s = self._next_due_s(now_s)
+        return actions
 
     def due_s(self) -> float | None:
         """When `advance` has to be called if nothing else happens; None: only after another call."""
-        raise NotImplementedError
+        return self._due_s
+
+    def generation_stepped(self, ticks: int, tick_ms: float) -> None:
+        """Ticks of the loop have passed, the last in `tick_ms`: what `state` messages report."""
+        self._num_ticks += ticks
+        self._tick_ms = tick_ms
 
     def generation_finished(self, job_id: str, latents: Latents, tick: int, now_s: float) -> None:
         """A generation's latents `[T, C]`; they belong to the session from now on. Unknown ids are ignored."""
-        raise NotImplementedError
+        self._problem = ""
+        self._generations.note(now_s)
+        if self._generations.finish(job_id, latents, now_s):
+            self._audio.tick = tick
+            self._is_changed = True
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
-        raise NotImplementedError
+        if self._generations.fail(job_id, now_s) and error.what != self._problem:
+            self._problem = error.what
+            self._send(messages.problem_of(error))
 
     def step_applied(self, seq: int, job_ids: Iterable[str], tick: int) -> None:
         """An UpdateSteps has reached these generations."""
-        raise NotImplementedError
+        self._generations.step_applied(seq, job_ids)
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None, now_s: float) -> None:
         """The PCM `[n, channels]` of a window, trimmed; None where it could not be decoded."""
-        raise NotImplementedError
+        self._audio.decoded(window, pcm)
 
     def snapshot(self, now_s: float) -> SessionSnapshot:
         """Everything that `restore` needs. Its arrays do not change later."""
-        raise NotImplementedError
+        pieces = stored.Pieces()
+        meta = {
+            "version": stored.VERSION,
+            "id": self.id,
+            "token_sha256": self._token_sha256,
+            "mode": self.mode,
+            "format": self.format,
+            "slots": self.slots,
+            "frames": self._generations.frames,
+            "epoch": self._audio.epoch,
+            "controls": self._controls.snapshot(now_s),
+            "playhead": self._playhead.snapshot(now_s),
+            "timeline": stored.store_timeline(self._timeline, pieces),
+            "generations": stored.store_generations(self._generations, pieces, now_s),
+        }
+        return SessionSnapshot(meta, pieces.arrays)
 
     @classmethod
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> LiveSession:
-        """A session as it was, without connection and without generations in flight. Raises RequestError."""
-        raise NotImplementedError
+        """A session as it was, without connection and without generations in flight.
+
+        Raises RequestError where the snapshot is of another format version or does not fit the model.
+        """
+        meta, pieces = snapshot.meta, stored.Pieces(snapshot.pieces)
+        stored.check_fits(meta, model)
+        session = cls.__new__(cls)
+        session._set_up(
+            meta["id"],
+            model,
+            meta["mode"],
+            meta["format"],
+            meta["slots"],
+            meta["frames"],
+            ControlState.restore(meta["controls"], model, now_s),
+            stored.load_timeline(meta["timeline"], pieces),
+            Playhead.restore(meta["playhead"], model.sample_rate_hz),
+            meta["epoch"],
+        )
+        session._token_sha256 = meta["token_sha256"]
+        stored.load_generations(session._generations, meta["generations"], pieces, now_s)
+        return session
+
+    def _generate(self, now_s: float, may_generate: bool) -> Iterator[Action]:
+        """Bring the generations up to what holds now."""
+        if not self.is_active(now_s):
+            return
+        estimate_s = self._generations.times.estimate_s
+        soon = self._playhead.wanted_until(now_s) + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
+        self._controls.begin_scheduled(soon, self._playhead, now_s)
+        self._generations.note(now_s)
+        self._generations.settle(now_s)
+        for job_id in self._generations.cancelled(now_s):
+            yield Cancel(job_id)
+        if (update := self._generations.update(now_s)) is not None:
+            yield update
+        if may_generate and self._generations.wanted_s(now_s) is not None:
+            yield Generate(self._generations.start(self._job_prefix, now_s))
+
+    @property
+    def _job_prefix(self) -> str:
+        """Jobs of a session that was restored in the same process have other ids than those before."""
+        return f"{self.id}/{self._audio.epoch}"
+
+    def _state(self, now_s: float) -> Iterator[Action]:
+        is_due = now_s >= self._stated_s + STATE_INTERVAL_S
+        if not self._playhead.is_attached or not is_due or not (self.is_active(now_s) or self._stated_s == -math.inf):
+            return
+        self._stated_s = now_s
+        yield SendMessage(
+            reports.state(
+                self.model,
+                self._timeline,
+                self._playhead,
+                now_s,
+                generations_in_flight=self.num_jobs,
+                generation_s=self._generations.times.estimate_s,
+                ticks=self._num_ticks,
+                tick_ms=self._tick_ms,
+            )
+        )
+
+    def _commit(self, now_s: float) -> Iterator[Action]:
+        """Store changes at once, and the playhead now and then."""
+        if self._is_changed or (self.is_active(now_s) and now_s >= self._committed_s + COMMIT_INTERVAL_S):
+            self._is_changed = False
+            self._committed_s = now_s
+            yield Commit()
+
+    def _next_due_s(self, now_s: float) -> float | None:
+        if not self.is_active(now_s):
+            return None
+        times = [self._stated_s + STATE_INTERVAL_S, self._audio.due_s(now_s), self._generations.due_s(now_s)]
+        return min(time for time in times if time is not None)
+
+    def _ack(self, ack: messages.Ack, now_s: float) -> None:
+        self._playhead.check_ack(ack, now_s)
+        self._playhead.ack(ack, now_s)
+        self._audio.skip_missing(ack.playhead_sample, now_s)
+
+    def _set_controls(self, message: messages.SetControls, now_s: float) -> None:
+        values = check_controls(message.values, self.model)
+        at_sample = 0 if message.at is None else self._samples(message.at)
+        if at_sample >= self._playhead.wanted_until(now_s):
+            self._controls.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
+        else:
+            self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+
+    def _set_source(
+        self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float
+    ) -> None:
+        """A strength sets `denoise`; 0 ignores the source."""
+        if source_id is not None and latents is None:
+            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        if source_id is None or latents is None or strength == 0.0:
+            self._generations.set_source(None)
+        else:
+            piece = Piece(f"source/{seq}/{source_id}", latents)
+            self._generations.set_source(Source(source_id, strength, piece))
+        patch = {} if strength is None else {"denoise": 1.0 - strength}
+        self._controls.change(patch, seq, now_s)
+
+    def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
+        start, frames, _ = self._region(message)
+        if latents is None or latents.shape != (frames, self.model.latent_channels):
+            raise RequestError("the audio could not be encoded", field="samples")
+        piece = Piece(f"write/{message.seq}", latents)
+        self._controls.accept(message.seq)
+        for job_id in self._generations.write(start, piece, message.seq, now_s):
+            self._outbox.append(Cancel(job_id))
+
+    def _region(self, message: WriteAudio) -> tuple[int, int, int]:
+        """Canvas frames of a write, and the offset of its first sample in them."""
+        if not self.model.has_encoder:
+            raise RequestError("the bundle cannot turn audio into latents", field="type")
+        hop = self.model.hop_samples
+        offset = self._samples(message.at_s) % hop
+        frames = -(-(offset + message.samples) // hop)
+        return self._generations.region(message.at_s, frames), frames, offset
+
+    def _set_band(self, message: messages.SetBand, now_s: float) -> None:
+        band = self._band(message)
+        here = self._placement()
+        frame = self._playhead.reach(now_s) // self.model.hop_samples
+        position = here.canvas_frame_at(frame)
+        if band is not None and not band[0] <= position < band[1]:
+            position = band[0]
+        self._controls.accept(message.seq)
+        self._timeline.move(self._playhead.reach(now_s), frame, position, band)
+
+    def _band(self, message: messages.SetBand) -> Band | None:
+        canvas, rate = self._timeline.canvas, self.model.frame_rate_hz
+        if message.start_s is None or message.end_s is None:
+            return (0, self._generations.frames) if self.mode == "loop" else None
+        band = int(message.start_s * rate + 1e-6), math.ceil(message.end_s * rate - 1e-6)
+        if band[0] < canvas.start or band[1] > canvas.end:
+            raise RequestError(f"the canvas is {_span((canvas.start, canvas.end), rate)}", field="end_s")
+        return band
+
+    def _seek(self, message: messages.Seek, now_s: float) -> None:
+        here = self._placement()
+        band = here.band or (here.canvas.start, here.canvas.end)
+        frame = int(message.to_s * self.model.frame_rate_hz + 1e-6)
+        if not band[0] <= frame < band[1]:
+            raise RequestError(f"plays {_span(band, self.model.frame_rate_hz)}", field="to_s")
+        reach = self._playhead.reach(now_s)
+        self._timeline.move(reach, reach // self.model.hop_samples, frame, here.band)
+
+    def _picture_start(self, now_s: float) -> int:
+        """The whole loop, or what was heard last and all that follows."""
+        position = self._playhead.position(now_s)
+        here = self._timeline.at(position)
+        if self.mode == "loop" or here is None:
+            return self._timeline.canvas.start
+        frame = here.canvas_frame_at(position // self.model.hop_samples) - self._generations.frames // 2
+        return min(max(frame, here.canvas.start), here.canvas.end - 1)
+
+    def _placement(self) -> Placement:
+        if self._timeline.newest is None:
+            raise RequestError("there is no canvas yet", field="type", fix="wait for the first audio")
+        return self._timeline.newest
+
+    def _send(self, message: ServerMessage) -> None:
+        self._outbox.append(SendMessage(message))
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds * self.model.sample_rate_hz)
+
+
+def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
+    """The first length that holds `seconds`. Raises RequestError."""
+    if seconds is None:
+        return model.lengths[-1]
+    wanted = seconds * model.frame_rate_hz - 1e-6
+    found = next((frames for frames in model.lengths if frames >= wanted), None)
+    if found is None:
+        raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
+    return found
+
+
+def _span(band: Band, rate_hz: float) -> str:
+    return f"from {band[0] / rate_hz:.2f} to {band[1] / rate_hz:.2f} s"
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

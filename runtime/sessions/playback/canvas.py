@@ -192,8 +192,11 @@ class Timeline:
         here = self.at(from_sample)
         assert here is not None
         later = [after for after in self.placements if after.from_sample > from_sample]
-        moved = {"play_frame": play_frame, "canvas_frame": canvas_frame, "band": band}
-        self._set([*kept, replace(here, from_sample=from_sample, **moved), *(replace(item, **moved) for item in later)])
+        moved = (
+            replace(item, play_frame=play_frame, canvas_frame=canvas_frame, band=band)
+            for item in (replace(here, from_sample=from_sample), *later)
+        )
+        self._set([*kept, *moved])
 
     def set_seq(self, before: int, seq: int) -> None:
         """What was complete up to `before` is complete up to `seq`: the changes between them change no latents."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from runtime.errors import RequestError
 from runtime.sessions.messages import Ack
@@ -36,6 +38,22 @@ class Playhead:
         self._is_running = False
         self._grown_s = -math.inf
         self._shrunk_s = 0.0
+
+    def snapshot(self, now_s: float) -> dict[str, Any]:
+        """JSON values that `restore` takes."""
+        return {
+            "position": self.position(now_s),
+            "lead_s": self.lead_s,
+            "is_playing": self.is_playing,
+            "underruns": self.underruns,
+        }
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any], sample_rate_hz: int) -> Playhead:
+        """The playhead of a snapshot, not attached."""
+        playhead = cls(sample_rate_hz, values["position"], values["lead_s"])
+        playhead.is_playing, playhead.underruns = values["is_playing"], values["underruns"]
+        return playhead
 
     def position(self, now_s: float) -> int:
         """The sample that the client plays now."""

@@ -1,0 +1,84 @@
+"""What a session reports to its client: the layout, the controls, the state, a picture of the canvas."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+
+from runtime.sessions import messages
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.controls import ControlState, controls_schema
+from runtime.sessions.playback.canvas import Canvas, Source, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+PICTURE_WIDTH = 512
+
+
+def layout(model: LiveModel, frames: int) -> messages.CanvasLayout:
+    """The size of a canvas of `frames` frames."""
+    seconds = frames / model.frame_rate_hz
+    return messages.CanvasLayout(
+        frames=frames, seconds=seconds, frame_rate_hz=model.frame_rate_hz, channels=model.latent_channels
+    )
+
+
+def controls(model: LiveModel, state: ControlState, source: Source | None) -> messages.ReadyControls:
+    """The controls with their schema and final values."""
+    return messages.ReadyControls(
+        schema=controls_schema(model),
+        values=state.published,
+        prompts=state.prompts,
+        blend=state.blend,
+        source_id=None if source is None else source.id,
+        source_strength=None if source is None else source.strength,
+        seed=state.published["seed"],
+    )
+
+
+def state(
+    model: LiveModel,
+    timeline: Timeline,
+    playhead: Playhead,
+    now_s: float,
+    *,
+    generations_in_flight: int,
+    generation_s: float,
+    ticks: int,
+    tick_ms: float,
+) -> messages.State:
+    """The state now."""
+    position, hop = playhead.position(now_s), model.hop_samples
+    here = timeline.at(position)
+    frame = 0 if here is None else here.canvas_frame_at(position // hop)
+    return messages.State(
+        playhead_sample=position,
+        sent_until_sample=playhead.sent_until,
+        lead_s=playhead.lead_s,
+        generations_in_flight=generations_in_flight,
+        generation_s=generation_s,
+        underruns=playhead.underruns,
+        ticks=ticks,
+        tick_ms=tick_ms,
+        canvas_position_s=max(0.0, frame + position % hop / hop) / model.frame_rate_hz,
+        playing=playhead.is_playing,
+        client_time_s=playhead.client_time_s,
+    )
+
+
+def picture(canvas: Canvas, start: int) -> messages.Canvas:
+    """The canvas from frame `start` on, at most PICTURE_WIDTH columns: latents from their 2nd to 98th percentile."""
+    width = min(canvas.end - start, PICTURE_WIDTH)
+    if not width:
+        return messages.Canvas(width=0, height=0, data="", seqs=[])
+    frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
+    values = canvas.rows(frames).T
+    low, high = np.quantile(values, [0.02, 0.98])
+    pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
+    parts = (canvas.part_at(frame) for frame in frames)
+    return messages.Canvas(
+        width=width,
+        height=len(values),
+        data=base64.b64encode(pixels.tobytes()).decode(),
+        seqs=[part.full_seq for part in parts if part],
+    )

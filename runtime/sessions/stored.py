@@ -1,0 +1,107 @@
+"""The timeline and the generations of a session as JSON values and named arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.errors import RequestError
+from runtime.requests.segments import Latents
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.generations.base import Generations
+from runtime.sessions.generations.extend import ExtendGenerations
+from runtime.sessions.generations.loop import LoopGenerations, PassNoise
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+
+VERSION = 1
+
+
+class Pieces:
+    """The arrays of a snapshot by name; equal names are one piece."""
+
+    def __init__(self, arrays: Mapping[str, Latents] | None = None) -> None:
+        self.arrays = dict(arrays or {})
+        self._pieces: dict[str, Piece] = {}
+
+    def store(self, piece: Piece) -> str:
+        """Add a piece; returns its name."""
+        self.arrays[piece.name] = piece.latents
+        return piece.name
+
+    def load(self, name: str) -> Piece:
+        """The piece of a name."""
+        return self._pieces.setdefault(name, Piece(name, self.arrays[name]))
+
+
+def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
+    """Raise RequestError where a snapshot is of another version, or of a model with other lengths."""
+    if meta.get("version") != VERSION:
+        raise RequestError(f"the session was stored in format {meta.get('version')}, expected {VERSION}")
+    if meta["frames"] not in model.lengths:
+        raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {model.lengths}")
+
+
+def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
+    """Every placement."""
+    return [
+        {
+            "from_sample": placement.from_sample,
+            "play_frame": placement.play_frame,
+            "canvas_frame": placement.canvas_frame,
+            "band": placement.band,
+            "parts": [
+                [pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq]
+                for part in placement.canvas.parts
+            ],
+        }
+        for placement in timeline.placements
+    ]
+
+
+def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
+    """The timeline of `store_timeline`."""
+    return Timeline(
+        Placement(
+            from_sample=values["from_sample"],
+            canvas=Canvas(tuple(Part(pieces.load(name), *rest) for name, *rest in values["parts"])),
+            play_frame=values["play_frame"],
+            canvas_frame=values["canvas_frame"],
+            band=None if values["band"] is None else (values["band"][0], values["band"][1]),
+        )
+        for values in stored
+    )
+
+
+def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
+    """Counters, the source, and what the mode keeps. Generations in flight start again after a restore."""
+    source = generations.source
+    return {
+        "num_started": generations.num_started,
+        "num_placed": generations.num_placed,
+        "is_current": generations.is_current(now_s),
+        "times_s": list(generations.times.newest_s),
+        "source": source and [source.id, source.strength, pieces.store(source.piece), source.start],
+        **_store_mode(generations, pieces),
+    }
+
+
+def load_generations(generations: Generations, stored: Mapping[str, Any], pieces: Pieces, now_s: float) -> None:
+    """Go on as the generations of `store_generations`."""
+    if stored["source"] is not None:
+        source_id, strength, name, start = stored["source"]
+        generations.set_source(Source(source_id, strength, pieces.load(name), start))
+    generations.times.newest_s.extend(stored["times_s"])
+    if isinstance(generations, LoopGenerations) and stored["noise"] is not None:
+        seed, index, name = stored["noise"]
+        generations.restore_noise(PassNoise(seed, index, None if name is None else pieces.load(name)))
+    if isinstance(generations, ExtendGenerations):
+        generations.heard_frame = stored["heard_frame"]
+    generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
+
+
+def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:
+    if isinstance(generations, ExtendGenerations):
+        return {"heard_frame": generations.heard_frame}
+    assert isinstance(generations, LoopGenerations)
+    noise = generations.placed_noise
+    return {"noise": noise and [noise.seed, noise.index, noise.piece and pieces.store(noise.piece)]}
