@@ -1,0 +1,236 @@
+"""A live session with a simulated clock, engine, codec and client: every sample tells which generation made it.
+
+A finished latent frame is (number of the generation, canvas frame, guidance at its end, full_seq); a decoded sample is
+the frame that it belongs to, so channels have the same meaning.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import EngineError
+from runtime.sessions import actions, messages
+from runtime.sessions.actions import DecodeWindow, GenerationJob, LiveModel
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.session import LiveSession
+
+RATE, HOP, CHANNELS = 1000, 40, 4
+FRAME_RATE = RATE / HOP
+MARGIN = 2
+LENGTHS = (16, 32, 48, 64)
+MODEL = LiveModel(
+    sample_rate_hz=RATE,
+    channels=CHANNELS,
+    hop_samples=HOP,
+    frame_rate_hz=FRAME_RATE,
+    latent_channels=CHANNELS,
+    lengths=LENGTHS,
+    overlap_frames=16,
+    margin_frames=MARGIN,
+    window_frames=32,
+    defaults={"guidance": 3.0, "steps": 8, "shift": 1.0},
+)
+STEP_S = 0.005
+NUMBER, FRAME, GUIDANCE, SEQ = range(CHANNELS)
+
+
+def new_session(session_id: str = "s", **opened: Any) -> LiveSession:
+    """A session of MODEL, attached at time 0."""
+    session = LiveSession(session_id, MODEL, messages.Open(**{"seed": 1, **opened}), 0.0)
+    session.attach("token", 0.0, keep_s=60.0)
+    return session
+
+
+@dataclass
+class Flight:
+    """A generation in the simulated engine."""
+
+    job: GenerationJob
+    number: int
+    end_s: float
+    guidance: Any
+
+
+@dataclass
+class Simulation:
+    """One session, its engine and its client.
+
+    generation_s, decode_s, network_s: how long things take. `heard`: sample -> what the client played there (None where
+    it had nothing), `chunks`: everything that was sent, with the playhead at that time. With `is_lossy`, chunks and
+    acks are lost.
+    """
+
+    session: LiveSession
+    generation_s: float = 0.14
+    decode_s: float = 0.003
+    network_s: float = 0.002
+    num_slots: int = 4
+    now_s: float = 0.0
+    is_lossy: bool = False
+    is_acking: bool = True
+    fails_next: bool = False
+    flights: list[Flight] = field(default_factory=list)
+    jobs: list[GenerationJob] = field(default_factory=list)
+    updates: list[actions.UpdateSteps] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    chunks: list[tuple[AudioChunk, float]] = field(default_factory=list)
+    messages: list[messages.ServerMessage] = field(default_factory=list)
+    commits: int = 0
+    advances: int = 0
+    heard: dict[int, NDArray[np.float32] | None] = field(default_factory=dict)
+    ring: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    seqs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    heard_seqs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    playhead: int | None = None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _decodes: list[tuple[float, DecodeWindow]] = field(default_factory=list)
+    _arrivals: list[tuple[float, AudioChunk]] = field(default_factory=list)
+    _played_s: float = 0.0
+    _acked_s: float = 0.0
+    _is_paused: bool = False
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        self.advance()
+        for _ in range(round(seconds / STEP_S)):
+            self.now_s += STEP_S
+            self._step()
+
+    def handle(self, message: messages.ClientMessage, latents: Any = None) -> None:
+        """A message of the client arrives."""
+        self._is_paused = isinstance(message, messages.Pause) or (
+            self._is_paused and not isinstance(message, messages.Play)
+        )
+        self.session.handle(message, self.now_s, latents)
+        self.advance()
+
+    def set(self, seq: int, ramp_ms: float = 0.0, at: float | None = None, **values: Any) -> None:
+        """Set controls."""
+        self.handle(messages.SetControls(seq=seq, values=values, ramp_ms=ramp_ms, at=at))
+
+    def advance(self) -> None:
+        """Carry out what the session asks for."""
+        self.advances += 1
+        for action in self.session.advance(self.now_s, may_generate=len(self.flights) < self.num_slots):
+            self._carry_out(action)
+
+    def replace_session(self, session: LiveSession) -> None:
+        """The process was restarted: flights and unsent audio are lost, the client connects again."""
+        self.session = session
+        self.flights.clear()
+        self._decodes.clear()
+        self._arrivals.clear()
+        self.ring.clear()
+        ready = session.attach("token", self.now_s, keep_s=60.0)
+        self.playhead = ready.next_sample
+        self._acked_s = self._played_s = self.now_s
+
+    def applied(self, seq: int) -> messages.Applied | None:
+        """The message that reports a seq, or a newer one, as complete."""
+        found = (m for m in self.messages if isinstance(m, messages.Applied) and m.seq >= seq)
+        return next((m for m in found if m.full_sample is not None), None)
+
+    def column(self, start: int, end: int, channel: int = NUMBER) -> list[float | None]:
+        """One channel of what was heard from sample `start` to `end`."""
+        return [None if (value := self.heard.get(i)) is None else float(value[channel]) for i in range(start, end)]
+
+    def _step(self) -> None:
+        events = self._finish_flights() + self._finish_decodes() + self._receive() + self._play()
+        due_s = self.session.due_s()
+        if events or (due_s is not None and due_s <= self.now_s):
+            self.advance()
+
+    def _carry_out(self, action: actions.Action) -> None:
+        match action:
+            case actions.Generate(job):
+                guidance = 3.0 if job.options.guidance is None else job.options.guidance
+                self.jobs.append(job)
+                self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
+            case actions.UpdateSteps(job_ids, patch, seq):
+                self.updates.append(action)
+                for flight in self.flights:
+                    if flight.job.id in job_ids:
+                        flight.guidance = patch.get("guidance", flight.guidance)
+                self.session.step_applied(seq, job_ids, 0)
+            case actions.Cancel(job_id):
+                self.cancelled.append(job_id)
+                self.flights = [flight for flight in self.flights if flight.job.id != job_id]
+            case actions.Decode(window):
+                self._decodes.append((self.now_s + self.decode_s, window))
+            case actions.SendAudio(chunk):
+                self.chunks.append((chunk, self.now_s))
+                if not (self.is_lossy and len(self.chunks) % 5 == 0):
+                    self._arrivals.append((self.now_s + self.network_s, chunk))
+            case actions.SendMessage(message):
+                self.messages.append(message)
+            case actions.Commit():
+                self.commits += 1
+
+    def _finish_flights(self) -> int:
+        done = [flight for flight in self.flights if flight.end_s <= self.now_s + 1e-9]
+        for flight in done:
+            self.flights.remove(flight)
+            if self.fails_next:
+                self.fails_next = False
+                self.session.generation_failed(flight.job.id, EngineError("failed"), self.now_s)
+            else:
+                self.session.generation_finished(flight.job.id, self._latents(flight), 7, self.now_s)
+        return len(done)
+
+    def _latents(self, flight: Flight) -> NDArray[np.float32]:
+        segment = flight.job.segment
+        latents = np.empty((segment.frames, CHANNELS), np.float32)
+        latents[:, NUMBER] = flight.number
+        latents[:, FRAME] = np.arange(segment.start_frame, segment.start_frame + segment.frames)
+        latents[:, GUIDANCE] = flight.guidance
+        latents[:, SEQ] = flight.job.full_seq
+        if segment.keep_frames:
+            assert flight.job.tail is not None
+            latents[: segment.keep_frames] = flight.job.tail
+        return latents
+
+    def _finish_decodes(self) -> int:
+        done = [item for item in self._decodes if item[0] <= self.now_s + 1e-9]
+        for item in done:
+            self._decodes.remove(item)
+            window = item[1]
+            pcm = np.repeat(window.values, HOP, axis=0)[window.trim_begin : window.trim_end]
+            self.session.decoded(window, pcm, self.now_s)
+        return len(done)
+
+    def _receive(self) -> int:
+        done = [item for item in self._arrivals if item[0] <= self.now_s + 1e-9]
+        for item in done:
+            self._arrivals.remove(item)
+            chunk = item[1]
+            if self.playhead is None:
+                self.playhead, self._played_s = chunk.start_sample, self.now_s
+            for index, sample in enumerate(range(chunk.start_sample, chunk.end_sample)):
+                if sample >= self.playhead:
+                    self.ring[sample] = chunk.pcm[index]
+                    self.seqs[sample] = (chunk.first_seq, chunk.full_seq)
+        return 0
+
+    def _play(self) -> int:
+        if self.playhead is None or self._is_paused:
+            self._played_s = self.now_s
+            return 0
+        samples = int((self.now_s - self._played_s) * RATE + 1e-6)
+        self._played_s += samples / RATE
+        lead = RATE
+        for sample in range(self.playhead, self.playhead + samples):
+            self.heard[sample] = self.ring.pop(sample, None)
+            if sample in self.seqs:
+                self.heard_seqs[sample] = self.seqs.pop(sample)
+        self.playhead += samples
+        if not self.is_acking or self.now_s < self._acked_s + 0.05:
+            return 0
+        self._acked_s = self.now_s
+        lead = max(self.ring, default=self.playhead) - self.playhead
+        self.session.handle(messages.Ack(playhead_sample=self.playhead, worst_lead_s=lead / RATE), self.now_s)
+        return 1
