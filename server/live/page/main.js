@@ -313,6 +313,7 @@ function currentPreset() {
 /** Set the page, without a message to the server. @param {Preset} preset */
 function showPreset(preset) {
   ({ name, mode, seconds, seed } = preset);
+  field("seed").value = seed === null ? "" : String(seed);
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
   panel.show(preset.controls);
   canvas.showBand(preset.band[0], preset.band[1]);
