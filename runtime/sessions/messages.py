@@ -300,9 +300,14 @@ class State(_Message):
 
 
 class Canvas(_Message):
-    """A picture of the canvas. `data`: base64 of `width * height` bytes, rows from low to high channels of latents."""
+    """A picture of the canvas from `start_s` on, `seconds` long: the loop, or in extend mode what surrounds the playhead.
+
+    `data`: base64 of `width * height` bytes, rows from low to high channels of latents.
+    """
 
     type: Literal["canvas"] = "canvas"
+    start_s: float
+    seconds: float
     width: Count
     height: Count
     data: str

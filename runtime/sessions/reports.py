@@ -66,17 +66,20 @@ def state(
     )
 
 
-def picture(canvas: Canvas, start: int) -> messages.Canvas:
+def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.Canvas:
     """The canvas from frame `start` on, at most PICTURE_WIDTH columns: latents from their 2nd to 98th percentile."""
     width = min(canvas.end - start, PICTURE_WIDTH)
+    start_s, seconds = start / model.frame_rate_hz, (canvas.end - start) / model.frame_rate_hz
     if not width:
-        return messages.Canvas(width=0, height=0, data="", seqs=[])
+        return messages.Canvas(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
     frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
     values = canvas.rows(frames).T
     low, high = np.quantile(values, [0.02, 0.98])
     pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
     parts = (canvas.part_at(frame) for frame in frames)
     return messages.Canvas(
+        start_s=start_s,
+        seconds=seconds,
         width=width,
         height=len(values),
         data=base64.b64encode(pixels.tobytes()).decode(),

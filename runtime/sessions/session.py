@@ -170,7 +170,7 @@ class LiveSession:
             case messages.Pause():
                 self._playhead.pause(now_s)
             case messages.GetCanvas():
-                self._send(reports.picture(self._timeline.canvas, self._picture_start(now_s)))
+                self._send(reports.picture(self.model, self._timeline.canvas, self._picture_start(now_s)))
             case messages.Close():
                 self._outbox.append(End())
             case Open():
