@@ -300,7 +300,7 @@ class State(_Message):
 
 
 class Canvas(_Message):
-    """A picture of the canvas from `start_s` on, `seconds` long: the loop, or in extend mode what surrounds the playhead.
+    """A picture of the canvas from `start_s` on, `seconds` long: the loop; in extend mode, what is near the playhead.
 
     `data`: base64 of `width * height` bytes, rows from low to high channels of latents.
     """

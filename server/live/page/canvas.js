@@ -6,13 +6,16 @@ const FRESH_MS = 700;
 /** @typedef {import("./pad.js").Color} Color */
 
 /**
- * @typedef {{seek: (seconds: number) => void, band: (start: number | null, end: number | null) => void,
+ * @typedef {{seek: (seconds: number) => void, band: () => void,
  *   curve: (values: number[]) => void}} CanvasHandlers
  */
 
 export class CanvasView {
-  seconds = 10;
+  /** Length of the view. */ seconds = 10;
   positionS = 0;
+  /** Whether the view follows the playhead, which stays in its middle. */ isEndless = false;
+  #startS = 0;
+  #endS = 10;
   bandStart = 0;
   bandEnd = 1;
   /** @type {{min: number, max: number, points: number[]} | null} */ #curve = null;
@@ -67,17 +70,29 @@ export class CanvasView {
     const x = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
     const y = Math.min(1, Math.max(0, (event.clientY - box.top) / box.height));
     if (this.#curve) this.#drawTo(Math.min(CURVE_POINTS - 1, Math.floor(x * CURVE_POINTS)), 1 - y);
-    else this.handlers.seek(x * this.seconds);
+    else this.#seek(this.viewStartS + x * this.seconds);
   }
 
   /** @param {KeyboardEvent} event */
   #keySeek(event) {
     const steps = /** @type {Record<string, number>} */ ({ ArrowLeft: -0.5, ArrowRight: 0.5, PageUp: -2, PageDown: 2 });
     const target =
-      event.key === "Home" ? 0 : event.key === "End" ? this.seconds - 0.5 : this.positionS + (steps[event.key] ?? NaN);
+      event.key === "Home" ? 0 : event.key === "End" ? Infinity : this.positionS + (steps[event.key] ?? NaN);
     if (Number.isNaN(target)) return false;
-    this.handlers.seek(Math.min(this.seconds, Math.max(0, target)));
+    this.#seek(target);
     return true;
+  }
+
+  /** @param {number} target seconds; moved into what is there to play */
+  #seek(target) {
+    const start = this.isEndless ? this.#startS : this.bandStart * this.seconds;
+    const end = this.isEndless ? this.#endS : this.bandEnd * this.seconds;
+    this.handlers.seek(Number(Math.min(end - 0.1, Math.max(start, target)).toFixed(3)));
+  }
+
+  /** The position at the left edge. */
+  get viewStartS() {
+    return this.isEndless ? this.positionS - this.seconds / 2 : 0;
   }
 
   /** @param {KeyboardEvent} event */
@@ -174,8 +189,7 @@ export class CanvasView {
   /** @param {number} start @param {number} end */
   #setBand(start, end) {
     this.showBand(start, end);
-    const isWhole = start <= 0.001 && end >= 0.999;
-    this.handlers.band(isWhole ? null : start * this.seconds, isWhole ? null : end * this.seconds);
+    this.handlers.band();
   }
 
   /** Show a band without reporting a change, as shares of the canvas. @param {number} start @param {number} end */
@@ -196,10 +210,12 @@ export class CanvasView {
   // The picture.
 
   /** @param {import("./connection.js").Message} message */
-  show({ width, height, data, seqs }) {
+  show({ start_s, seconds, width, height, data, seqs }) {
+    this.#startS = start_s;
+    this.#endS = start_s + seconds;
     const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
     const now = performance.now();
-    const isFirst = this.#seqs.length !== seqs.length;
+    const isFirst = this.isEndless || this.#seqs.length !== seqs.length;
     this.#freshAt = seqs.map((/** @type {number} */ seq, /** @type {number} */ i) =>
       !isFirst && seq > this.#seqs[i] ? now : (this.#freshAt[i] ?? 0),
     );
@@ -220,7 +236,7 @@ export class CanvasView {
   }
 
   #paintImage() {
-    if (!this.#picture) return;
+    if (!this.#picture?.width) return;
     const { width, height, data } = this.#picture;
     this.#image.width = width;
     this.#image.height = height;
@@ -240,16 +256,23 @@ export class CanvasView {
     context.clearRect(0, 0, width, height);
     context.imageSmoothingEnabled = true;
     context.imageSmoothingQuality = "high";
-    if (this.#picture) context.drawImage(this.#image, 0, 0, width, height);
+    const scale = width / this.seconds;
+    if (this.#picture?.width) {
+      const left = (this.#startS - this.viewStartS) * scale;
+      context.drawImage(this.#image, left, 0, (this.#endS - this.#startS) * scale, height);
+    }
     if (!isStill) this.#paintFresh(width, height);
     context.fillStyle = colors.shade;
-    context.fillRect(0, 0, this.bandStart * width, height);
-    context.fillRect(this.bandEnd * width, 0, width, height);
+    if (!this.isEndless) {
+      context.fillRect(0, 0, this.bandStart * width, height);
+      context.fillRect(this.bandEnd * width, 0, width, height);
+    }
     this.#paintCurve(colors, width, height);
     this.#paintPlayhead(colors, width, height);
     this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
-    this.stage.setAttribute("aria-valuemax", this.seconds.toFixed(1));
-    this.stage.setAttribute("aria-valuetext", `${this.positionS.toFixed(1)} of ${this.seconds.toFixed(1)} seconds`);
+    const end = this.isEndless ? this.#endS : this.seconds;
+    this.stage.setAttribute("aria-valuemax", end.toFixed(1));
+    this.stage.setAttribute("aria-valuetext", `${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`);
   }
 
   /** Frames that were just made again glow. @param {number} width @param {number} height */
@@ -295,7 +318,7 @@ export class CanvasView {
   /** @param {{playhead: string}} colors @param {number} width @param {number} height */
   #paintPlayhead(colors, width, height) {
     const ratio = devicePixelRatio || 1;
-    const x = (this.positionS / this.seconds) * width;
+    const x = ((this.positionS - this.viewStartS) / this.seconds) * width;
     const { context } = this;
     const glow = context.createLinearGradient(x - 46 * ratio, 0, x, 0);
     glow.addColorStop(0, "rgb(255 255 255 / 0)");

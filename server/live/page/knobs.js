@@ -252,6 +252,7 @@ function readControl(name, member, property, schema, outer = property) {
 export class ControlPanel extends EventTarget {
   /** @type {Control[]} */ controls = [];
   /** @type {Map<string, Knob>} */ knobs = new Map();
+  /** @type {Map<string, HTMLInputElement | HTMLSelectElement>} */ fields = new Map();
   /** Values that are not the default. @type {Record<string, any>} */ values = {};
 
   /** @param {HTMLElement} first @param {HTMLElement} more */
@@ -297,6 +298,7 @@ export class ControlPanel extends EventTarget {
     select.append(...control.choices.map((choice) => new Option(choice, choice, choice === control.default)));
     select.addEventListener("change", () => this.#changed(control, select.value));
     label.title = control.help;
+    this.fields.set(control.id, select);
     label.append(select);
     return label;
   }
@@ -308,22 +310,14 @@ export class ControlPanel extends EventTarget {
     input.spellcheck = false;
     input.addEventListener("change", () => this.#changed(control, input.value));
     label.title = control.help;
+    this.fields.set(control.id, input);
     label.append(input);
     return label;
   }
 
   /** @param {Control} control @param {any} value */
   #changed(control, value) {
-    const isDefault = value === control.default;
-    if (!control.member) {
-      if (isDefault) delete this.values[control.name];
-      else this.values[control.name] = value;
-    } else {
-      const object = { ...this.values[control.name], [control.member]: value };
-      if (isDefault) delete object[control.member];
-      if (Object.keys(object).length) this.values[control.name] = object;
-      else delete this.values[control.name];
-    }
+    this.#keep(control, value);
     const wire = this.values[control.name] ?? null;
     this.dispatchEvent(new CustomEvent("change", { detail: { [control.name]: wire } }));
   }
@@ -336,16 +330,31 @@ export class ControlPanel extends EventTarget {
     this.#changed(control, curve ?? control.default);
   }
 
-  /** Show these values, without reporting a change. @param {Record<string, any>} values */
+  /** Show these values, without reporting a change; those that are the default are not kept. @param {Record<string, any>} values */
   show(values) {
-    this.values = structuredClone(values);
+    this.values = {};
     for (const control of this.controls) {
       const held = control.member ? values[control.name]?.[control.member] : values[control.name];
       const value = held ?? control.default;
-      const knob = this.knobs.get(control.id);
-      if (knob) knob.show(Array.isArray(value) ? control.default : value, Array.isArray(value) ? value : null);
-      const field = document.querySelector(`[data-control="${control.id}"] :is(select, input)`);
-      if (field) /** @type {HTMLInputElement} */ (field).value = value;
+      this.#keep(control, value);
+      const isList = Array.isArray(value);
+      this.knobs.get(control.id)?.show(isList ? control.default : value, isList ? value : null);
+      const field = this.fields.get(control.id);
+      if (field) field.value = value;
     }
+  }
+
+  /** @param {Control} control @param {any} value */
+  #keep({ name, member, default: standard }, value) {
+    const isDefault = value === standard;
+    if (!member) {
+      if (isDefault) delete this.values[name];
+      else this.values[name] = value;
+      return;
+    }
+    const object = { ...this.values[name], [member]: value };
+    if (isDefault) delete object[member];
+    if (Object.keys(object).length) this.values[name] = object;
+    else delete this.values[name];
   }
 }

@@ -38,7 +38,7 @@ const player = new Player({ status: onPlayerStatus, heard: onHeard });
 const connection = new Connection({
   open: openMessage,
   status: showStatus,
-  audio: (chunk) => player.write(chunk),
+  audio: onAudio,
   ready: onReady,
   applied: askForPicture,
   state: onState,
@@ -49,7 +49,7 @@ const panel = new ControlPanel(find("knobs"), find("more-knobs"));
 const pad = new PromptPad(find("pad"), /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")), all(".share"));
 const canvas = new CanvasView(find("stage"), find("band"), {
   seek: (to_s) => connection.send({ type: "seek", to_s }),
-  band: (start_s, end_s) => connection.change("band", { start_s, end_s }),
+  band: limited(sendBand),
   curve: (values) => panel.setCurve(field("draw").value, values),
 });
 const scope = new Scope(/** @type {HTMLCanvasElement} */ (find("scope")), all(".meter"));
@@ -143,16 +143,31 @@ function onReady(ready) {
   canvas.seconds = ready.canvas.seconds;
   find("band").style.setProperty("--seconds", String(ready.canvas.seconds));
   canvas.showBand(canvas.bandStart, canvas.bandEnd);
-  find("band").classList.toggle("is-off", ready.mode === "extend");
+  canvas.isEndless = ready.mode === "extend";
+  find("band").classList.toggle("is-off", canvas.isEndless);
+  offerLengths(ready.canvas.seconds);
   seed = ready.controls.seed;
   field("seed").value = String(seed);
-  if (!ready.resumed && (canvas.bandStart > 0 || canvas.bandEnd < 1)) {
-    const [start_s, end_s] = [canvas.bandStart, canvas.bandEnd].map((share) => share * canvas.seconds);
-    connection.change("band", { start_s, end_s });
-  }
+  isBandUnsent = !ready.resumed && mode === "loop" && (canvas.bandStart > 0 || canvas.bandEnd < 1);
   if (playedS && !isPlaying) connection.send({ type: "pause" });
   sentAt.clear();
   askForPicture();
+}
+
+/** A new session takes a band once it has a canvas. */
+let isBandUnsent = false;
+
+/** @param {import("./connection.js").Chunk} chunk */
+function onAudio(chunk) {
+  player.write(chunk);
+  if (isBandUnsent) sendBand();
+}
+
+function sendBand() {
+  isBandUnsent = false;
+  const isWhole = canvas.bandStart <= 0 && canvas.bandEnd >= 1;
+  const [start_s, end_s] = [canvas.bandStart, canvas.bandEnd].map((share) => (isWhole ? null : share * canvas.seconds));
+  connection.change("band", { start_s, end_s });
 }
 
 let position = { seconds: 0, sample: 0 };
@@ -163,7 +178,7 @@ function onState(state) {
   const now = performance.now();
   const rate = ((state.ticks - lastTicks.count) * 1000) / (now - lastTicks.atMs);
   if (lastTicks.atMs && rate >= 0) find("stat-ticks").textContent = rate.toFixed(0);
-  if (state.ticks !== lastTicks.count) askForPicture();
+  if (state.ticks !== lastTicks.count || canvas.isEndless) askForPicture();
   lastTicks = { count: state.ticks, atMs: now };
   find("stat-tick").textContent = `${state.tick_ms.toFixed(1)} ms`;
   find("stat-generation").textContent = `${Math.round(state.generation_s * 1000)} ms`;
@@ -285,11 +300,10 @@ function paint(now) {
 
 /** The canvas position of what is heard now: the server's last report, moved on by the player's clock. */
 function playPosition() {
-  const start = mode === "loop" ? canvas.bandStart * canvas.seconds : 0;
-  const end = mode === "loop" ? canvas.bandEnd * canvas.seconds : canvas.seconds;
-  const moved = position.seconds + (player.playheadSample - position.sample) / player.rateHz;
-  if (!isPlaying || moved < end) return Math.min(canvas.seconds, Math.max(0, isPlaying ? moved : position.seconds));
-  return start + ((moved - start) % (end - start));
+  const start = canvas.bandStart * canvas.seconds;
+  const end = canvas.bandEnd * canvas.seconds;
+  const moved = position.seconds + (isPlaying ? (player.playheadSample - position.sample) / player.rateHz : 0);
+  return canvas.isEndless || moved < end ? Math.max(0, moved) : start + ((moved - start) % (end - start));
 }
 
 // Presets, curves, MIDI and the rest of the page.
@@ -334,9 +348,18 @@ function usePreset(preset) {
   const defaults = Object.fromEntries(before.map((one) => [one, null]));
   measure(connection.change("set", { values: { ...defaults, ...preset.controls, seed } }));
   measure(connection.change("prompts", { items: pad.items() }));
-  const [start, end] = preset.band.map((share) => share * canvas.seconds);
-  const isWhole = preset.band[0] <= 0 && preset.band[1] >= 1;
-  if (mode === "loop") connection.change("band", { start_s: isWhole ? null : start, end_s: isWhole ? null : end });
+  if (mode === "loop") sendBand();
+}
+
+/** @param {number} whole the length of the model's canvas, where no other was asked for */
+function offerLengths(whole) {
+  const select = /** @type {HTMLSelectElement} */ (find("length"));
+  if (seconds === null && !select.options.length) {
+    const lengths = [whole, whole / 2, whole / 4];
+    select.append(...lengths.map((length, i) => new Option(`${length.toFixed(1)} s`, i ? String(length) : "")));
+  }
+  find("length-field").hidden = mode === "extend" || !select.options.length;
+  select.value = seconds === null ? "" : String(seconds);
 }
 
 function offerCurves() {
@@ -458,6 +481,10 @@ function listen() {
   });
   find("preset-file").addEventListener("change", loadPresetFile);
   find("seed").addEventListener("change", () => setSeed(/^\d+$/.test(field("seed").value) ? Number(field("seed").value) : null));
+  find("length").addEventListener("change", () => {
+    seconds = field("length").value ? Number(field("length").value) : null;
+    connection.restart();
+  });
   find("draw").addEventListener("change", editCurve);
   find("key-form").addEventListener("submit", () => connection.setKey(field("key").value.trim()));
   volume.addEventListener("input", () => (player.volume = volume.value));

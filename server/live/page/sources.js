@@ -113,7 +113,7 @@ export class Sources {
       const pcm = Int16Array.from(waiting, (value) => Math.max(-32768, Math.min(32767, Math.round(value * 32767))));
       waiting = [];
       const mode = /** @type {HTMLSelectElement} */ (find("write-mode")).value;
-      const at_s = Number(((canvas.positionS + WRITE_AHEAD_S) % canvas.seconds).toFixed(3));
+      const at_s = Number(((canvas.positionS + WRITE_AHEAD_S) % (canvas.isEndless ? Infinity : canvas.seconds)).toFixed(3));
       connection.change("write", { at_s, mode, samples, format: "s16" }, pcm.buffer);
     };
   }
