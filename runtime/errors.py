@@ -43,6 +43,13 @@ class StaleSeqError(RequestError):
     status = 409
 
 
+class SourceNotFoundError(RequestError):
+    """There is no uploaded source with this id."""
+
+    code = "source_not_found"
+    status = 404
+
+
 class FileError(TickError):
     """A file named on the command line cannot be read or written."""
 
@@ -150,6 +157,6 @@ class CheckpointError(TickError):
 
 
 class StoreError(TickError):
-    """Session snapshots cannot be written or read, or one of them is damaged."""
+    """Session snapshots or sources cannot be written or read, or one of them is damaged."""
 
     code = "store_error"

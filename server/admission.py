@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from server.asgi.problems import ProblemError, retry_after, unavailable
@@ -28,15 +30,7 @@ class Admission:
 
     def admit(self, client: str) -> Permit:
         """Admit a generation. Raises ProblemError 429 or 503, both with Retry-After."""
-        if self.is_draining:
-            raise unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
-        if self.client_limit and self._clients[client] >= self.client_limit:
-            raise ProblemError(
-                429,
-                "too_many_requests",
-                f"this client has {self.client_limit} generations in flight, the limit per client",
-                headers={"Retry-After": retry_after(self._mean_s)},
-            )
+        self._check_client(client)
         if self.num_pending >= self.capacity:
             what = f"all {self.capacity} slots and queue places are taken"
             raise unavailable("queue_full", what, retry_after_s=self._mean_s)
@@ -46,6 +40,16 @@ class Admission:
         self.permits.add(permit)
         self._empty.clear()
         return permit
+
+    @contextmanager
+    def limit_client(self, client: str) -> Iterator[None]:
+        """Count work without ticks against the client's limit. Raises ProblemError 429 or 503."""
+        self._check_client(client)
+        self._clients[client] += 1
+        try:
+            yield
+        finally:
+            self._remove_client(client)
 
     def record_duration(self, seconds: float) -> None:
         """Record how long a generation took, for Retry-After."""
@@ -66,11 +70,25 @@ class Admission:
             return False
         return True
 
+    def _check_client(self, client: str) -> None:
+        if self.is_draining:
+            raise unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
+        if self.client_limit and self._clients[client] >= self.client_limit:
+            raise ProblemError(
+                429,
+                "too_many_requests",
+                f"this client has {self.client_limit} generations or uploads in flight, the limit per client",
+                headers={"Retry-After": retry_after(self._mean_s)},
+            )
+
+    def _remove_client(self, client: str) -> None:
+        self._clients[client] -= 1
+        if not self._clients[client]:
+            del self._clients[client]
+
     def _remove(self, permit: Permit) -> None:
         self.permits.discard(permit)
-        self._clients[permit.client] -= 1
-        if not self._clients[permit.client]:
-            del self._clients[permit.client]
+        self._remove_client(permit.client)
         if not self.permits:
             self._empty.set()
 

@@ -15,7 +15,7 @@ from server.asgi.middleware import RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
-from server.routes import generations, health, models, page, tick_profile
+from server.routes import generations, health, models, page, sources, tick_profile
 from server.service import Service
 
 VERSION = "0.1.0"
@@ -43,7 +43,8 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
 
     app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     app.state.service = service
-    for module in (generations, models, health, page, *(() if settings.admin_key is None else (tick_profile,))):
+    always = (generations, sources, models, health, page)
+    for module in (*always, *(() if settings.admin_key is None else (tick_profile,))):
         app.include_router(module.router)
     install_handlers(app)
     _add_middleware(app, service)

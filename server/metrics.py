@@ -21,6 +21,7 @@ from prometheus_client import (
 
 from runtime.engines.engine import Engine
 from runtime.tick.record import PHASES, LoopStats, TickRecord
+from server.sources import SourceStore
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"
@@ -92,7 +93,16 @@ class Metrics:
         self.requests = self._counter("http_requests", "HTTP requests answered", "method", "route", "status")
         self.is_ready = self._gauge("ready", "1 while new work is accepted, else 0")
         self.load_duration = self._gauge("engine_load_duration_seconds", "Time to open and warm up the engines")
+        self.sources = self._gauge("sources", "Uploaded sources")
+        self.sources_bytes = self._gauge("sources_size_bytes", "Size of all uploaded sources")
+        self.source_uploads = self._counter("source_uploads", "Uploads by outcome: stored, known, refused", "outcome")
+        self.source_evictions = self._counter("source_evictions", "Sources removed to make room for others")
         self.engine_info = self._gauge("engine_info", "Engines in use", "engine", "sha256", "target")
+
+    def watch_sources(self, sources: SourceStore) -> None:
+        """Read a store's gauges on every scrape."""
+        self.sources.set_function(lambda: len(sources.all()))
+        self.sources_bytes.set_function(lambda: sources.size_bytes)
 
     def watch(self, stats: Callable[[], LoopStats], engines: Iterable[Engine], load_s: float) -> None:
         """Read a loop's gauges on every scrape; publish its engines and how long they took to load."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -28,6 +29,7 @@ from server.asgi.request_body import BodyBudget
 from server.codec_workers import FirstAudioTracker, PriorityWorkers
 from server.config import ServerSettings
 from server.metrics import Metrics
+from server.sources import SourceStore
 
 WARM_UP_TIMEOUT_S = 300.0
 MAX_DEFAULT_CODEC_WORKERS = 4
@@ -37,11 +39,9 @@ logger = logging.getLogger("tickrt.server")
 class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
-    `store` keeps live sessions for the next start; None where the settings name no place. Raises ConfigError where it
-    cannot be opened.
-
-    `draining` is set soon after draining began: what is open without an end, a live session, ends then. All but the
-    pipeline is used on the event loop's thread only.
+    `sources` exists once the pipeline does. `store` keeps live sessions for the next start; None where the settings
+    name no place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
+    All but the pipeline is used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
     """
 
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
@@ -56,9 +56,11 @@ class Service:
         self.codec_threads = ThreadPoolExecutor(1, "codec")
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
+        self.sources: SourceStore
         self.pipeline: Pipeline | None = None
         self.failure: TickError | None = None
         self.is_profiling = False
+        self.upload_lock = asyncio.Lock()  # uploads are decoded one at a time: ticks keep their share of the CPU
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
@@ -80,6 +82,7 @@ class Service:
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             await run_in_threadpool(pipeline.close)
+            self.sources.close()
         self.codec_threads.shutdown()
         for engine in self._engines:
             engine.close()
@@ -114,16 +117,28 @@ class Service:
         pipeline = await run_in_threadpool(self._open_pipeline)
         try:
             await run_in_threadpool(warm_up, pipeline)
+            await self._open_codec_workers(pipeline)
+            self.sources = await run_in_threadpool(self._open_sources, pipeline)
         except TickError:
             await run_in_threadpool(pipeline.close)
             raise
-        await self._open_codec_workers(pipeline)
+        self.metrics.watch_sources(self.sources)
         runtime = pipeline.deployment.runtime
         self.admission.capacity = runtime.depth + runtime.queue
         self.first_audio_tracker.size = runtime.depth
         self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
         pipeline.loop.observers.append(self.metrics.observe_tick)
         self.pipeline = pipeline
+
+    def _open_sources(self, pipeline: Pipeline) -> SourceStore:
+        settings = self.settings
+        return SourceStore(
+            None if settings.state is None else settings.state / "sources",
+            settings.sources_bytes,
+            partial(pipeline.read_source, max_seconds=settings.max_seconds),
+            pipeline.bundle.latents.frame_rate_hz,
+            on_evict=self.metrics.source_evictions.inc,
+        )
 
     async def _open_codec_workers(self, pipeline: Pipeline) -> None:
         if pipeline.codec is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -20,6 +20,7 @@ SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
+FILE = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
 STATUS_TEXTS = {
     400: "The body is malformed",
     401: "The API key is missing or wrong",
@@ -38,9 +39,20 @@ STATUS_TEXTS = {
 }
 
 
+SOURCE_ID = "^[0-9a-f]{64}$"
+SourceId = Annotated[str, Field(pattern=SOURCE_ID)]
+
+
 class GenerationBody(GenerationOptions):
     """The body of POST /v1/audio/generations: the options of a generation, and the format of the response."""
 
+    source_id: SourceId | None = Field(
+        default=None, description="The id of an uploaded source (/v1/sources), in place of the form's part `source`."
+    )
+    target_id: SourceId | None = Field(
+        default=None,
+        description="The id of an uploaded source that target_curve and x0_strength draw to. Default: the source.",
+    )
     response_format: FormatName = Field(
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), or latents (safetensors, float32 [T, C]).",
@@ -95,19 +107,28 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 
 def request_body() -> dict[str, Any]:
     """The OpenAPI entry of the request body: JSON or multipart."""
-    json_form = {"schema": {"$ref": REF.format(model="TextGenerationBody")}}
-    source = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
+    body = {"$ref": REF.format(model="GenerationBody")}
     form = {
         "type": "object",
         "required": ["request"],
         "additionalProperties": False,
-        "properties": {"request": {"$ref": REF.format(model="GenerationBody")}, "source": source},
+        "properties": {"request": body, "source": FILE},
     }
     encoding = {"request": {"contentType": "application/json"}, "source": {"contentType": "application/octet-stream"}}
     return {
         "required": True,
-        "content": {"application/json": json_form, "multipart/form-data": {"schema": form, "encoding": encoding}},
+        "content": {
+            "application/json": {"schema": body},
+            "multipart/form-data": {"schema": form, "encoding": encoding},
+        },
     }
+
+
+def upload_body() -> dict[str, Any]:
+    """The OpenAPI entry of an uploaded file: the body itself, or a form's only part."""
+    form = {"type": "object", "required": ["source"], "additionalProperties": False, "properties": {"source": FILE}}
+    content = {"application/octet-stream": {"schema": FILE}, "multipart/form-data": {"schema": form}}
+    return {"required": True, "content": content}
 
 
 def openapi_document(
@@ -124,7 +145,6 @@ def openapi_document(
     schemas.update(definitions["$defs"])
     if latent_channels is not None:
         _set_channels(schemas, latent_channels)
-    schemas["TextGenerationBody"] = _without_source(schemas["GenerationBody"])
     if has_key:
         _require_key(document)
     return document
@@ -149,9 +169,3 @@ def _set_channels(node: Any, channels: int) -> None:
     if isinstance(node, list):
         for child in node:
             _set_channels(child, channels)
-
-
-def _without_source(schema: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request without a source: without the options that need one."""
-    properties = {name: item for name, item in schema["properties"].items() if not item.get("x-needs-source")}
-    return {**schema, "title": "TextGenerationBody", "properties": properties}

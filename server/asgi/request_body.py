@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -57,11 +57,26 @@ class Upload:
 async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """JSON, or multipart with parts `request` (JSON) and `source` (audio). Raises ProblemError 4xx or 503."""
     kind = media_type(request)
+    if kind not in (JSON, MULTIPART):
+        raise ProblemError(
+            415,
+            "unsupported_media_type",
+            f"expected content type {JSON} or {MULTIPART}, got {kind[:60]!r}",
+            fix=f"send the header content-type: {JSON}",
+            headers={"Accept": ACCEPTED},
+        )
+    async with _body_deadline(settings):
+        if kind == MULTIPART:
+            return await _read_multipart(request, settings, budget)
+        body = await _read_all(request, settings.json_bytes, budget)
+    return Upload(await run_in_threadpool(parse_object, body))
+
+
+@asynccontextmanager
+async def _body_deadline(settings: ServerSettings) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            if kind == MULTIPART:
-                return await _read_multipart(request, settings, budget)
-            body = await _read_all(request, settings.json_bytes, budget)
+            yield
     except TimeoutError:
         raise ProblemError(
             408,
@@ -69,11 +84,10 @@ async def read_upload(request: Request, settings: ServerSettings, budget: BodyBu
             f"the body did not arrive within {settings.body_timeout_s:g} s",
             headers={"Connection": "close"},
         ) from None
-    return Upload(await run_in_threadpool(parse_object, body))
 
 
 def media_type(request: Request) -> str:
-    """The request's media type, JSON or MULTIPART. Raises ProblemError 415."""
+    """The request's media type. Raises ProblemError 415 for a compressed body."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise ProblemError(
@@ -82,16 +96,7 @@ def media_type(request: Request) -> str:
             f"content encoding {encoding[:40]!r} is not supported",
             fix="send it uncompressed",
         )
-    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if found not in (JSON, MULTIPART):
-        raise ProblemError(
-            415,
-            "unsupported_media_type",
-            f"expected content type {JSON} or {MULTIPART}, got {found[:60]!r}",
-            fix=f"send the header content-type: {JSON}",
-            headers={"Accept": ACCEPTED},
-        )
-    return found
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _read_all(request: Request, limit: int, budget: BodyBudget) -> bytes:
@@ -127,11 +132,31 @@ def too_large(limit: int) -> ProblemError:
     )
 
 
+@asynccontextmanager
+async def read_file(request: Request, settings: ServerSettings, budget: BodyBudget) -> AsyncIterator[bytes]:
+    """The bytes of one file: the body, or a form's part `source`. Raises ProblemError 4xx or 503."""
+    limit = min(settings.upload_bytes, settings.sources_bytes)
+    async with _body_deadline(settings):
+        if media_type(request) == MULTIPART:
+            form = await _parse_form(request, limit, settings.json_bytes, budget)
+            try:
+                data = await _field_bytes(_known_fields(form, ("source",))["source"], limit)
+            finally:
+                await form.close()
+        else:
+            data = await _read_all(request, limit, budget)
+    budget.reserve(len(data))
+    try:
+        yield data
+    finally:
+        budget.release(len(data))
+
+
 async def _read_multipart(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """`request` may be a text field or a file part; `source` must be a file part."""
-    form = await _parse_form(request, settings, budget)
+    form = await _parse_form(request, settings.upload_bytes + settings.json_bytes, settings.json_bytes, budget)
     try:
-        fields = _known_fields(form)
+        fields = _known_fields(form, ("request", "source"))
         text = await _field_bytes(fields["request"], settings.json_bytes)
         source = await _field_bytes(fields["source"], settings.upload_bytes) if "source" in fields else None
     finally:
@@ -139,32 +164,45 @@ async def _read_multipart(request: Request, settings: ServerSettings, budget: Bo
     return Upload(await run_in_threadpool(parse_object, text, "/request"), source)
 
 
-async def _parse_form(request: Request, settings: ServerSettings, budget: BodyBudget) -> FormData:
+async def _parse_form(request: Request, limit: int, field_limit: int, budget: BodyBudget) -> FormData:
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
-    async with aclosing(_limited(request, settings.upload_bytes + settings.json_bytes, budget)) as stream:
-        parser = MultiPartParser(headers, stream, max_files=2, max_fields=2, max_part_size=settings.json_bytes)
+    async with aclosing(_limited(request, limit, budget)) as stream:
+        parser = MultiPartParser(headers, stream, max_files=2, max_fields=2, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:
             if "maximum size" in error.message:
-                raise too_large(settings.json_bytes) from None
+                raise too_large(field_limit) from None
             raise ProblemError(400, "malformed_multipart", error.message) from None
 
 
-def _known_fields(form: FormData) -> dict[str, str | UploadFile]:
-    """The fields by name, after checking that there are no others and that `source` is a file."""
+def _known_fields(form: FormData, known: tuple[str, ...]) -> dict[str, str | UploadFile]:
+    """The fields by name, after checking that there are no others, the first is there, and `source` is a file."""
     names = [name for name, _ in form.multi_items()]
     for name in names:
-        if name not in ("request", "source"):
-            raise _part_problem(name, "is unknown; the parts of this form are request and source")
+        if name not in known:
+            raise _part_problem(name, f"is unknown; this form takes {' and '.join(known)}")
         if names.count(name) > 1:
             raise _part_problem(name, "occurs more than once")
-    if "request" not in names:
-        raise _part_problem("request", "is missing: the options as JSON")
+    if known[0] not in names:
+        raise _part_problem(known[0], "is missing")
     if isinstance(form.get("source"), str):
         raise _part_problem("source", "has to be a file: the part has no filename")
     return dict(form.multi_items())
+
+
+MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff", b"\x1a\x45\xdf\xa3")
+
+
+def check_source(data: bytes) -> None:
+    """Refuse a source without the magic bytes of a known format. Raises ProblemError 415."""
+    head = data[:12]
+    is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
+    if not (head.startswith(MAGIC) or is_mpeg or head[4:8] == b"ftyp" or head[8:9] == b"{"):
+        raise ProblemError(
+            415, "unsupported_media_type", "the source is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
+        )
 
 
 def _part_problem(name: str, what: str) -> ProblemError:

@@ -105,9 +105,12 @@ class GenerationJob:
         return self.sent_audio_s - (time.monotonic() - self.first_sent_s)
 
     def _open(self) -> LongGeneration:
-        max_seconds = self.service.settings.max_seconds
-        source = None if self.source is None else self.pipeline.read_source(self.source, max_seconds=max_seconds)
-        return LongGeneration(self.pipeline, self.body, GenerationInputs(source=source, client=self.client))
+        body, sources = self.body, self.service.sources
+        source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
+        target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
+        if self.source is not None:
+            source = self.pipeline.read_source(self.source, max_seconds=self.service.settings.max_seconds)
+        return LongGeneration(self.pipeline, body, GenerationInputs(source=source, target=target, client=self.client))
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:

@@ -18,8 +18,8 @@ from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
-from server.asgi.problems import ProblemError, request_id_of, unavailable
-from server.asgi.request_body import Upload, read_upload, validate
+from server.asgi.problems import Finding, ProblemError, request_id_of, unavailable
+from server.asgi.request_body import Upload, check_source, read_upload, validate
 from server.metrics import Outcome
 from server.routes.generation_stream import GenerationJob, chunks
 from server.service import Service, service_of
@@ -36,7 +36,7 @@ class ReaderStalledError(Exception):
 @router.post(
     "/audio/generations",
     response_class=Response,
-    responses={**audio_response(), **problem_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)},
+    responses={**audio_response(), **problem_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)},
     openapi_extra={"requestBody": request_body()},
 )
 async def generate(request: Request) -> Response:
@@ -45,24 +45,19 @@ async def generate(request: Request) -> Response:
     pipeline = service.ready_pipeline()
     upload = await read_upload(request, service.settings, service.budget)
     body = await run_in_threadpool(validate, service.body_model, upload.values)
-    check_source(upload)
+    check_inputs(upload, body)
     client = request.client.host if request.client else ""
     return GenerationResponse(service, pipeline, body, upload.source, client, request_id_of(request))
 
 
-MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff", b"\x1a\x45\xdf\xa3")
-
-
-def check_source(upload: Upload) -> None:
-    """Refuse a source without the magic bytes of a known format. Raises ProblemError 415."""
-    head = None if upload.source is None else upload.source[:12]
-    if head is None or head.startswith(MAGIC):
+def check_inputs(upload: Upload, body: GenerationBody) -> None:
+    """Refuse a source that is no audio, or two of them. Raises ProblemError 415 or 422."""
+    if upload.source is None:
         return
-    is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
-    if not (is_mpeg or head[4:8] == b"ftyp" or head[8:9] == b"{"):
-        raise ProblemError(
-            415, "unsupported_media_type", "the source is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
-        )
+    check_source(upload.source)
+    if body.source_id is not None:
+        finding = Finding(pointer="/source_id", detail="the form has a part `source`: send one of them")
+        raise ProblemError(422, "invalid_request", f"source_id: {finding.detail}", errors=[finding])
 
 
 def outcome_of(error: TickError | ProblemError) -> Outcome:
