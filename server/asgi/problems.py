@@ -17,6 +17,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from runtime.errors import RequestError, TickError
 
@@ -132,17 +134,18 @@ def http_problem(error: HTTPException) -> ProblemError:
     phrase = HTTPStatus(error.status_code).phrase
     code, what, fix = HTTP_CODES.get(error.status_code, (phrase.lower().replace(" ", "_"), phrase, ""))
     detail = what if error.detail in ("", phrase) else str(error.detail)
-    headers = dict(error.headers or {})
-    if "Allow" in headers:
-        headers["Allow"] = with_implied_methods(headers["Allow"])
-    return ProblemError(error.status_code, code, detail, fix=fix, headers=headers)
+    return ProblemError(error.status_code, code, detail, fix=fix, headers=error.headers)
 
 
-def with_implied_methods(allow: str) -> str:
-    """An Allow header completed by OPTIONS, and by HEAD where GET is allowed."""
-    methods = [method.strip() for method in allow.split(",")]
-    implied = ["HEAD", "OPTIONS"] if "GET" in methods else ["OPTIONS"]
-    return ", ".join([*methods, *implied])
+def allowed_methods(scope: Scope) -> str:
+    """The methods that a path supports, for the header Allow: Starlette names those of the first route only."""
+    routes = scope["app"].routes
+    methods = [
+        method
+        for method in ("GET", "POST", "DELETE")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
 
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
@@ -173,6 +176,8 @@ def install_handlers(app: FastAPI) -> None:
 
 async def _answer(request: HTTPConnection, error: Exception) -> Response:
     problem = _as_problem(error)
+    if problem.status == 405:
+        problem.headers["Allow"] = allowed_methods(request.scope)
     if problem.status == 405 and request.scope.get("method") == "OPTIONS":
         return Response(status_code=204, headers=problem.headers)
     return problem_response(problem, request_id_of(request))

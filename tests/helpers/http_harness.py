@@ -89,8 +89,8 @@ class Served:
 def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
     """Serve a built deployment until the block ends."""
     options = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
-    listener = open_socket(options.host, options.port, options.send_buffer_bytes)
     app = create_app(lambda: _started(open_pipeline(deployment)), options)
+    listener = open_socket(options.host, options.port, options.send_buffer_bytes)
     server = TickServer(app, options)
     served = Served(url_of(listener, options.scheme), app, server)
     served.resume()

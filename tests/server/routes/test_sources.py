@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.tones import tone
+
+from runtime.config.deployment import Deployment
+from server.admission import Admission
+
+Serve = Callable[..., Served]
+SOURCES = "/v1/sources"
+
+
+def wav(seconds: float = 1.0, rate_hz: int = 16000) -> bytes:
+    pcm = (tone(int(seconds * rate_hz), rate_hz, 1) * 32767).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate_hz, 0, "NONE", ""))
+        out.writeframes(pcm.tobytes())
+    return file.getvalue()
+
+
+def upload(served: Served, data: bytes, **options: object) -> httpx.Response:
+    with served.client() as client:
+        return client.post(SOURCES, content=data, **options)
+
+
+def latents_of(served: Served, **body: object) -> np.ndarray:
+    response = served.post(response_format="latents", **body)
+    assert response.status_code == 200, response.text
+    (latents,) = safetensors.numpy.load(response.content).values()
+    return latents
+
+
+def test_a_source_is_uploaded_once_listed_and_deleted(serve: Serve) -> None:
+    served, data = serve(), wav(1.0)
+    response = upload(served, data)
+    assert response.status_code == 201
+    card = response.json()
+    assert card["id"] == hashlib.sha256(data).hexdigest()
+    assert (card["object"], card["kind"], card["bytes"]) == ("source", "audio", len(data))
+    assert card["seconds"] == pytest.approx(1.0, abs=0.1)
+    with served.client() as client:
+        assert client.get(response.headers["location"]).json() == card
+        again = client.post(SOURCES, files={"source": ("a.wav", data)})
+        assert (again.status_code, again.json()) == (200, card)
+        assert client.get(SOURCES).json() == {"object": "list", "data": [card]}
+        assert client.delete(f"{SOURCES}/{card['id']}").status_code == 204
+        problem(client.delete(f"{SOURCES}/{card['id']}"), 404, "source_not_found")
+        problem(client.get(f"{SOURCES}/{card['id']}"), 404, "source_not_found")
+        assert client.get(SOURCES).json()["data"] == []
+
+
+def test_a_generation_takes_a_source_by_id_as_by_upload(served: Served) -> None:
+    data = wav(1.0)
+    source_id = upload(served, data).json()["id"]
+    by_id = latents_of(served, source_id=source_id, denoise=0.4)
+    with served.client() as client:
+        request = ("", '{"prompt": "a", "seed": 1, "denoise": 0.4, "response_format": "latents"}')
+        by_upload = client.post(GENERATIONS, files={"request": request, "source": ("a.wav", data)})
+    (expected,) = safetensors.numpy.load(by_upload.content).values()
+    assert np.array_equal(by_id, expected)
+    assert not np.array_equal(by_id, latents_of(served, source_id=source_id, denoise=0.9))
+
+
+def test_a_generation_takes_a_target_by_id(served: Served) -> None:
+    target_id = upload(served, wav(2.0)).json()["id"]
+    drawn = latents_of(served, target_id=target_id, target_curve=1.0)
+    target = served.service.sources.latents(target_id)
+    assert np.abs(drawn[: len(target)] - target[: len(drawn)]).max() < 1e-4
+
+
+def test_latents_are_sources_too(served: Served) -> None:
+    latents = served.post(response_format="latents").content
+    card = upload(served, latents).json()
+    assert card["kind"] == "latents"
+    assert latents_of(served, source_id=card["id"], denoise=0.0) == pytest.approx(
+        next(iter(safetensors.numpy.load(latents).values()))
+    )
+
+
+def test_unknown_and_doubled_sources_are_refused(served: Served) -> None:
+    for field in ("source_id", "target_id"):
+        document = problem(served.post(**{field: "0" * 64}), 404, "source_not_found")
+        assert document["errors"][0]["pointer"] == f"/{field}"
+        problem(served.post(**{field: "../../etc/passwd"}), 422)
+    source_id = upload(served, wav(0.5)).json()["id"]
+    with served.client() as client:
+        request = ("", f'{{"prompt": "a", "source_id": "{source_id}"}}')
+        both = client.post(GENERATIONS, files={"request": request, "source": ("a.wav", wav(0.5))})
+    assert problem(both, 422)["errors"][0]["pointer"] == "/source_id"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../generations", "..%2f..%2fetc%2fpasswd", "%2e%2e/secret", "A" * 64, "0" * 63, "0" * 65, "x" * 5000, "%00"],
+)
+def test_paths_outside_the_store_are_refused(served: Served, path: str) -> None:
+    with served.client() as client:
+        for method in ("GET", "DELETE"):
+            response = client.request(method, f"{SOURCES}/{path}")
+            assert response.status_code in (404, 405, 422)
+            problem(response, response.status_code)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(b"", 415), (b"nothing", 415), (b"{}", 415), (b"RIFF" + bytes(100), 422), (wav(1.0)[:20], 422)],
+)
+def test_what_is_not_audio_is_refused_and_counted(served: Served, data: bytes, status: int) -> None:
+    name = "tickrt_source_uploads_total{outcome=refused}"
+    before = served.metrics().get(name, 0)
+    problem(upload(served, data), status)
+    assert served.metrics()[name] == before + 1
+
+
+def test_forms_with_other_parts_are_refused(served: Served) -> None:
+    with served.client() as client:
+        problem(client.post(SOURCES, files={"file": ("a.wav", wav(0.1))}), 422)
+        problem(client.post(SOURCES, data={"source": "text"}, files={"source": ("a", b"x")}), 422)
+        problem(client.post(SOURCES, content=wav(0.1), headers={"content-encoding": "gzip"}), 415)
+
+
+def test_uploads_are_limited_in_size_and_duration(serve: Serve) -> None:
+    served = serve(upload_bytes=20_000, max_seconds=0.5)
+    problem(upload(served, bytes(20_001)), 413)
+    problem(upload(served, wav(0.6)), 422)
+    assert upload(served, wav(0.4)).status_code == 201
+    assert served.service.budget.used_bytes == 0
+
+
+def test_a_client_at_its_limit_may_not_upload(serve: Serve) -> None:
+    served = serve(client_in_flight=1)
+    with served.service.admission.limit_client("127.0.0.1"):
+        refused = upload(served, wav(0.1))
+        problem(refused, 429)
+        assert int(refused.headers["retry-after"]) >= 1
+    assert upload(served, wav(0.1)).status_code == 201
+
+
+def test_the_limit_counts_work_of_every_kind() -> None:
+    admission = Admission(4, client_limit=2)
+    with admission.limit_client("a"):
+        admission.admit("a").release()
+        with admission.limit_client("a"), admission.limit_client("b"):
+            assert len(admission._clients) == 2
+    assert not admission._clients
+
+
+def test_sources_survive_a_restart_and_make_room_for_others(tiny: Callable[..., Deployment], tmp_path: Path) -> None:
+    settings = {"state": tmp_path, "sources_bytes": 2**20}
+    with serving(tiny(), **settings) as served:
+        ids = [upload(served, wav(5.0 + number)).json()["id"] for number in range(3)]
+    with serving(tiny(), **settings) as served:
+        with served.client() as client:
+            assert [card["id"] for card in client.get(SOURCES).json()["data"]] == ids[::-1]
+        assert upload(served, wav(18.0)).status_code == 201
+        metrics = served.metrics()
+        assert metrics["tickrt_sources"] == 3
+        assert metrics["tickrt_sources_size_bytes"] <= 2**20
+        assert metrics["tickrt_source_evictions_total"] == 1
+        problem(served.post(source_id=ids[0]), 404, "source_not_found")
+        assert served.post(source_id=ids[2], seconds=1).status_code == 200
+
+
+def test_a_damaged_source_is_a_404_and_may_be_uploaded_again(serve: Serve, tmp_path: Path) -> None:
+    data = wav(0.5)
+    source_id = upload(serve(state=tmp_path / "a"), data).json()["id"]
+    folder = tmp_path / "b" / "sources"
+    folder.mkdir(parents=True)
+    (file,) = (tmp_path / "a" / "sources").iterdir()
+    (folder / file.name).write_bytes(data[:-1] + b"x")
+    served = serve(state=tmp_path / "b")
+    problem(served.post(source_id=source_id), 404, "source_not_found")
+    assert upload(served, data).status_code == 201
+    assert served.post(source_id=source_id).status_code == 200
+
+
+def test_a_state_folder_that_cannot_be_used_ends_the_start(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "sources").write_bytes(b"a file")
+    with pytest.raises(Exception, match="sources cannot be stored"):
+        serve(state=tmp_path)
