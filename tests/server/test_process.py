@@ -234,8 +234,9 @@ def test_busy_threads_hand_over_to_the_tick_thread_soon(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(server_process, "TickServer", Ended)
     before = sys.getswitchinterval()
-    try:
-        assert serve(None, None, open_socket("127.0.0.1", 0, 1 << 16)) == 7  # type: ignore[arg-type]
-    finally:
-        sys.setswitchinterval(before)
+    with open_socket("127.0.0.1", 0, 1 << 16) as listener:
+        try:
+            assert serve(None, None, listener) == 7  # type: ignore[arg-type]
+        finally:
+            sys.setswitchinterval(before)
     assert seen == [pytest.approx(SWITCH_INTERVAL_S)]

@@ -35,7 +35,7 @@ def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served
         properties = set(client.get("/v1/schema").json()["properties"])
     flags = [flag for item in typer.main.get_command(app).params for flag in item.opts if flag.startswith("--")]
     options = set(GenerationOptions.model_fields)
-    assert properties - options == {"response_format", "stream"}
+    assert properties - options == {"response_format", "stream", "source_id", "target_id"}
     assert options <= properties
     flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
     assert {f"--{name.replace('_', '-')}" for name in flat} <= set(flags)
