@@ -78,9 +78,9 @@ def run(
 
 
 def print_ready(url: str, settings: ServerSettings) -> None:
-    """Print the URL, and a curl command that generates a file."""
+    """Print the page's URL, and a curl command that generates a file."""
     key = "" if settings.api_key is None else ' -H "authorization: Bearer $TICKRT_API_KEY"'
-    typer.echo(f"ready on {url} (API documentation: {url}/docs)")
+    typer.echo(f"ready on {url} (open it in a browser to play; API documentation: {url}/docs)")
     typer.echo(
         f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
         """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""
