@@ -19,6 +19,7 @@ export class Player {
   /** @type {AnalyserNode | null} */ analyser = null;
   /** @type {GainNode | null} */ #gain = null;
   #volume = 1;
+  #isOn = false;
   #playhead = { sample: 0, atMs: 0, isRunning: false };
   rateHz = 48000;
   channels = 2;
@@ -30,12 +31,14 @@ export class Player {
 
   /** Go on at `startSample` of a new epoch. @param {number} rateHz @param {number} channels @param {number} startSample */
   clear(rateHz, channels, startSample) {
-    if (this.context && (rateHz !== this.rateHz || channels !== this.channels)) this.#close();
+    const isOther = rateHz !== this.rateHz || channels !== this.channels;
+    if (this.context && isOther) this.#close();
     this.rateHz = rateHz;
     this.channels = channels;
     this.#playhead = { sample: startSample, atMs: performance.now(), isRunning: false };
     this.#waiting = [];
     this.#post({ type: "clear", startSample });
+    if (this.#isOn && isOther) this.play(true);
   }
 
   /** @param {import("./connection.js").Chunk} chunk */
@@ -45,12 +48,14 @@ export class Player {
 
   /** Start or stop. The first start has to come from a click or a key: browsers ask for that. @param {boolean} on */
   async play(on) {
+    this.#isOn = on;
     if (on && !this.context) await this.#open();
     if (on) await this.context?.resume();
-    this.#node?.port.postMessage({ type: "play", on });
+    this.#node?.port.postMessage({ type: "play", on: this.#isOn });
   }
 
   async #open() {
+    if (!isSecureContext) throw new Error("audio needs https, or http on localhost. The server takes a certificate.");
     const context = new AudioContext({ sampleRate: this.rateHz, latencyHint: "interactive" });
     this.context = context;
     await context.audioWorklet.addModule(WORKLET);

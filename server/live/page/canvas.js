@@ -25,6 +25,7 @@ export class CanvasView {
   #image = document.createElement("canvas");
   /** @type {Uint8ClampedArray} */ #palette = new Uint8ClampedArray(256 * 3);
   #lastPoint = -1;
+  #describedMs = -Infinity;
 
   /** @param {HTMLElement} stage @param {HTMLElement} band @param {CanvasHandlers} handlers */
   constructor(stage, band, handlers) {
@@ -269,8 +270,16 @@ export class CanvasView {
     }
     this.#paintCurve(colors, width, height);
     this.#paintPlayhead(colors, width, height);
-    this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
+    this.#describe();
+  }
+
+  /** The position for screen readers, once a second. */
+  #describe() {
+    const now = performance.now();
+    if (now - this.#describedMs < 1000) return;
+    this.#describedMs = now;
     const end = this.isEndless ? this.#endS : this.seconds;
+    this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
     this.stage.setAttribute("aria-valuemax", end.toFixed(1));
     this.stage.setAttribute("aria-valuetext", `${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`);
   }

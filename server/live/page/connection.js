@@ -46,10 +46,16 @@ export class Connection {
 
   /** Open a new session; one that is open ends. */
   restart() {
-    if (this.isLive) this.#post({ type: "close" });
-    this.#session = null;
+    this.end();
     this.#attempts = 0;
     this.#connect();
+  }
+
+  /** End the session and the connection. */
+  end() {
+    if (this.isLive) this.#post({ type: "close" });
+    this.#session = null;
+    this.#drop();
   }
 
   /** Headers of an HTTP request to this server. */

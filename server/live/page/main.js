@@ -270,11 +270,11 @@ function tint() {
   const corners = ["--a", "--b", "--c", "--d"].map(color);
   const weights = pad.weights();
   const mix = blendColor(corners, weights);
-  const second = corners[weights.indexOf(weights.toSorted((a, b) => b - a)[1])];
+  const [, runnerUp] = [0, 1, 2, 3].sort((i, k) => weights[k] - weights[i]);
   document.documentElement.style.setProperty("--mix", mix.join(" "));
   const isLight = lightTheme.matches;
   const ground = color("--ground-color");
-  const tone = blendColor([second, ground], [0.6, 0.4]);
+  const tone = blendColor([corners[runnerUp], ground], [0.6, 0.4]);
   canvas.setColors(isLight ? [ground, tone, mix, [24, 20, 30]] : [ground, tone, mix, [255, 252, 240]]);
   const ink = isLight ? "#1b1c22" : "#fff";
   paintColors = { playhead: ink, shade: `rgb(${ground.join(" ")} / 0.75)`, curve: ink, wave: `rgb(${mix.join(" ")})` };
@@ -501,6 +501,9 @@ function listen() {
     togglePlay();
   });
   lightTheme.addEventListener("change", paintTheme);
+  // A page that is left ends its session: it would count against the limit of its client's sessions.
+  addEventListener("pagehide", () => connection.end());
+  addEventListener("pageshow", (event) => event.persisted && connection.restart());
 }
 
 function begin() {
