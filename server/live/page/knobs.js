@@ -332,7 +332,8 @@ export class ControlPanel extends EventTarget {
 
   /** Show these values, without reporting a change; those that are the default are not kept. @param {Record<string, any>} values */
   show(values) {
-    this.values = {};
+    // Before the schema is known all are kept: `open` sends them.
+    this.values = this.controls.length ? {} : structuredClone(values);
     for (const control of this.controls) {
       const held = control.member ? values[control.name]?.[control.member] : values[control.name];
       const value = held ?? control.default;
