@@ -35,7 +35,7 @@ MODEL = LiveModel(
     window_frames=32,
     defaults={"guidance": 3.0, "steps": 8, "shift": 1.0},
 )
-STEP_S = 0.005
+STEP_S, LIMIT_S = 0.005, 90
 NUMBER, FRAME, GUIDANCE, SEQ = range(CHANNELS)
 
 
@@ -60,9 +60,8 @@ class Flight:
 class Simulation:
     """One session, its engine and its client.
 
-    generation_s, decode_s, network_s: how long things take. `heard`: sample -> what the client played there (None where
-    it had nothing), `chunks`: everything that was sent, with the playhead at that time. With `is_lossy`, chunks and
-    acks are lost.
+    generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
+    nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are lost.
     """
 
     session: LiveSession
@@ -78,14 +77,13 @@ class Simulation:
     jobs: list[GenerationJob] = field(default_factory=list)
     updates: list[actions.UpdateSteps] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
-    chunks: list[tuple[AudioChunk, float]] = field(default_factory=list)
+    chunks: list[tuple[AudioChunk, int]] = field(default_factory=list)
     messages: list[messages.ServerMessage] = field(default_factory=list)
     commits: int = 0
     advances: int = 0
-    heard: dict[int, NDArray[np.float32] | None] = field(default_factory=dict)
-    ring: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    seqs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    heard_seqs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ring: NDArray[np.float32] = field(default_factory=lambda: np.full((LIMIT_S * RATE, CHANNELS), np.nan, np.float32))
+    seqs: NDArray[np.int64] = field(default_factory=lambda: np.zeros((LIMIT_S * RATE, 2), np.int64))
+    acked: int = 0
     playhead: int | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _decodes: list[tuple[float, DecodeWindow]] = field(default_factory=list)
@@ -119,25 +117,33 @@ class Simulation:
         for action in self.session.advance(self.now_s, may_generate=len(self.flights) < self.num_slots):
             self._carry_out(action)
 
-    def replace_session(self, session: LiveSession) -> None:
-        """The process was restarted: flights and unsent audio are lost, the client connects again."""
-        self.session = session
-        self.flights.clear()
+    def connect(self) -> None:
+        """The client connects again: what it had and what was on its way is lost."""
         self._decodes.clear()
         self._arrivals.clear()
-        self.ring.clear()
-        ready = session.attach("token", self.now_s, keep_s=60.0)
+        ready = self.session.attach("token", self.now_s, keep_s=60.0)
         self.playhead = ready.next_sample
+        self.ring[self.playhead :] = np.nan
         self._acked_s = self._played_s = self.now_s
+        self.acked = 0
+        self._ack(None)
+
+    def restart(self) -> None:
+        """The process was killed and started again: the session is restored from its snapshot."""
+        snapshot = self.session.snapshot(self.now_s)
+        self.session = LiveSession.restore(snapshot, MODEL, self.now_s)
+        self.flights.clear()
+        self.connect()
 
     def applied(self, seq: int) -> messages.Applied | None:
         """The message that reports a seq, or a newer one, as complete."""
         found = (m for m in self.messages if isinstance(m, messages.Applied) and m.seq >= seq)
         return next((m for m in found if m.full_sample is not None), None)
 
-    def column(self, start: int, end: int, channel: int = NUMBER) -> list[float | None]:
-        """One channel of what was heard from sample `start` to `end`."""
-        return [None if (value := self.heard.get(i)) is None else float(value[channel]) for i in range(start, end)]
+    @property
+    def heard(self) -> NDArray[np.float32]:
+        """`[samples, CHANNELS]` from sample 0 to the client's playhead."""
+        return self.ring[: self.playhead or 0]
 
     def _step(self) -> None:
         events = self._finish_flights() + self._finish_decodes() + self._receive() + self._play()
@@ -163,7 +169,7 @@ class Simulation:
             case actions.Decode(window):
                 self._decodes.append((self.now_s + self.decode_s, window))
             case actions.SendAudio(chunk):
-                self.chunks.append((chunk, self.now_s))
+                self.chunks.append((chunk, self.acked))
                 if not (self.is_lossy and len(self.chunks) % 5 == 0):
                     self._arrivals.append((self.now_s + self.network_s, chunk))
             case actions.SendMessage(message):
@@ -209,11 +215,12 @@ class Simulation:
             self._arrivals.remove(item)
             chunk = item[1]
             if self.playhead is None:
-                self.playhead, self._played_s = chunk.start_sample, self.now_s
-            for index, sample in enumerate(range(chunk.start_sample, chunk.end_sample)):
-                if sample >= self.playhead:
-                    self.ring[sample] = chunk.pcm[index]
-                    self.seqs[sample] = (chunk.first_seq, chunk.full_seq)
+                self.playhead = chunk.start_sample
+                self._played_s = self.now_s
+                self._ack(None)
+            late = max(0, self.playhead - chunk.start_sample)
+            self.ring[chunk.start_sample + late : chunk.end_sample] = chunk.pcm[late:]
+            self.seqs[chunk.start_sample + late : chunk.end_sample] = (chunk.first_seq, chunk.full_seq)
         return 0
 
     def _play(self) -> int:
@@ -222,15 +229,17 @@ class Simulation:
             return 0
         samples = int((self.now_s - self._played_s) * RATE + 1e-6)
         self._played_s += samples / RATE
-        lead = RATE
-        for sample in range(self.playhead, self.playhead + samples):
-            self.heard[sample] = self.ring.pop(sample, None)
-            if sample in self.seqs:
-                self.heard_seqs[sample] = self.seqs.pop(sample)
         self.playhead += samples
-        if not self.is_acking or self.now_s < self._acked_s + 0.05:
+        if self.now_s < self._acked_s + 0.05:
             return 0
         self._acked_s = self.now_s
-        lead = max(self.ring, default=self.playhead) - self.playhead
-        self.session.handle(messages.Ack(playhead_sample=self.playhead, worst_lead_s=lead / RATE), self.now_s)
+        known = ~np.isnan(self.ring[self.playhead : self.playhead + 4 * RATE, 0])
+        lead_s = float(np.argmin(np.append(known, False))) / RATE
+        return self._ack(lead_s)
+
+    def _ack(self, worst_lead_s: float | None) -> int:
+        if not self.is_acking or self.playhead is None:
+            return 0
+        self.acked = self.playhead
+        self.session.handle(messages.Ack(playhead_sample=self.playhead, worst_lead_s=worst_lead_s), self.now_s)
         return 1

@@ -26,12 +26,9 @@ class ExtendGenerations(Generations):
 
     def note(self, now_s: float) -> None:
         """Note which canvas frames the playhead has reached, and forget those of long ago."""
-        position, hop = self._playhead.position(now_s), self._model.hop_samples
-        frame = position // hop
-        for play_frame in range(max(self._noted_frame, frame - self.frames), frame + 1):
-            here = self._timeline.at(play_frame * hop)
-            if here is not None and here.part_at(play_frame) is not None:
-                self.heard_frame = max(self.heard_frame, here.canvas_frame_at(play_frame) + 1)
+        frame = self._playhead.position(now_s) // self._model.hop_samples
+        first = max(self._noted_frame, frame - self.frames)
+        self.heard_frame = max(self.heard_frame, self._end_of(first, frame + 1))
         self._noted_frame = frame
         self._timeline.forget(0, self._position(now_s) - round(HISTORY_S * self._model.frame_rate_hz))
 
@@ -81,7 +78,7 @@ class ExtendGenerations(Generations):
         """The first frame that is generated again: it will not have been heard when the generation is finished."""
         canvas = self._timeline.canvas
         finished = self._playhead.reach(now_s) + round(self.times.estimate_s * self._model.sample_rate_hz)
-        wanted = max(self.heard_frame, self._frame_at(max(finished, self._controls.from_sample)))
+        wanted = self._first_unheard(max(finished, self._controls.from_sample), now_s)
         return min(max(wanted, canvas.start), canvas.end)
 
     def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
@@ -92,7 +89,7 @@ class ExtendGenerations(Generations):
             start, from_sample = 0, 0
         else:
             from_sample = max(self._playhead.reach(now_s), done.from_sample)
-            start = max(segment.start_frame + segment.keep_frames, self.heard_frame, self._frame_at(from_sample))
+            start = max(segment.start_frame + segment.keep_frames, self._first_unheard(from_sample, now_s))
             start = min(start, canvas.end)
         if start >= end:
             self._latest = None
@@ -105,6 +102,24 @@ class ExtendGenerations(Generations):
             self._timeline.place_canvas(from_sample, extended)
         return True
 
+    def _first_unheard(self, from_sample: int, now_s: float) -> int:
+        """The first canvas frame of which nothing is heard before `from_sample` and the reach."""
+        hop = self._model.hop_samples
+        frame = max(from_sample // hop, -(-self._playhead.reach(now_s) // hop))
+        before = self._end_of(self._playhead.position(now_s) // hop, frame)
+        return max(self.heard_frame, before, self._frame_at(frame * hop))
+
+    def _end_of(self, first: int, last: int) -> int:
+        """The canvas frame after all that is heard in play frames `first` .. `last`."""
+        hop, end = self._model.hop_samples, 0
+        for play_frame in range(first, last):
+            # A placement may begin inside a frame.
+            for sample in (play_frame * hop, play_frame * hop + hop - 1):
+                here = self._timeline.at(sample)
+                if here is not None and here.part_at(play_frame) is not None:
+                    end = max(end, here.canvas_frame_at(play_frame) + 1)
+        return end
+
     def region(self, at_s: float, frames: int) -> int:
         """A write has to lie in what is known."""
         canvas, start = self._timeline.canvas, int(at_s * self._model.frame_rate_hz)
@@ -116,7 +131,7 @@ class ExtendGenerations(Generations):
     def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
         """What has been heard, or is heard before the change can arrive, stays."""
         reach = self._playhead.reach(now_s)
-        first = max(start, self.heard_frame, self._frame_at(reach))
+        first = max(start, self._first_unheard(reach, now_s))
         part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))

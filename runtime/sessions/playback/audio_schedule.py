@@ -62,12 +62,14 @@ class AudioSchedule:
         self._reported = _Reported()
         self._num_windows = 0
         self._checked_version = -1
-        self._has_underrun = False
+        self._has_begun = False  # Something was requested in this epoch.
+        self._has_underrun = False  # The client has no audio, and nothing was requested since.
 
     def start_epoch(self) -> None:
         """A client that holds no audio has connected: send from the playhead on."""
         self.epoch += 1
         self.requested_until = self._playhead.sent_until
+        self._has_begun = self._has_underrun = False
         self._ledger.clear()
         self._pending.clear()
 
@@ -78,7 +80,7 @@ class AudioSchedule:
         """
         if playhead_sample <= self._playhead.sent_until:
             return
-        if self._ledger and not self._has_underrun:
+        if self._has_begun and not self._has_underrun:
             self._playhead.underruns += 1
             self._has_underrun = True
         if playhead_sample > self.requested_until:
@@ -137,7 +139,7 @@ class AudioSchedule:
             window = self._window(placement, start, end, is_replacing=False)
             if window is None:
                 return
-            self._has_underrun = False
+            self._has_begun, self._has_underrun = True, False
             self.requested_until = window.end_sample
             if following is not None and window.end_sample > following:
                 self._checked_version = -1

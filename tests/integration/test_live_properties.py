@@ -1,0 +1,214 @@
+"""Live sessions under any order of controls, acknowledgements, finishes, failures, losses, restarts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+from helpers.live_simulation import CHANNELS, FRAME, HOP, NUMBER, RATE, Simulation, new_session
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from runtime.errors import RequestError
+from runtime.sessions import messages
+from runtime.sessions.messages import LivePrompt
+
+LONGEST_S = 30.0
+STATEFUL = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.generate,),
+    report_multiple_bugs=False,
+)
+TIMES_S = st.sampled_from([0.005, 0.02, 0.06, 0.15, 0.4, 1.0])
+
+
+class LiveMachine(RuleBasedStateMachine):
+    """One session; after each step everything that was sent and heard so far must hold."""
+
+    @initialize(
+        mode=st.sampled_from(["loop", "extend"]),
+        seconds=st.sampled_from([None, 0.6]),
+        generation_s=st.sampled_from([0.03, 0.14, 0.7]),
+        slots=st.integers(1, 3),
+        variation=st.sampled_from([0.0, 0.0, 0.4]),
+    )
+    def open(self, mode: str, seconds: float | None, generation_s: float, slots: int, variation: float) -> None:
+        session = new_session(mode=mode, seconds=seconds, slots=slots, controls={"variation": variation})
+        self.simulation = Simulation(session, generation_s=generation_s)
+        self.mode, self.seq = mode, 0
+        self.num_checked = 0
+        self.sent_until = 0
+        self.epoch = 1
+        self.heard_frames: dict[int, float] = {}
+        self.num_heard = 0
+        self.moved = self.was_silent = False
+        self.simulation.run(0.1)
+
+    def next_seq(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def handle(self, message: messages.ClientMessage, latents: object = None) -> None:
+        """Send a message; a refused one does not take its seq."""
+        seq = self.seq
+        try:
+            self.simulation.handle(message, latents)
+        except RequestError:
+            self.seq = seq - (getattr(message, "seq", None) is not None)
+
+    @precondition(lambda self: self.simulation.now_s < LONGEST_S)
+    @rule(seconds=TIMES_S)
+    def wait(self, seconds: float) -> None:
+        self.simulation.run(seconds)
+
+    @rule(
+        name=st.sampled_from(["guidance", "shift", "variation"]),
+        value=st.sampled_from([0.0, 0.5, 1.0, None]),
+        ramp_ms=st.sampled_from([0.0, 0.0, 100.0, 1000.0]),
+        ahead_s=st.sampled_from([None, None, 0.1, 1.0]),
+    )
+    def set(self, name: str, value: float | None, ramp_ms: float, ahead_s: float | None) -> None:
+        at = None if ahead_s is None else (self.simulation.playhead or 0) / RATE + ahead_s
+        values = {name: value if name != "shift" or value is None else value + 0.5}
+        self.handle(messages.SetControls(seq=self.next_seq(), values=values, ramp_ms=ramp_ms, at=at))
+
+    @rule(texts=st.lists(st.sampled_from("abc"), max_size=3), ramp_ms=st.sampled_from([0.0, 300.0]))
+    def prompts(self, texts: list[str], ramp_ms: float) -> None:
+        items = [LivePrompt(text=text) for text in texts]
+        self.handle(messages.SetPrompts(seq=self.next_seq(), items=items, ramp_ms=ramp_ms))
+
+    @rule(strength=st.sampled_from([None, 0.0, 0.5]), is_set=st.booleans())
+    def source(self, strength: float | None, is_set: bool) -> None:
+        latents = np.zeros((7, CHANNELS), np.float32)
+        message = messages.SetSource(seq=self.next_seq(), id="x" if is_set else None, strength=strength)
+        self.handle(message, latents if is_set else None)
+
+    @rule(ahead_s=st.sampled_from([0.0, 0.2, 1.0]), frames=st.integers(1, 20))
+    def write(self, ahead_s: float, frames: int) -> None:
+        at_s = (self.simulation.playhead or 0) / RATE + ahead_s
+        message = messages.WriteAudio(seq=self.next_seq(), at_s=int(at_s * 25) / 25, samples=frames * HOP)
+        self.handle(message, np.full((frames, CHANNELS), -1.0 - self.seq, np.float32))
+
+    @rule(start_s=st.sampled_from([0.0, 0.2]), seconds=st.sampled_from([0.04, 0.3]))
+    def band(self, start_s: float, seconds: float) -> None:
+        self.moved = True
+        self.handle(messages.SetBand(seq=self.next_seq(), start_s=start_s, end_s=start_s + seconds))
+
+    @rule(to_s=st.sampled_from([0.0, 0.3, 2.0]))
+    def seek(self, to_s: float) -> None:
+        self.moved = True
+        self.handle(messages.Seek(to_s=to_s))
+
+    @rule(is_paused=st.booleans())
+    def pause(self, is_paused: bool) -> None:
+        self.handle(messages.Pause() if is_paused else messages.Play())
+
+    @rule()
+    def fail(self) -> None:
+        self.simulation.fails_next = True
+
+    @rule(is_acking=st.booleans(), is_lossy=st.booleans())
+    def network(self, is_acking: bool, is_lossy: bool) -> None:
+        self.was_silent |= not is_acking
+        self.simulation.is_acking, self.simulation.is_lossy = is_acking, is_lossy
+
+    @rule(is_restart=st.booleans())
+    def reconnect(self, is_restart: bool) -> None:
+        """The connection, or the process, ends; the client resumes."""
+        self.check()
+        self.simulation.session.detach(self.simulation.now_s)
+        if is_restart:
+            self.simulation.restart()
+        else:
+            self.simulation.connect()
+
+    @invariant()
+    def check(self) -> None:
+        if hasattr(self, "simulation"):
+            self.check_chunks()
+            self.check_heard()
+
+    def check_chunks(self) -> None:
+        """First-time chunks follow each other; what replaces lies between the playhead and the end of what was sent."""
+        chunks = self.simulation.chunks
+        for chunk, playhead in chunks[self.num_checked :]:
+            self.num_checked += 1
+            is_new_epoch, self.epoch = chunk.epoch != self.epoch, chunk.epoch
+            assert len(chunk.pcm) > 0
+            assert chunk.first_seq >= chunk.full_seq
+            if chunk.is_replacing:
+                assert playhead <= chunk.start_sample < chunk.end_sample <= self.sent_until
+            elif is_new_epoch or chunk.is_after_underrun or self.sent_until == 0:
+                assert is_new_epoch or chunk.start_sample >= self.sent_until
+                self.sent_until = chunk.end_sample
+            else:
+                assert chunk.start_sample == self.sent_until
+                self.sent_until = chunk.end_sample
+
+    def check_heard(self) -> None:
+        """In extend mode, a canvas frame that was heard sounds the same when it is heard again.
+
+        A session does not know what a client that does not report has heard.
+        """
+        heard = self.simulation.heard
+        if self.mode == "extend" and not self.was_silent:
+            for frame, number in heard[self.num_heard :: HOP][:, [FRAME, NUMBER]]:
+                if frame >= 0:
+                    assert self.heard_frames.setdefault(int(frame), number) == number
+        self.num_heard = -(-len(heard) // HOP) * HOP
+
+    def teardown(self) -> None:
+        """With everything working again, the newest values are heard in full, and then no generations run."""
+        if not hasattr(self, "simulation"):
+            return
+        self.network(True, False)
+        self.handle(messages.Play())
+        self.simulation.fails_next = False
+        self.simulation.run(1.5)  # Changes for later have begun.
+        self.handle(messages.SetControls(seq=self.next_seq(), values={"variation": 0.0}))
+        self.simulation.run(1.0)
+        if self.mode == "loop":
+            self.handle(messages.SetBand(seq=self.next_seq(), start_s=None, end_s=None))
+        self.simulation.run(8.0)
+        self.check()
+        if self.mode == "extend" and self.moved:
+            return
+        assert self.simulation.chunks[-1][0].full_seq == self.seq
+        num_jobs, num_appended = len(self.simulation.jobs), sum(not job.is_refresh for job in self.simulation.jobs)
+        self.simulation.run(2.0)
+        appended = sum(not job.is_refresh for job in self.simulation.jobs) - num_appended
+        assert len(self.simulation.jobs) - num_jobs == (appended if self.mode == "extend" else 0)
+
+
+TestLiveMachine = LiveMachine.TestCase
+TestLiveMachine.settings = STATEFUL
+
+
+@settings(max_examples=15, deadline=None)
+@given(script=st.lists(st.tuples(st.integers(0, 1), TIMES_S, st.floats(0.5, 4.0)), min_size=1, max_size=12))
+def test_two_sessions_never_touch_each_other(script: list[tuple[int, float, float]]) -> None:
+    """Interleaved with another session, a session sends what it sends alone."""
+    together = [Simulation(new_session(name, seed=7)) for name in "ab"]
+    for who, seconds, value in script:
+        with suppress(RequestError):
+            together[who].set(len(together[who].jobs) + 1, shift=value)
+        for simulation in together:
+            simulation.run(seconds)
+    for who, name in enumerate("ab"):
+        alone = Simulation(new_session(name, seed=7))
+        for turn, seconds, value in script:
+            if turn == who:
+                with suppress(RequestError):
+                    alone.set(len(alone.jobs) + 1, shift=value)
+            alone.run(seconds)
+        for (left, _), (right, _) in zip(alone.chunks, together[who].chunks, strict=True):
+            assert (left.start_sample, left.first_seq, left.full_seq) == (
+                right.start_sample,
+                right.first_seq,
+                right.full_seq,
+            )
+            assert np.array_equal(left.pcm, right.pcm)

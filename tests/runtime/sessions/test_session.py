@@ -1,0 +1,414 @@
+"""LiveSession by a simulated clock, engine, codec and client."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers.live_simulation import (
+    CHANNELS,
+    FRAME,
+    GUIDANCE,
+    HOP,
+    LENGTHS,
+    MODEL,
+    NUMBER,
+    RATE,
+    Simulation,
+    new_session,
+)
+
+from runtime.errors import RequestError, StaleSeqError
+from runtime.sessions import messages
+from runtime.sessions.actions import End
+from runtime.sessions.messages import LivePrompt
+from runtime.sessions.session import LiveSession
+
+
+def playing(seconds: float = 2.0, **opened: object) -> Simulation:
+    """A session that has played for some time."""
+    simulation = Simulation(new_session(**opened))
+    simulation.run(seconds)
+    return simulation
+
+
+def reached_s(simulation: Simulation, seq: int, since: int) -> float:
+    """Seconds from sample `since` to the first heard sample that is complete up to `seq`."""
+    full = np.flatnonzero(simulation.seqs[since : simulation.playhead, 1] >= seq)
+    assert len(full), f"seq {seq} was not heard"
+    return float(full[0]) / RATE
+
+
+def test_a_loop_repeats_its_canvas_without_gaps_and_without_generations() -> None:
+    simulation = playing(6.0)
+    assert len(simulation.jobs) == 1
+    frames = simulation.heard[::HOP, FRAME]
+    assert np.array_equal(frames, np.arange(len(frames)) % LENGTHS[-1])
+
+
+def test_extension_goes_on_without_repetition() -> None:
+    simulation = playing(8.0, mode="extend")
+    frames = simulation.heard[::HOP, FRAME]
+    assert np.array_equal(frames, np.arange(len(frames)))
+    assert len({job.options.seed for job in simulation.jobs}) == len(simulation.jobs)
+    assert all(job.segment.keep_frames == MODEL.overlap_frames for job in simulation.jobs[1:])
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_generation_parameter_is_heard_after_one_generation_and_the_reach(mode: str) -> None:
+    simulation = playing(mode=mode)
+    since = simulation.playhead
+    simulation.set(1, shift=2.0)
+    simulation.run(1.0)
+    assert reached_s(simulation, 1, since) <= simulation.generation_s + 0.06 + 0.03
+    assert not np.isnan(simulation.heard).any()
+
+
+def test_a_step_parameter_reaches_the_generation_in_flight() -> None:
+    simulation = playing()
+    simulation.set(1, shift=2.0)
+    simulation.run(0.05)
+    simulation.set(2, guidance=7.0)
+    simulation.run(0.5)
+    assert simulation.updates[0].patch == {"guidance": 7.0}
+    replaced = [chunk for chunk, _ in simulation.chunks if chunk.is_replacing]
+    assert (replaced[0].first_seq, replaced[0].full_seq) == (2, 1)
+    assert replaced[0].pcm[0, GUIDANCE] == 7.0
+    assert simulation.chunks[-1][0].full_seq == 2
+
+
+def test_the_newest_value_wins_and_a_turning_knob_is_heard_all_the_time() -> None:
+    simulation = playing()
+    since = simulation.playhead
+    for seq in range(1, 101):
+        simulation.set(seq, shift=1.0 + seq / 100)
+        simulation.run(0.02)
+    simulation.run(0.5)
+    assert simulation.cancelled == []
+    heard = np.unique(simulation.seqs[since : simulation.playhead, 1])
+    assert len(heard) > 15
+    assert simulation.chunks[-1][0].full_seq == 100
+    assert simulation.jobs[-1].options.shift == 2.0
+
+
+def test_a_ramp_moves_step_parameters_in_small_steps_and_ends_complete() -> None:
+    simulation = playing(slots=1)
+    simulation.set(1, ramp_ms=400, guidance=7.0)
+    simulation.run(0.3)
+    assert simulation.chunks[-1][0].full_seq == 0
+    simulation.run(1.0)
+    values = [update.patch["guidance"] for update in simulation.updates]
+    assert values == sorted(values)
+    assert len(values) <= 0.5 / 0.02
+    assert simulation.chunks[-1][0].full_seq == 1
+    assert simulation.chunks[-1][0].pcm[0, GUIDANCE] == 7.0
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_change_for_later_is_heard_from_its_sample_on(mode: str) -> None:
+    simulation = playing(mode=mode)
+    simulation.set(1, at=4.01, shift=2.0)
+    simulation.run(3.0)
+    full = simulation.seqs[: simulation.playhead, 1]
+    assert int(np.argmax(full >= 1)) == round(4.01 * RATE)
+    assert not np.isnan(simulation.heard).any()
+
+
+def test_a_change_for_the_past_is_heard_at_once() -> None:
+    simulation = playing()
+    since = simulation.playhead
+    simulation.set(1, at=0.5, shift=2.0)
+    simulation.run(0.5)
+    assert reached_s(simulation, 1, since) < 0.3
+
+
+def test_a_change_of_nothing_counts_as_complete_without_a_generation() -> None:
+    simulation = playing()
+    simulation.set(1, guidance=3.0)
+    simulation.run(1.0)
+    assert len(simulation.jobs) == 1
+    assert simulation.chunks[-1][0].full_seq == 1
+    assert simulation.applied(1) is not None
+
+
+def test_applied_names_the_samples_that_the_client_hears() -> None:
+    simulation = playing()
+    simulation.set(1, shift=2.0)
+    simulation.run(1.0)
+    applied = simulation.applied(1)
+    assert applied is not None
+    assert applied.tick == 7
+    assert int(np.argmax(simulation.seqs[:, 1] >= 1)) == applied.full_sample == applied.first_sample
+
+
+def test_a_loop_without_variation_keeps_its_noise() -> None:
+    simulation = playing()
+    simulation.set(1, shift=2.0)
+    simulation.run(0.5)
+    assert [job.noise for job in simulation.jobs] == [None, None]
+    assert simulation.jobs[0].options.seed == simulation.jobs[1].options.seed == 1
+
+
+def test_variation_generates_without_end_with_related_noise() -> None:
+    simulation = playing(controls={"variation": 0.3})
+    starts = len(simulation.jobs)
+    assert starts > 2.0 / simulation.generation_s
+    noises = [job.noise for job in simulation.jobs[1:4] if job.noise is not None]
+    assert len(noises) == 3
+    assert np.std(noises[2]) == pytest.approx(1.0, abs=0.15)
+    assert np.corrcoef(noises[0].ravel(), noises[1].ravel())[0, 1] == pytest.approx(np.sqrt(1 - 0.3**2), abs=0.1)
+    simulation.set(1, variation=0.0)
+    simulation.run(1.0)
+    starts = len(simulation.jobs)
+    simulation.run(1.0)
+    assert len(simulation.jobs) == starts
+
+
+def test_a_paused_session_does_nothing() -> None:
+    simulation = playing(controls={"variation": 0.3})
+    simulation.handle(messages.Pause())
+    simulation.run(0.5)
+    counts = len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits
+    simulation.run(5.0)
+    assert counts == (len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits)
+    assert simulation.session.due_s() is None or not simulation.session.is_active(simulation.now_s)
+    simulation.handle(messages.Play())
+    simulation.run(1.0)
+    assert len(simulation.jobs) > counts[0]
+    assert not np.isnan(simulation.heard).any()
+
+
+def test_a_client_that_does_not_report_gets_no_more_audio() -> None:
+    simulation = playing()
+    simulation.is_acking = False
+    simulation.run(6.0)
+    sent = simulation.chunks[-1][0].end_sample
+    simulation.run(3.0)
+    assert simulation.chunks[-1][0].end_sample == sent
+    simulation.is_acking = True
+    simulation.run(1.0)
+    assert simulation.chunks[-1][0].end_sample > sent
+    assert simulation.session.underruns == 1
+
+
+def test_an_underrun_skips_the_axis_but_no_music() -> None:
+    simulation = Simulation(new_session(mode="extend", seconds=0.6), generation_s=1.2)
+    simulation.run(6.0)
+    assert simulation.session.underruns > 0
+    flagged = [chunk for chunk, _ in simulation.chunks if chunk.is_after_underrun]
+    assert simulation.session.underruns - len(flagged) in (0, 1)
+    heard = simulation.heard[:, FRAME]
+    known = heard[~np.isnan(heard)]
+    assert set(np.diff(known)) <= {0.0, 1.0}
+
+
+def test_the_lead_grows_when_the_client_runs_low_and_shrinks_again() -> None:
+    session = new_session()
+    simulation = Simulation(session, decode_s=0.3)
+    simulation.run(3.0)
+    state = next(m for m in reversed(simulation.messages) if isinstance(m, messages.State))
+    assert state.lead_s > 0.3
+    simulation.decode_s = 0.003
+    simulation.run(10.0)
+    later = next(m for m in reversed(simulation.messages) if isinstance(m, messages.State))
+    assert later.lead_s < state.lead_s
+
+
+def test_a_band_repeats_a_part_and_seek_jumps_within_it() -> None:
+    simulation = playing()
+    simulation.handle(messages.SetBand(seq=1, start_s=0.4, end_s=0.8))
+    simulation.run(2.0)
+    frames = simulation.heard[-RATE::HOP, FRAME]
+    assert set(frames) == set(range(10, 20))
+    assert simulation.chunks[-1][0].full_seq == 1
+    simulation.handle(messages.Seek(to_s=0.6))
+    simulation.run(0.5)
+    with pytest.raises(RequestError, match=r"from 0\.40 to 0\.80 s"):
+        simulation.handle(messages.Seek(to_s=2.0))
+    simulation.handle(messages.SetBand(seq=2, start_s=None, end_s=None))
+    simulation.run(3.0)
+    assert len(set(simulation.heard[-2600::HOP, FRAME])) == LENGTHS[-1]
+    assert len(simulation.jobs) == 1
+
+
+def test_seek_is_heard_after_the_reach() -> None:
+    simulation = playing()
+    since = simulation.playhead
+    assert since is not None
+    simulation.handle(messages.Seek(to_s=0.0))
+    simulation.run(0.5)
+    assert 0.0 in simulation.heard[since : since + 80, FRAME]
+
+
+def test_a_write_is_heard_as_it_is_and_becomes_the_source() -> None:
+    simulation = playing()
+    write = messages.WriteAudio(seq=1, at_s=0.41, samples=100)
+    offset, before = simulation.session.write_region(write)
+    assert (offset, len(before)) == (10, 3)
+    simulation.handle(write, np.full((3, CHANNELS), -5.0, np.float32))
+    simulation.run(3.0)
+    assert len(simulation.jobs) == 1
+    assert np.count_nonzero(simulation.heard[-64 * HOP :, NUMBER] == -5.0) == 3 * HOP
+    simulation.set(2, shift=2.0)
+    simulation.run(0.1)
+    source = simulation.jobs[-1].source
+    assert source is not None
+    assert (source[10:13, NUMBER] == -5.0).all()
+
+
+def test_a_write_over_the_end_of_a_loop_goes_on_at_its_beginning() -> None:
+    simulation = playing()
+    simulation.handle(
+        messages.WriteAudio(seq=1, at_s=62 / 25, samples=4 * HOP), np.full((4, CHANNELS), -5.0, np.float32)
+    )
+    simulation.run(3.0)
+    written = simulation.heard[-64 * HOP :: HOP, NUMBER] == -5.0
+    assert written.sum() == 4
+
+
+def test_what_was_heard_stays_when_a_write_comes_late() -> None:
+    simulation = playing(mode="extend")
+    simulation.handle(messages.WriteAudio(seq=1, at_s=0.0, samples=60 * HOP), np.full((60, CHANNELS), -5.0, np.float32))
+    simulation.handle(messages.Seek(to_s=0.0))
+    simulation.run(2.6)
+    frames = simulation.heard[-2500::HOP, NUMBER]
+    assert (frames[:40] == 0.0).all()
+    assert (frames == -5.0).any()
+
+
+def test_a_source_is_cut_to_the_frames_of_each_generation() -> None:
+    latents = np.arange(10, dtype=np.float32)[:, None] + np.zeros((1, CHANNELS), np.float32)
+    simulation = playing(4.0, mode="extend")
+    simulation.handle(messages.SetSource(seq=1, id="abc", strength=0.4), latents)
+    simulation.run(0.1)
+    job = simulation.jobs[-1]
+    assert job.source is not None
+    assert job.options.denoise == pytest.approx(0.6)
+    assert job.source[:, 0].tolist() == [(job.segment.start_frame + i) % 10 for i in range(64)]
+    simulation.handle(messages.SetSource(seq=2, id=None))
+    simulation.run(1.0)
+    assert simulation.jobs[-1].source is None
+    assert simulation.jobs[-1].options.denoise is None
+
+
+def test_prompts_become_weighted_prompts_and_fade() -> None:
+    simulation = playing(prompts=[LivePrompt(text="a")])
+    simulation.handle(
+        messages.SetPrompts(seq=1, items=[LivePrompt(text="b", weight=2.0)], ramp_ms=500),
+    )
+    simulation.run(0.3)
+    halfway = simulation.jobs[-1].options.prompt
+    assert {item.text for item in halfway} == {"a", "b"}
+    simulation.run(1.0)
+    (last,) = simulation.jobs[-1].options.prompt
+    assert (last.text, last.weight) == ("b", 2.0)
+    assert simulation.chunks[-1][0].full_seq == 1
+
+
+def test_a_failed_generation_is_reported_once_and_tried_again() -> None:
+    simulation = playing()
+    simulation.fails_next = True
+    simulation.set(1, shift=2.0)
+    simulation.run(0.5)
+    assert len(simulation.jobs) == 2
+    assert [m.code for m in simulation.messages if isinstance(m, messages.Problem)] == ["engine_error"]
+    simulation.run(2.0)
+    assert simulation.chunks[-1][0].full_seq == 1
+
+
+def test_wrong_messages_change_nothing() -> None:
+    simulation = playing()
+    simulation.set(5, shift=2.0)
+    wrong: list[messages.ClientMessage] = [
+        messages.SetControls(seq=6, values={"guidance": 99}),
+        messages.SetControls(seq=6, values={"guidnce": 1}),
+        messages.SetBand(seq=6, start_s=0.0, end_s=99.0),
+        messages.SetSource(seq=6, id="missing"),
+        messages.SetTimbre(seq=6, id="x"),
+        messages.WriteAudio(seq=6, at_s=0.0, samples=100 * HOP),
+        messages.Ack(playhead_sample=10**9),
+        messages.Open(),
+    ]
+    before = simulation.session.snapshot(simulation.now_s).meta
+    for message in wrong:
+        with pytest.raises(RequestError):
+            simulation.session.handle(message, simulation.now_s)
+    with pytest.raises(StaleSeqError):
+        simulation.set(5, shift=3.0)
+    assert simulation.session.snapshot(simulation.now_s).meta == before
+
+
+def test_a_model_without_text_refuses_prompts() -> None:
+    model = dataclasses.replace(MODEL, has_text=False)
+    with pytest.raises(RequestError, match="takes no text"):
+        LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="piano")]), 0.0)
+
+
+def test_a_canvas_longer_than_the_models_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"at most 2.56 s"):
+        new_session(seconds=3.0)
+
+
+def test_the_canvas_is_the_first_length_that_holds_the_seconds() -> None:
+    simulation = Simulation(new_session(seconds=0.7))
+    simulation.run(0.1)
+    assert simulation.jobs[0].segment.frames == 32
+
+
+def test_a_picture_of_the_canvas() -> None:
+    simulation = playing()
+    simulation.handle(messages.GetCanvas())
+    (picture,) = [m for m in simulation.messages if isinstance(m, messages.Canvas)]
+    assert (picture.width, picture.height, len(picture.seqs)) == (LENGTHS[-1], CHANNELS, LENGTHS[-1])
+
+
+def test_close_ends_the_session() -> None:
+    simulation = playing()
+    simulation.session.handle(messages.Close(), simulation.now_s)
+    assert End() in simulation.session.advance(simulation.now_s)
+
+
+def test_only_the_token_resumes() -> None:
+    session = new_session()
+    assert session.has_token("token")
+    assert not session.has_token("other")
+
+
+def test_a_new_connection_begins_an_epoch_at_the_playhead() -> None:
+    simulation = playing()
+    simulation.session.detach(simulation.now_s)
+    assert not simulation.session.is_active(simulation.now_s)
+    ready = simulation.session.attach("new", simulation.now_s, keep_s=60.0)
+    assert (ready.resumed, ready.epoch) == (True, 2)
+    assert abs(ready.next_sample - (simulation.playhead or 0)) < 100
+    assert simulation.session.has_token("new")
+
+
+@pytest.mark.parametrize(
+    "opened", [{"mode": "loop"}, {"mode": "loop", "controls": {"variation": 0.5}}, {"mode": "extend"}]
+)
+def test_a_restored_session_goes_on_like_the_original(opened: dict[str, object]) -> None:
+    original = playing(3.0, **opened)
+    original.set(1, shift=2.0, guidance=4.0)
+    original.handle(messages.SetPrompts(seq=2, items=[LivePrompt(text="x")], ramp_ms=200))
+    original.run(1.0)
+    snapshot = original.session.snapshot(original.now_s)
+    in_flight = [flight.job for flight in original.flights]
+    twin = Simulation(LiveSession.restore(snapshot, MODEL, 100.0), now_s=100.0)
+    twin.connect()
+    original.session.detach(original.now_s)
+    num_jobs, num_chunks = len(original.jobs), len(original.chunks)
+    original.connect()
+    for simulation in (original, twin):
+        simulation.run(0.5)
+        simulation.set(3, shift=1.5)
+        simulation.run(1.5)
+    for left, right in zip((in_flight + original.jobs[num_jobs:])[:3], twin.jobs, strict=False):
+        assert (left.options, left.segment) == (right.options, right.segment)
+        assert np.array_equal(left.noise, right.noise) if left.noise is not None else right.noise is None
+    assert len(twin.jobs) > 0
+    if not in_flight:
+        for (left, _), (right, _) in zip(original.chunks[num_chunks:], twin.chunks, strict=True):
+            assert (left.start_sample, left.full_seq) == (right.start_sample, right.full_seq)
+            assert np.array_equal(left.pcm[:, FRAME:], right.pcm[:, FRAME:])
