@@ -61,7 +61,8 @@ class Simulation:
     """One session, its engine and its client.
 
     generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
-    nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are lost.
+    nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are
+    lost.
     """
 
     session: LiveSession

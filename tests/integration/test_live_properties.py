@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 from helpers.live_simulation import CHANNELS, FRAME, HOP, NUMBER, RATE, Simulation, new_session
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,14 +15,7 @@ from runtime.sessions import messages
 from runtime.sessions.messages import LivePrompt
 
 LONGEST_S = 30.0
-STATEFUL = settings(
-    max_examples=60,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.generate,),
-    report_multiple_bugs=False,
-)
+STATEFUL = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TIMES_S = st.sampled_from([0.005, 0.02, 0.06, 0.15, 0.4, 1.0])
 
 
