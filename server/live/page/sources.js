@@ -55,7 +55,7 @@ export class Sources {
   async upload(file) {
     const { connection, show } = this.parts;
     const body = new FormData();
-    body.append("file", file);
+    body.append("source", file);
     find("source-name").textContent = `sending ${file.name} …`;
     try {
       const response = await fetch("v1/sources", { method: "POST", body, headers: connection.headers() });
