@@ -53,7 +53,9 @@ class ServerProcess:
     def start(self) -> None:
         """Start it and wait until it is ready."""
         command = [sys.executable, "-m", "server", str(ROOT / "configs/demo.toml"), "--port", str(self.port)]
-        environment = {**os.environ, "TICKRT_STATE": str(self.state), **self.environment}
+        # Pages of earlier tests may still have sessions: no limit on these.
+        limits = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "3600"}
+        environment = {**os.environ, **limits, "TICKRT_STATE": str(self.state), **self.environment}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -125,6 +127,7 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
             if script:
                 context.add_init_script(script)
             page = context.new_page()
+            closing.callback(page.goto, "about:blank")
             ignored.extend(allowed)
             page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
             page.on("pageerror", lambda error: errors.append(str(error)))

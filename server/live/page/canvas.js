@@ -228,7 +228,7 @@ export class CanvasView {
   /** Colors of values from low to high. @param {Color[]} colors */
   setColors(colors) {
     for (let value = 0; value < 256; value++) {
-      const place = (value / 256) * (colors.length - 1);
+      const place = (value / 256) ** 0.8 * (colors.length - 1);
       const from = colors[Math.floor(place)];
       const to = colors[Math.floor(place) + 1];
       for (let i = 0; i < 3; i++) this.#palette[value * 3 + i] = from[i] + (to[i] - from[i]) * (place % 1);
@@ -244,7 +244,9 @@ export class CanvasView {
     const context = /** @type {CanvasRenderingContext2D} */ (this.#image.getContext("2d"));
     const pixels = context.createImageData(width, height);
     for (let i = 0; i < width * height; i++) {
-      const color = data[i] * 3;
+      // Low channels are at the bottom, as low notes are in a score.
+      const row = height - 1 - Math.floor(i / width);
+      const color = data[row * width + (i % width)] * 3;
       pixels.data.set([this.#palette[color], this.#palette[color + 1], this.#palette[color + 2], 255], i * 4);
     }
     context.putImageData(pixels, 0, 0);

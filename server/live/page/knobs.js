@@ -271,7 +271,7 @@ export class ControlPanel extends EventTarget {
     const rest = this.controls.filter((control) => rank(control) < 0);
     const byType = (/** @type {Control} */ control) => ["number", "integer", "enum", "text"].indexOf(control.type);
     this.first.prepend(...first.map((control) => this.#widget(control)));
-    this.more.append(...rest.sort((a, b) => byType(a) - byType(b)).map((control) => this.#widget(control)));
+    this.more.prepend(...rest.sort((a, b) => byType(a) - byType(b)).map((control) => this.#widget(control)));
   }
 
   /** @param {Control} control */

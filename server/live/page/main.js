@@ -81,6 +81,7 @@ function openMessage() {
     mode,
     ...(seconds === null ? {} : { seconds }),
     prompts: pad.items(),
+    blend: field("blend").value,
     controls: panel.values,
     ...(seed === null ? {} : { seed }),
     ...sources.open,
@@ -110,7 +111,7 @@ const sendValues = limited(() => {
   changedValues = {};
   measure(connection.change("set", { values, ...(glide.value ? { ramp_ms: glide.value } : {}) }));
 });
-const sendPrompts = limited(() => measure(connection.change("prompts", { items: pad.items() })));
+const sendPrompts = limited(() => measure(connection.change("prompts", { items: pad.items(), blend: field("blend").value })));
 
 panel.addEventListener("change", (event) => {
   Object.assign(changedValues, /** @type {CustomEvent} */ (event).detail);
@@ -317,7 +318,7 @@ function currentPreset() {
     seconds,
     prompts: pad.texts,
     pad: [pad.x, pad.y],
-    blend: "velocity",
+    blend: field("blend").value,
     controls: panel.values,
     seed,
     band: [canvas.bandStart, canvas.bandEnd],
@@ -328,6 +329,7 @@ function currentPreset() {
 function showPreset(preset) {
   ({ name, mode, seconds, seed } = preset);
   field("seed").value = seed === null ? "" : String(seed);
+  field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
   panel.show(preset.controls);
   canvas.showBand(preset.band[0], preset.band[1]);
@@ -347,7 +349,7 @@ function usePreset(preset) {
   }
   const defaults = Object.fromEntries(before.map((one) => [one, null]));
   measure(connection.change("set", { values: { ...defaults, ...preset.controls, seed } }));
-  measure(connection.change("prompts", { items: pad.items() }));
+  measure(connection.change("prompts", { items: pad.items(), blend: field("blend").value }));
   if (mode === "loop") sendBand();
 }
 
@@ -485,6 +487,7 @@ function listen() {
     seconds = field("length").value ? Number(field("length").value) : null;
     connection.restart();
   });
+  find("blend").addEventListener("change", sendPrompts);
   find("draw").addEventListener("change", editCurve);
   find("key-form").addEventListener("submit", () => connection.setKey(field("key").value.trim()));
   volume.addEventListener("input", () => (player.volume = volume.value));

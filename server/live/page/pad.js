@@ -3,6 +3,8 @@
 const LETTERS = ["A", "B", "C", "D"];
 /** A weight below this share is left out: each prompt in use costs a row of the batch. */
 const LEAST_WEIGHT = 0.02;
+/** The puck's centre stays this far from the edges: corners are easy to reach. */
+const INSET_PIXELS = 20;
 
 /** @typedef {[number, number, number]} Color */
 
@@ -62,7 +64,9 @@ export class PromptPad extends EventTarget {
   /** @param {PointerEvent} event */
   #follow(event) {
     const box = this.pad.getBoundingClientRect();
-    this.move((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+    const share = (/** @type {number} */ offset, /** @type {number} */ length) =>
+      (offset - INSET_PIXELS) / (length - 2 * INSET_PIXELS);
+    this.move(share(event.clientX - box.left, box.width), share(event.clientY - box.top, box.height));
   }
 
   /** @param {KeyboardEvent} event */
@@ -94,8 +98,9 @@ export class PromptPad extends EventTarget {
   #place(x, y) {
     this.x = Math.min(1, Math.max(0, x));
     this.y = Math.min(1, Math.max(0, y));
-    this.puck.style.left = `${this.x * 100}%`;
-    this.puck.style.top = `${this.y * 100}%`;
+    const place = (/** @type {number} */ share) => `calc(${INSET_PIXELS * (1 - 2 * share)}px + ${share * 100}%)`;
+    this.puck.style.left = place(this.x);
+    this.puck.style.top = place(this.y);
     const percents = this.weights().map((weight) => Math.round(weight * 100));
     const text = percents.map((percent, i) => (percent ? `${LETTERS[i]} ${percent} %` : "")).filter(Boolean).join(", ");
     this.puck.setAttribute("aria-valuenow", String(Math.round(this.x * 100)));

@@ -14,7 +14,7 @@ function preset(name, prompts, more = {}) {
     mode: "loop",
     seconds: null,
     prompts,
-    pad: [0.2, 0.2],
+    pad: [0, 0],
     blend: "velocity",
     controls: {},
     seed: null,
@@ -31,23 +31,23 @@ export const PRESETS = [
     "bright melody, pads and drums in C major",
   ]),
   preset("Clockwork", [
-    "fast arpeggio and drums in E dorian",
     "fast drums and bass in E dorian",
+    "fast arpeggio and drums in E dorian",
     "calm sparse melody in E dorian",
     "energetic melody, arpeggio, bass and drums in E dorian",
-  ], { pad: [0.1, 0.1], controls: { guidance: 4 } }),
+  ], { pad: [1, 0], controls: { guidance: 4 } }),
   preset("Daybreak", [
-    "calm pads in D major",
-    "bright melody and pads in D lydian",
     "soft arpeggio in D major",
     "bright energetic drums, bass and melody in D major",
-  ], { mode: "extend", pad: [0.3, 0.3] }),
+    "bright melody and pads in D lydian",
+    "calm pads and melody in D major",
+  ], { mode: "extend", pad: [1, 1] }),
   preset("Undertow", [
-    "dark bass and drums in F phrygian",
-    "dark dense strings in F phrygian",
     "slow sparse pads in F minor",
+    "dark dense strings in F phrygian",
+    "dark bass and drums in F phrygian",
     "loud bass, drums and plucks in F phrygian",
-  ], { pad: [0.15, 0.4], controls: { variation: 0.3 } }),
+  ], { pad: [0, 1], controls: { variation: 0.3 } }),
 ];
 
 /** A preset from JSON text. Raises Error with a sentence for its reader. @param {string} text @returns {Preset} */
