@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra page (make test-page)")
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = "install one (apt-get install chromium) or name it: TICKRT_BROWSER=/path/to/chrome make test-page"
 FLAGS = [
@@ -99,6 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """The system's browser, without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra page (make test-page)")
     path = os.environ.get("TICKRT_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.fail(f"no browser was found: {INSTALL}")
