@@ -89,8 +89,10 @@ class AudioSchedule:
     def windows(self, now_s: float) -> list[DecodeWindow]:
         """The windows to decode now."""
         self._forget(now_s)
+        # A client that has no audio yet can take all of it.
+        reach = self._playhead.reach(now_s) if self._has_begun else self._playhead.position(now_s)
         # Again after the next ones: a window across the start of a placement is replaced from there on.
-        return [*self._changed_windows(now_s), *self._next_windows(now_s), *self._changed_windows(now_s)]
+        return [*self._changed_windows(reach), *self._next_windows(now_s), *self._changed_windows(reach)]
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
         """Take the PCM of a window; None: it is lost."""
@@ -128,12 +130,13 @@ class AudioSchedule:
     def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
         while self.requested_until < self._playhead.wanted_until(now_s):
             start = self.requested_until
-            placement = self._timeline.at(start - self._fade)
+            fade = self._fade if self._has_begun else 0
+            placement = self._timeline.at(start - fade)
             if placement is None:
                 return
             shortest = start + round(WINDOW_S * self._model.sample_rate_hz)
             end = max(shortest, self._playhead.wanted_until(now_s))
-            following = self._timeline.next_start(start - self._fade)
+            following = self._timeline.next_start(start - fade)
             # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
             end = end if following is None else min(end, following + self._fade)
             window = self._window(placement, start, end, is_replacing=False)
@@ -145,11 +148,11 @@ class AudioSchedule:
                 self._checked_version = -1
             yield window
 
-    def _changed_windows(self, now_s: float) -> Iterator[DecodeWindow]:
+    def _changed_windows(self, reach: int) -> Iterator[DecodeWindow]:
         if self._checked_version == self._timeline.version:
             return
         self._checked_version = self._timeline.version
-        changed = list(self._changed_ranges(self._playhead.reach(now_s)))
+        changed = list(self._changed_ranges(reach))
         if not changed:
             return
         start, end = changed[0][0], changed[-1][1]
