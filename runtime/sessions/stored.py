@@ -48,7 +48,7 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
             "from_sample": placement.from_sample,
             "play_frame": placement.play_frame,
             "canvas_frame": placement.canvas_frame,
-            "band": placement.band,
+            "band": None if placement.band is None else list(placement.band),
             "parts": [
                 [pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq]
                 for part in placement.canvas.parts

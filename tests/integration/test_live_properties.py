@@ -15,7 +15,7 @@ from runtime.sessions import messages
 from runtime.sessions.messages import LivePrompt
 
 LONGEST_S = 30.0
-STATEFUL = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+STATEFUL = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TIMES_S = st.sampled_from([0.005, 0.02, 0.06, 0.15, 0.4, 1.0])
 
 

@@ -130,7 +130,7 @@ class AudioSchedule:
     def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
         while self.requested_until < self._playhead.wanted_until(now_s):
             start = self.requested_until
-            fade = self._fade if self._has_begun else 0
+            fade = self._fade if self._has_begun and not self._has_underrun else 0
             placement = self._timeline.at(start - fade)
             if placement is None:
                 return

@@ -35,6 +35,7 @@ class Playhead:
         self.client_time_s: float | None = None
         self._floor = position
         self._acked, self._acked_s = position, 0.0
+        self._known_s = 0.0  # when the client's own playhead was known last
         self._is_running = False
         self._grown_s = -math.inf
         self._shrunk_s = 0.0
@@ -59,7 +60,7 @@ class Playhead:
         """The sample that the client plays now."""
         if not self._is_running:
             return self._floor
-        estimate = self._acked + int(max(0.0, now_s - self._acked_s) * self.rate_hz)
+        estimate = self._acked + round(max(0.0, now_s - self._acked_s) * self.rate_hz)
         return max(self._floor, min(self.sent_until, estimate))
 
     def reach(self, now_s: float) -> int:
@@ -88,7 +89,7 @@ class Playhead:
         self._hold(now_s)
         self.is_attached = True
         self.sent_until = self._floor
-        self._acked_s = now_s
+        self._acked_s = self._known_s = now_s
 
     def detach(self, now_s: float) -> None:
         """The connection is gone."""
@@ -107,7 +108,7 @@ class Playhead:
 
     def check_ack(self, ack: Ack, now_s: float) -> None:
         """Raise RequestError for a playhead that is further than audio was sent and than time can have brought it."""
-        elapsed_s = max(0.0, now_s - self._acked_s)
+        elapsed_s = max(0.0, now_s - self._known_s)
         limit = self._floor + round((elapsed_s * ACK_RATE + ACK_SLACK_S) * self.rate_hz)
         if ack.playhead_sample > max(limit, self.sent_until):
             raise RequestError(
@@ -121,6 +122,7 @@ class Playhead:
         self.client_time_s = ack.client_time_s
         self._floor = max(self.position(now_s), ack.playhead_sample)
         self._acked, self._acked_s = ack.playhead_sample, now_s
+        self._known_s = now_s
         self._is_running = self.is_playing and self.is_attached
         if ack.worst_lead_s is not None:
             self._adapt(ack.worst_lead_s, now_s)

@@ -1,0 +1,142 @@
+"""Generations without an end: appends, refreshes after a change, what was heard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
+
+from runtime.errors import RequestError
+from runtime.sessions.controls import ControlState
+from runtime.sessions.generations.extend import HISTORY_S, ExtendGenerations
+from runtime.sessions.messages import Ack
+from runtime.sessions.playback.canvas import Piece, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+
+class Extension:
+    """Generations of 64 frames, whose latents are the number of the generation."""
+
+    def __init__(self) -> None:
+        self.controls = ControlState(MODEL, {}, [], "velocity", 1)
+        self.playhead, self.timeline = Playhead(RATE), Timeline()
+        self.playhead.attach(0.0)
+        self.playhead.sent_until = 10**9
+        self.generations = ExtendGenerations(MODEL, 64, 2, self.controls, self.timeline, self.playhead)
+        self.generations.times.newest_s.append(0.1)
+        self.playhead.sent_until = 0
+        self.count = 0
+        self.generate(0.0)
+        self.playhead.sent_until = 10**9
+
+    def play_to(self, sample: int) -> float:
+        """The client is at a sample; returns the time, at real speed."""
+        now_s = sample / RATE
+        self.playhead.ack(Ack(playhead_sample=sample), now_s)
+        self.generations.note(now_s)
+        return now_s
+
+    def generate(self, now_s: float, end_s: float | None = None) -> bool:
+        """Start and finish a generation."""
+        job = self.generations.start("s", now_s)
+        self.count += 1
+        return self.generations.finish(job.id, np.full((64, CHANNELS), self.count, np.float32), end_s or now_s)
+
+    def numbers(self) -> list[tuple[int, int]]:
+        """(first frame, number of the generation) of each part."""
+        return [(part.start, int(part.piece.latents[0, 0])) for part in self.timeline.canvas.parts]
+
+
+def test_the_end_is_continued_when_half_a_canvas_is_left() -> None:
+    extension = Extension()
+    assert extension.generations.wanted_s(extension.play_to(31 * HOP)) is None
+    now_s = extension.play_to(33 * HOP)
+    assert extension.generations.wanted_s(now_s) == now_s
+    job = extension.generations.start("s", now_s)
+    assert (job.segment.start_frame, job.segment.keep_frames, job.is_refresh) == (48, 16, False)
+    assert job.tail is not None
+    assert len(job.tail) == 16
+
+
+def test_a_change_generates_again_from_where_it_can_be_heard() -> None:
+    extension = Extension()
+    now_s = extension.play_to(20 * HOP)
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    job = extension.generations.start("s", now_s)
+    cut = -(-round((now_s + 0.06 + 0.11) * RATE) // HOP)
+    assert job.is_refresh
+    assert job.segment.start_frame + job.segment.keep_frames in (cut - 1, cut)
+
+
+def test_what_was_heard_stays_when_a_refresh_is_late() -> None:
+    extension = Extension()
+    now_s = extension.play_to(20 * HOP)
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    job = extension.generations.start("s", now_s)
+    late_s = extension.play_to(35 * HOP)
+    extension.generations.finish(job.id, np.full((64, CHANNELS), 2, np.float32), late_s)
+    assert extension.numbers() == [(0, 1), (37, 2)]
+
+
+def test_a_refresh_that_is_heard_nowhere_is_made_again() -> None:
+    extension = Extension()
+    extension.generate(extension.play_to(33 * HOP))
+    now_s = extension.play_to(34 * HOP)
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    job = extension.generations.start("s", now_s)
+    extension.generations.heard_frame = 100
+    assert not extension.generations.finish(job.id, np.zeros((64, CHANNELS), np.float32), now_s)
+    assert extension.generations.wanted_s(now_s) is not None
+
+
+def test_a_refresh_takes_the_place_of_an_append_but_of_no_refresh() -> None:
+    extension = Extension()
+    now_s = extension.play_to(40 * HOP)
+    append = extension.generations.start("s", now_s)
+    assert extension.generations.cancelled(now_s) == []
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    assert extension.generations.cancelled(now_s) == [append.id]
+    extension.generations.start("s", now_s)
+    extension.controls.change({"shift": 3.0}, 2, now_s)
+    assert extension.generations.cancelled(now_s) == []
+    assert extension.generations.wanted_s(now_s) is None
+
+
+def test_a_failed_append_does_not_generate_the_future_again() -> None:
+    extension = Extension()
+    now_s = extension.play_to(40 * HOP)
+    extension.generations.fail(extension.generations.start("s", now_s).id, now_s)
+    later_s = extension.play_to(60 * HOP)
+    assert not extension.generations.start("s", later_s + 1.0).is_refresh
+
+
+def test_heard_frames_of_a_band_stay() -> None:
+    extension = Extension()
+    now_s = extension.play_to(10 * HOP)
+    extension.timeline.move(10 * HOP, 10, 10, (8, 12))
+    now_s = extension.play_to(30 * HOP)
+    assert extension.generations.heard_frame == 12
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    job = extension.generations.start("s", now_s)
+    assert job.segment.start_frame + job.segment.keep_frames == 12
+
+
+def test_a_write_must_lie_in_what_is_known() -> None:
+    extension = Extension()
+    now_s = extension.play_to(10 * HOP)
+    assert extension.generations.region(1.0, 10) == 25
+    with pytest.raises(RequestError, match=r"known from 0\.00 to 2\.56 s"):
+        extension.generations.region(2.4, 10)
+    extension.generations.write(5, Piece("w", np.full((20, CHANNELS), 9, np.float32)), 1, now_s)
+    assert extension.numbers() == [(0, 1), (12, 9), (25, 1)]
+
+
+def test_latents_of_long_ago_are_forgotten() -> None:
+    extension = Extension()
+    for frame in range(40, int(HISTORY_S * 25) + 500, 40):
+        now_s = extension.play_to(frame * HOP)
+        if extension.generations.wanted_s(now_s) is not None:
+            extension.generate(now_s)
+    canvas = extension.timeline.canvas
+    assert canvas.start > 0
+    assert canvas.end - canvas.start < HISTORY_S * 25 + 200

@@ -1,0 +1,153 @@
+"""Windows, their order, what is decoded again, and what is reported as applied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
+
+from runtime.sessions.actions import DecodeWindow
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import Ack, Applied
+from runtime.sessions.playback.audio_schedule import AudioSchedule
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+FRAMES = 16
+FADE = 25
+
+
+def canvas(value: float, seq: int, frames: int = FRAMES) -> Canvas:
+    """One part; channel 0 is `value`, channel 1 the frame."""
+    latents = np.full((frames, CHANNELS), value, np.float32)
+    latents[:, 1] = np.arange(frames)
+    return Canvas((Part(Piece(f"{value}", latents), 0, 0, frames, seq, seq),))
+
+
+class Schedule:
+    """A schedule over a canvas that repeats, whose windows are decoded at once."""
+
+    def __init__(self, band: tuple[int, int] | None = (0, FRAMES)) -> None:
+        self.playhead = Playhead(RATE)
+        self.playhead.attach(0.0)
+        self.timeline = Timeline([Placement(0, canvas(1, 0), 0, 0, band)])
+        self.audio = AudioSchedule(MODEL, self.timeline, self.playhead)
+
+    def sent(self, now_s: float = 0.0) -> list[AudioChunk | Applied]:
+        for window in self.audio.windows(now_s):
+            self.audio.decoded(window, pcm_of(window))
+        return list(self.audio.sendable(now_s))
+
+
+def pcm_of(window: DecodeWindow) -> np.ndarray:
+    return np.repeat(window.values, HOP, axis=0)[window.trim_begin : window.trim_end]
+
+
+def ranges(sent: list[AudioChunk | Applied]) -> list[tuple[int, int, bool]]:
+    return [(item.start_sample, item.end_sample, item.is_replacing) for item in sent if isinstance(item, AudioChunk)]
+
+
+def test_windows_lead_the_playhead_and_follow_each_other() -> None:
+    schedule = Schedule()
+    assert ranges(schedule.sent()) == [(0, 250, False)]
+    assert schedule.audio.due_s(0.0) == pytest.approx(0.0)
+    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
+    assert ranges(schedule.sent(0.001)) == [(250, 451, False)] or ranges(schedule.sent(0.001)) == []
+    assert schedule.audio.due_s(0.001) is not None
+
+
+def test_a_window_has_margins_from_the_other_end_of_the_loop() -> None:
+    schedule = Schedule()
+    (first,) = schedule.audio.windows(0.0)
+    assert (first.start_frame, first.trim_begin) == (0, 0)
+    assert first.values[:, 1].tolist() == list(range(7 + MARGIN))
+    schedule.audio.decoded(first, pcm_of(first))
+    list(schedule.audio.sendable(0.0))
+    schedule.playhead.ack(Ack(playhead_sample=240), 0.5)
+    (second,) = schedule.audio.windows(0.5)
+    assert second.start_frame == 6 - MARGIN
+    assert second.trim_begin == 250 - (6 - MARGIN) * HOP
+
+
+def test_audio_leaves_in_the_order_of_the_windows() -> None:
+    schedule = Schedule()
+    schedule.playhead.lead_s = 2.0
+    windows = schedule.audio.windows(0.0)
+    assert len(windows) == 2
+    schedule.audio.decoded(windows[1], pcm_of(windows[1]))
+    assert list(schedule.audio.sendable(0.0)) == []
+    schedule.audio.decoded(windows[0], pcm_of(windows[0]))
+    assert len(ranges(list(schedule.audio.sendable(0.0)))) == 2
+
+
+def test_what_was_sent_and_has_changed_is_sent_again_after_the_reach() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    schedule.timeline.place_canvas(60, canvas(2, 5))
+    sent = schedule.sent()
+    assert ranges(sent) == [(60, 250, True)]
+    assert sent[-1] == Applied(seq=5, first_sample=60, full_sample=60)
+    assert schedule.sent() == []
+
+
+def test_only_frames_within_the_codecs_margin_of_a_change_are_sent_again() -> None:
+    schedule = Schedule()
+    schedule.playhead.lead_s = 0.6
+    schedule.sent()
+    part = Part(Piece("w", np.zeros((1, CHANNELS), np.float32)), 0, 8, 9, 1, 1)
+    schedule.timeline.place_canvas(60, schedule.timeline.canvas.with_part(part))
+    sent = ranges(schedule.sent())
+    assert (sent[0][0], sent[-1][1]) == ((8 - MARGIN) * HOP, (9 + MARGIN) * HOP)
+    assert len(sent) == 3
+
+
+def test_a_canvas_for_later_begins_at_its_sample_with_audio_to_fade_from() -> None:
+    schedule = Schedule()
+    schedule.timeline.place_canvas(100, canvas(2, 5))
+    sent = schedule.sent()
+    assert ranges(sent) == [(0, 100 + FADE, False), (100 + FADE, 325, False), (100, 100 + FADE, True)]
+    chunks = {(item.start_sample, item.is_replacing): item for item in sent if isinstance(item, AudioChunk)}
+    assert chunks[0, False].pcm[:, 0].tolist() == [1.0] * 125
+    assert chunks[100, True].pcm[:, 0].tolist() == [2.0] * 25
+    assert chunks[100, True].full_seq == 5
+
+
+def test_frames_whose_margin_is_not_known_wait() -> None:
+    schedule = Schedule(band=None)
+    schedule.playhead.lead_s = 2.0
+    assert ranges(schedule.sent())[-1][1] == (FRAMES - MARGIN) * HOP
+    assert schedule.sent() == []
+
+
+def test_an_underrun_is_counted_once_and_the_canvas_goes_on() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    for late in (300, 320):
+        schedule.playhead.ack(Ack(playhead_sample=late), late / RATE)
+        schedule.audio.skip_missing(late, late / RATE)
+    assert schedule.playhead.underruns == 1
+    chunk = schedule.sent(0.32)[0]
+    assert isinstance(chunk, AudioChunk)
+    assert chunk.is_after_underrun
+    assert chunk.start_sample % HOP == 0
+    assert chunk.pcm[0, 1] == 250 // HOP
+
+
+def test_a_new_epoch_sends_again_from_the_playhead() -> None:
+    schedule = Schedule()
+    stale = schedule.audio.windows(0.0)
+    schedule.playhead.attach(1.0)
+    schedule.audio.start_epoch()
+    schedule.audio.decoded(stale[0], pcm_of(stale[0]))
+    assert list(schedule.audio.sendable(1.0)) == []
+    chunk = schedule.sent(1.0)[0]
+    assert isinstance(chunk, AudioChunk)
+    assert (chunk.epoch, chunk.start_sample) == (1, 0)
+
+
+def test_a_lost_window_is_an_underrun() -> None:
+    schedule = Schedule()
+    (window,) = schedule.audio.windows(0.0)
+    schedule.audio.decoded(window, None)
+    assert list(schedule.audio.sendable(0.0)) == []
+    assert schedule.playhead.underruns == 1

@@ -1,0 +1,80 @@
+"""Parts of the canvas, placements and the timeline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+
+
+def piece(name: str, frames: int, value: float) -> Piece:
+    """Frames value, value + 1, ..."""
+    return Piece(name, np.arange(value, value + frames, dtype=np.float32)[:, None])
+
+
+def canvas(frames: int = 8, name: str = "a", value: float = 0.0, seq: int = 0) -> Canvas:
+    """A canvas of one part."""
+    return Canvas((Part(piece(name, frames, value), 0, 0, frames, seq, seq),))
+
+
+def rows(of: Canvas) -> list[float]:
+    return of.rows(range(of.start, of.end))[:, 0].tolist()
+
+
+def test_a_part_replaces_what_was_there() -> None:
+    changed = canvas().with_part(Part(piece("b", 4, 100), 1, 2, 5, 3, 3))
+    assert rows(changed) == [0, 1, 101, 102, 103, 5, 6, 7]
+    assert [(part.start, part.end, part.full_seq) for part in changed.parts] == [(0, 2, 0), (2, 5, 3), (5, 8, 0)]
+    assert set(changed.pieces) == {"a", "b"}
+    assert rows(changed.cut(4, 7)) == [103, 5, 6]
+    assert changed.part_at(8) is None
+
+
+def test_only_what_was_complete_gets_the_new_seq() -> None:
+    changed = canvas(seq=2).with_part(Part(piece("b", 2, 100), 0, 0, 2, 1, 1)).with_seq(2, 5)
+    assert [(part.first_seq, part.full_seq) for part in changed.parts] == [(1, 1), (5, 5)]
+
+
+def test_a_placement_repeats_its_band() -> None:
+    placement = Placement(0, canvas(), play_frame=10, canvas_frame=4, band=(3, 6))
+    assert [placement.canvas_frame_at(frame) for frame in range(8, 15)] == [5, 3, 4, 5, 3, 4, 5]
+    endless = Placement(0, canvas(), play_frame=10, canvas_frame=4, band=None)
+    assert [endless.canvas_frame_at(frame) for frame in (9, 10, 11)] == [3, 4, 5]
+
+
+def test_placements_are_equal_where_their_latents_are() -> None:
+    first = canvas()
+    old = Placement(0, first, 0, 0, None)
+    new = Placement(0, first.with_part(Part(piece("b", 4, 0), 0, 4, 8, 1, 1)), 0, 0, None)
+    assert [new.is_same_at(old, frame) for frame in (3, 4, 9)] == [True, False, True]
+
+
+def test_a_later_canvas_keeps_its_sample_when_the_position_moves() -> None:
+    timeline = Timeline()
+    assert timeline.at(0) is None
+    timeline.place(Placement(0, canvas(), 0, 0, (0, 8)))
+    timeline.place_canvas(1000, canvas(name="later", value=50))
+    timeline.move(500, 50, 2, (0, 8))
+    assert [item.from_sample for item in timeline.placements] == [0, 500, 1000]
+    here, later = timeline.at(500), timeline.at(1000)
+    assert here is not None
+    assert later is not None
+    assert (here.canvas_frame_at(50), later.canvas_frame_at(50)) == (2, 2)
+    assert set(later.canvas.pieces) == {"later"}
+    assert (timeline.next_start(0), timeline.next_start(999), timeline.next_start(1000)) == (500, 1000, None)
+    timeline.place_canvas(600, canvas(name="newest"))
+    assert [item.from_sample for item in timeline.placements] == [0, 500, 600]
+
+
+def test_what_was_played_is_forgotten() -> None:
+    timeline = Timeline([Placement(0, canvas(), 0, 0, None), Placement(100, canvas(), 0, 0, None)])
+    timeline.forget(99)
+    assert len(timeline.placements) == 2
+    timeline.forget(100, first_frame=3)
+    assert [item.from_sample for item in timeline.placements] == [100]
+    assert timeline.canvas.start == 3
+
+
+def test_a_source_repeats_from_its_frame() -> None:
+    source = Source("x", None, piece("s", 3, 0), start=2)
+    assert source.frames(1, 5)[:, 0].tolist() == [2, 0, 1, 2, 0]

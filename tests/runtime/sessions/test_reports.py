@@ -1,0 +1,53 @@
+"""Reports of a session: layout, controls, state, picture."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+from helpers.live_simulation import MODEL, RATE
+
+from runtime.sessions import reports
+from runtime.sessions.controls import ControlState
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.playhead import Playhead
+
+
+def canvas(frames: int) -> Canvas:
+    """A ramp over frames in the first of two channels; its second half is newer."""
+    latents = np.zeros((frames, 2), np.float32)
+    latents[:, 0] = np.linspace(-1, 1, frames)
+    piece, half = Piece("p", latents), frames // 2
+    return Canvas((Part(piece, 0, 0, half, 1, 1), Part(piece, half, half, frames, 2, 2)))
+
+
+def test_the_layout_is_in_frames_and_seconds() -> None:
+    layout = reports.layout(MODEL, 64)
+    assert (layout.frames, layout.seconds, layout.channels) == (64, 2.56, MODEL.latent_channels)
+
+
+def test_controls_name_the_source() -> None:
+    state = ControlState(MODEL, {"guidance": 4.0}, [], "tokens", 9)
+    source = Source("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32)))
+    found = reports.controls(MODEL, state, source)
+    assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
+    assert found.values["guidance"] == 4.0
+
+
+def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
+    timeline = Timeline([Placement(0, canvas(10), 0, 4, (0, 10))])
+    state = reports.state(
+        MODEL, timeline, Playhead(RATE, 500), 0.0, generations_in_flight=1, generation_s=0.1, ticks=5, tick_ms=2.0
+    )
+    assert state.canvas_position_s == (4 + 12.5 - 10) / 25
+    assert (state.playhead_sample, state.generations_in_flight, state.ticks) == (500, 1, 5)
+
+
+def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
+    picture = reports.picture(MODEL, canvas(600), 0)
+    assert (picture.width, picture.height) == (512, 2)
+    pixels = np.frombuffer(base64.b64decode(picture.data), np.uint8).reshape(2, 512)
+    assert (np.diff(pixels[0].astype(int)) >= 0).all()
+    assert (pixels[0, 0], pixels[0, -1]) == (0, 255)
+    assert (picture.seqs[0], picture.seqs[-1]) == (1, 2)
+    assert reports.picture(MODEL, Canvas(), 0).width == 0

@@ -1,0 +1,49 @@
+"""The stored form of a session: pieces by name, versions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from helpers.live_simulation import CHANNELS, MODEL, Simulation, new_session
+
+from runtime.errors import RequestError
+from runtime.sessions import messages
+from runtime.sessions.session import LiveSession
+from runtime.sessions.store import SessionSnapshot
+
+
+def played(**opened: object) -> Simulation:
+    simulation = Simulation(new_session(**opened))
+    simulation.run(2.0)
+    return simulation
+
+
+def test_the_meta_is_json_and_survives_it() -> None:
+    simulation = played(controls={"variation": 0.4})
+    simulation.handle(messages.SetSource(seq=1, id="x", strength=0.5), np.zeros((5, CHANNELS), np.float32))
+    simulation.run(0.5)
+    snapshot = simulation.session.snapshot(simulation.now_s)
+    meta = json.loads(json.dumps(snapshot.meta, allow_nan=False))
+    restored = LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), MODEL, 0.0).snapshot(0.0)
+    assert restored.meta["timeline"] == meta["timeline"]
+    assert restored.meta["generations"] == {**meta["generations"], "is_current": False}
+    assert restored.pieces.keys() == snapshot.pieces.keys()
+
+
+def test_a_piece_keeps_its_content_under_its_name() -> None:
+    simulation = played(mode="extend")
+    pieces: dict[str, np.ndarray] = {}
+    for _ in range(6):
+        simulation.run(1.0)
+        for name, latents in simulation.session.snapshot(simulation.now_s).pieces.items():
+            assert np.array_equal(pieces.setdefault(name, latents.copy()), latents)
+    assert len(pieces) == len(simulation.jobs)
+
+
+def test_another_version_or_length_is_refused() -> None:
+    snapshot = played().session.snapshot(2.0)
+    for change in ({"version": 99}, {"frames": 1000}):
+        with pytest.raises(RequestError):
+            LiveSession.restore(SessionSnapshot({**snapshot.meta, **change}, snapshot.pieces), MODEL, 0.0)
