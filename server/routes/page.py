@@ -44,8 +44,9 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """The files of the page by name."""
-    return {path.name: _static_file(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+    """The files of the page by their path in its folder."""
+    paths = (path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES)
+    return {path.relative_to(FOLDER).as_posix(): _static_file(path) for path in paths}
 
 
 def _static_file(path: Path) -> StaticFile:
@@ -59,7 +60,7 @@ async def index(request: Request) -> Response:
     return _response(request, static_files()["index.html"])
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
     """A module, a stylesheet or an image of the page."""
     file = static_files().get(name)

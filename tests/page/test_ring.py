@@ -49,7 +49,7 @@ def results() -> list[list[dict[str, object]]]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    ring = (ROOT / "server/live/page/ring.js").as_uri()
+    ring = (ROOT / "server/live/page/audio/ring.js").as_uri()
     done = subprocess.run(
         [node, "--input-type=module", "--eval", PROGRAM, ring, str(VECTORS)], capture_output=True, text=True
     )

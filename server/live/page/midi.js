@@ -1,58 +1,99 @@
 /** MIDI learn: a controller that moves after a knob was chosen turns this knob from then on. */
 
+import { all, find } from "./widgets/element.js";
+
 const ITEM = "tickrt.midi";
+const CONTROL_CHANGE = 0xb0;
 
-export class Midi {
+/**
+ * @typedef {{root: HTMLElement, turn: (position: number) => void, showController: (text: string) => void}} Target
+ */
+
+export class MidiLearn {
   /** Controller ("channel:number") -> id of a target. @type {Record<string, string>} */ #targetOf = load();
-  /** @type {string | null} */ #learning = null;
-  isOpen = false;
+  /** @type {string | null} */ #chosen = null;
+  #isOpen = false;
 
-  /** @param {(target: string, position: number) => void} turn @param {() => void} changed a controller was assigned */
-  constructor(turn, changed) {
-    this.turn = turn;
-    this.changed = changed;
+  /** @param {() => Map<string, Target>} targets by id @param {(text: string, isNote?: boolean) => void} notify */
+  constructor(targets, notify) {
+    this.targets = targets;
+    this.notify = notify;
+    find("midi").addEventListener("click", (event) => (event.shiftKey ? this.#forget() : this.#toggle()));
+    for (const type of ["pointerdown", "focusin"]) document.addEventListener(type, (event) => this.#choose(event), true);
   }
 
-  /** Ask for access, once. Raises where the browser has no MIDI or its user refuses. */
-  async open() {
-    if (this.isOpen) return;
-    if (!navigator.requestMIDIAccess) throw new Error("This browser has no Web MIDI. Chrome, Edge and Firefox have it.");
+  get #isLearning() {
+    return document.body.classList.contains("is-learning");
+  }
+
+  async #toggle() {
+    const isLearning = !this.#isLearning;
+    try {
+      if (isLearning) await this.#open();
+    } catch (error) {
+      this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`);
+      return;
+    }
+    document.body.classList.toggle("is-learning", isLearning);
+    find("midi").setAttribute("aria-pressed", String(isLearning));
+    this.#mark(null, null);
+    if (isLearning) this.notify("Touch a knob, then move a controller. Shift-click on MIDI learn forgets all.", true);
+  }
+
+  async #open() {
+    if (this.#isOpen) return;
+    if (!navigator.requestMIDIAccess) throw new Error("this browser has no Web MIDI. Chrome, Edge and Firefox have it.");
     const access = await navigator.requestMIDIAccess();
     const listen = () => access.inputs.forEach((input) => (input.onmidimessage = (event) => this.#receive(event)));
     access.onstatechange = listen;
     listen();
-    this.isOpen = true;
+    this.#isOpen = true;
   }
 
-  /** The next controller that moves is this target's. @param {string | null} target */
-  learn(target) {
-    this.#learning = target;
+  /** Choose what the next controller turns; on an element with two targets the second comes after the first. @param {Event} event */
+  #choose(event) {
+    if (!this.#isLearning || !(event.target instanceof Element)) return;
+    const touched = event.target;
+    const found = [...this.targets()].filter(([, target]) => target.root.contains(touched));
+    const [id, target] = found.find(([id]) => !this.#controllerOf(id)) ?? found.at(-1) ?? [null, null];
+    if (target) this.#mark(id, target.root);
+  }
+
+  /** @param {string | null} id @param {HTMLElement | null} root */
+  #mark(id, root) {
+    this.#chosen = id;
+    for (const marked of all(".is-target")) marked.classList.remove("is-target");
+    root?.classList.add("is-target");
   }
 
   /** @param {MIDIMessageEvent} event */
   #receive({ data }) {
-    if (!data || (data[0] & 0xf0) !== 0xb0) return;
+    if (!data || (data[0] & 0xf0) !== CONTROL_CHANGE) return;
     const controller = `${(data[0] & 0x0f) + 1}:${data[1]}`;
-    if (this.#learning) {
-      this.#targetOf[controller] = this.#learning;
+    if (this.#chosen) {
+      this.#targetOf[controller] = this.#chosen;
       localStorage.setItem(ITEM, JSON.stringify(this.#targetOf));
-      this.#learning = null;
-      this.changed();
+      this.#mark(null, null);
+      this.show();
     }
-    const target = this.#targetOf[controller];
-    if (target) this.turn(target, data[2] / 127);
+    this.targets().get(this.#targetOf[controller] ?? "")?.turn(data[2] / 127);
   }
 
-  /** The controller's number of a target, or "". @param {string} target */
-  controllerOf(target) {
-    const found = Object.entries(this.#targetOf).find(([, one]) => one === target);
+  /** @param {string} id */
+  #controllerOf(id) {
+    const found = Object.entries(this.#targetOf).find(([, target]) => target === id);
     return found ? `CC ${found[0].split(":")[1]}` : "";
   }
 
-  forget() {
+  #forget() {
     this.#targetOf = {};
     localStorage.removeItem(ITEM);
-    this.changed();
+    this.show();
+  }
+
+  /** Show each target's controller on it. */
+  show() {
+    for (const [id, target] of this.targets()) target.showController(this.#controllerOf(id));
   }
 }
 

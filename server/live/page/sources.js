@@ -1,17 +1,16 @@
 /** The source that generations start from: a file, or the microphone written into the canvas. */
 
-import { captureMicrophone } from "./audio.js";
-import { Knob } from "./knobs.js";
+import { captureMicrophone } from "./audio/microphone.js";
+import { find } from "./widgets/element.js";
+import { Knob } from "./widgets/knob.js";
 
 /** Where the microphone is written: this far after the playhead, so that it is heard soon and not too late. */
 const WRITE_AHEAD_S = 0.6;
 
 /**
- * @typedef {{connection: import("./connection.js").Connection, player: import("./audio.js").Player,
- *   canvas: import("./canvas.js").CanvasView, show: (text: string, isNote?: boolean) => void}} Parts
+ * @typedef {{connection: import("./connection.js").Connection, player: import("./audio/player.js").Player,
+ *   canvas: import("./widgets/canvas_view.js").CanvasView, notify: (text: string, isNote?: boolean) => void}} Parts
  */
-
-const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 export class Sources {
   /** @type {string | null} */ id = null;
@@ -53,7 +52,7 @@ export class Sources {
 
   /** Send a file to the server and play with it. @param {File} file */
   async upload(file) {
-    const { connection, show } = this.parts;
+    const { connection, notify } = this.parts;
     const body = new FormData();
     body.append("source", file);
     find("source-name").textContent = `sending ${file.name} …`;
@@ -64,7 +63,7 @@ export class Sources {
       this.#use(answer.id, file.name);
     } catch (error) {
       find("source-name").textContent = "";
-      show(`${file.name}: ${/** @type {Error} */ (error).message}`);
+      notify(`${file.name}: ${/** @type {Error} */ (error).message}`);
     }
   }
 
@@ -83,7 +82,7 @@ export class Sources {
   }
 
   async #toggleMicrophone() {
-    const { player, show } = this.parts;
+    const { player, notify } = this.parts;
     const button = find("microphone");
     if (this.#stopMicrophone) {
       this.#stopMicrophone();
@@ -92,7 +91,7 @@ export class Sources {
       try {
         this.#stopMicrophone = await captureMicrophone(player.rateHz, this.#writer());
       } catch (error) {
-        show(`The microphone cannot be used: ${/** @type {Error} */ (error).message}`);
+        notify(`The microphone cannot be used: ${/** @type {Error} */ (error).message}`);
       }
     }
     button.setAttribute("aria-pressed", String(this.#stopMicrophone !== null));

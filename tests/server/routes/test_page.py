@@ -21,13 +21,15 @@ def test_the_index_names_only_files_that_are_served(served: Served) -> None:
 
 
 def test_modules_import_only_modules_of_the_page() -> None:
-    for path in FOLDER.glob("*.js"):
+    for path in FOLDER.rglob("*.js"):
         for name in re.findall(r'(?:from|import\()\s*"([^"]+)"', path.read_text(encoding="utf-8")):
-            assert name.removeprefix("./") in static_files(), f"{path.name} imports {name}"
+            assert name.startswith("."), f"{path.name} imports {name}"
+            found = (path.parent / name).resolve().relative_to(FOLDER).as_posix()
+            assert found in static_files(), f"{path.name} imports {name}"
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:
-    for path in FOLDER.iterdir():
+    for path in FOLDER.rglob("*.*"):
         addresses = re.findall(r"https?://[\w./-]+", path.read_text(encoding="utf-8"))
         assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path.name
 
@@ -37,6 +39,7 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     [
         ("/", "text/html; charset=utf-8"),
         ("/page/main.js", "text/javascript; charset=utf-8"),
+        ("/page/audio/worklet.js", "text/javascript; charset=utf-8"),
         ("/page/style.css", "text/css; charset=utf-8"),
         ("/page/icon.svg", "image/svg+xml"),
     ],

@@ -1,4 +1,6 @@
-/** Playing, recording and the microphone: the AudioContext and its worklet. */
+/** Playing and recording: the AudioContext and its worklet. */
+
+import { wavFile } from "./wav.js";
 
 /**
  * @typedef {{playheadSample: number, isRunning: boolean, leadS: number, worstLeadS: number, underruns: number,
@@ -41,7 +43,7 @@ export class Player {
     if (this.#isOn && isOther) this.play(true);
   }
 
-  /** @param {import("./connection.js").Chunk} chunk */
+  /** @param {import("../connection.js").Chunk} chunk */
   write({ startSample, pcm, firstSeq, fullSeq }) {
     this.#post({ type: "write", startSample, pcm, firstSeq, fullSeq }, [pcm.buffer]);
   }
@@ -130,51 +132,4 @@ export class Player {
       this.#node?.port.postMessage({ type: "record", on: false });
     });
   }
-}
-
-/** A WAV file of 32-bit floats: the samples as they were played. @param {Float32Array[][]} blocks @param {number} rateHz */
-export function wavFile(blocks, rateHz) {
-  const channels = blocks[0]?.length ?? 2;
-  const samples = blocks.reduce((sum, planes) => sum + planes[0].length, 0);
-  const bytes = samples * channels * 4;
-  const view = new DataView(new ArrayBuffer(44 + bytes));
-  const text = (/** @type {number} */ at, /** @type {string} */ letters) =>
-    [...letters].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
-  text(0, "RIFF");
-  view.setUint32(4, 36 + bytes, true);
-  text(8, "WAVEfmt ");
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 3, true); // IEEE float
-  view.setUint16(22, channels, true);
-  view.setUint32(24, rateHz, true);
-  view.setUint32(28, rateHz * channels * 4, true);
-  view.setUint16(32, channels * 4, true);
-  view.setUint16(34, 32, true);
-  text(36, "data");
-  view.setUint32(40, bytes, true);
-  let at = 44;
-  for (const planes of blocks) {
-    for (let i = 0; i < planes[0].length; i++) {
-      for (const plane of planes) {
-        view.setFloat32(at, plane[i], true);
-        at += 4;
-      }
-    }
-  }
-  return new Blob([view.buffer], { type: "audio/wav" });
-}
-
-/** Captures the microphone until the returned function is called. @param {number} rateHz @param {(pcm: Float32Array) => void} block */
-export async function captureMicrophone(rateHz, block) {
-  const audio = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
-  const stream = await navigator.mediaDevices.getUserMedia({ audio });
-  const context = new AudioContext({ sampleRate: rateHz, latencyHint: "interactive" });
-  await context.audioWorklet.addModule(WORKLET);
-  const node = new AudioWorkletNode(context, "tickrt-capture", { numberOfOutputs: 0 });
-  node.port.onmessage = (event) => block(event.data);
-  context.createMediaStreamSource(stream).connect(node);
-  return () => {
-    for (const track of stream.getTracks()) track.stop();
-    context.close();
-  };
 }

@@ -1,35 +1,21 @@
 /** Prompts A to D and the pad that blends them: each prompt is a corner, the weights are bilinear. */
 
+import { blendColor } from "../theme.js";
+
+/** @typedef {import("../theme.js").Color} Color */
+
 const LETTERS = ["A", "B", "C", "D"];
 /** A weight below this share is left out: each prompt in use costs a row of the batch. */
 const LEAST_WEIGHT = 0.02;
 /** The puck's centre stays this far from the edges: corners are easy to reach. */
 const INSET_PIXELS = 20;
 
-/** @typedef {[number, number, number]} Color */
-
-/**
- * The color of a blend: the mean, sharpened towards the strongest corner, as vivid as the corners are.
- * @param {Color[]} corners @param {number[]} weights @returns {Color}
- */
-export function blendColor(corners, weights) {
-  const powers = weights.map((weight) => weight ** 1.6);
-  const sum = powers.reduce((total, power) => total + power, 0);
-  const mean = (/** @type {(color: Color) => number} */ of) =>
-    corners.reduce((total, corner, i) => total + of(corner) * powers[i], 0) / sum;
-  const color = [0, 1, 2].map((i) => mean((corner) => corner[i]));
-  const gray = (color[0] + color[1] + color[2]) / 3;
-  const chroma = (/** @type {number[]} */ of) => Math.max(...of) - Math.min(...of);
-  const gain = Math.min(1.7, (0.85 * mean(chroma)) / Math.max(1, chroma(color)));
-  const vivid = color.map((value) => Math.round(Math.min(255, Math.max(0, gray + (value - gray) * Math.max(1, gain)))));
-  return /** @type {Color} */ (vivid);
-}
-
 /** Weights of A to D at a place of the pad; they sum to 1. @param {number} x @param {number} y */
 export function padWeights(x, y) {
   return [(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y];
 }
 
+/** Reports `move` when the weights change, `text` while a prompt is typed. */
 export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
@@ -37,13 +23,13 @@ export class PromptPad extends EventTarget {
   /** @param {HTMLElement} pad @param {HTMLTextAreaElement[]} inputs @param {HTMLElement[]} shares */
   constructor(pad, inputs, shares) {
     super();
-    this.pad = pad;
+    this.root = pad;
     this.inputs = inputs;
     this.shares = shares;
     this.puck = /** @type {HTMLElement} */ (pad.querySelector(".puck"));
     this.surface = /** @type {HTMLCanvasElement} */ (pad.querySelector("canvas"));
     for (const input of inputs) {
-      input.addEventListener("input", () => this.#changed("text"));
+      input.addEventListener("input", () => this.dispatchEvent(new Event("text")));
       input.addEventListener("keydown", (event) => {
         if (event.key === "Enter") event.preventDefault();
       });
@@ -63,7 +49,7 @@ export class PromptPad extends EventTarget {
 
   /** @param {PointerEvent} event */
   #follow(event) {
-    const box = this.pad.getBoundingClientRect();
+    const box = this.root.getBoundingClientRect();
     const share = (/** @type {number} */ offset, /** @type {number} */ length) =>
       (offset - INSET_PIXELS) / (length - 2 * INSET_PIXELS);
     this.move(share(event.clientX - box.left, box.width), share(event.clientY - box.top, box.height));
@@ -91,7 +77,7 @@ export class PromptPad extends EventTarget {
   /** Move the puck; 0, 0 is prompt A, 1, 1 is prompt D. @param {number} x @param {number} y */
   move(x, y) {
     this.#place(x, y);
-    this.#changed("move");
+    this.dispatchEvent(new Event("move"));
   }
 
   /** @param {number} x @param {number} y */
@@ -107,11 +93,6 @@ export class PromptPad extends EventTarget {
     this.puck.setAttribute("aria-valuetext", text);
     this.shares.forEach((share, i) => (share.textContent = `${percents[i]} %`));
     this.inputs.forEach((input, i) => input.closest(".prompt")?.classList.toggle("is-off", percents[i] < 2));
-  }
-
-  /** @param {string} cause */
-  #changed(cause) {
-    this.dispatchEvent(new CustomEvent("change", { detail: cause }));
   }
 
   /** Weights of A to D; they sum to 1. */

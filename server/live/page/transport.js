@@ -1,0 +1,98 @@
+/** Play, record, volume, the clock, the level meter and the waveform. */
+
+import { Player } from "./audio/player.js";
+import { download } from "./presets.js";
+import { all, find } from "./widgets/element.js";
+import { Knob } from "./widgets/knob.js";
+import { Scope } from "./widgets/scope.js";
+
+const STATUS_S = 0.05;
+
+/**
+ * @typedef {{connection: import("./connection.js").Connection, figures: import("./figures.js").Figures,
+ *   notify: (text: string, isNote?: boolean) => void}} Parts
+ */
+
+export class Transport {
+  isPlaying = false;
+  isRecording = false;
+  #playedS = 0;
+  #recordedS = 0;
+
+  /** @param {Parts} parts */
+  constructor({ connection, figures, notify }) {
+    this.connection = connection;
+    this.figures = figures;
+    this.notify = notify;
+    this.player = new Player({
+      status: (status) => this.#show(status),
+      heard: (firstSeq, fullSeq) => figures.heard(firstSeq, fullSeq),
+    });
+    this.scope = new Scope(/** @type {HTMLCanvasElement} */ (find("scope")), all(".meter"));
+    const format = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
+    this.volume = new Knob({ label: "volume", min: 0, max: 1, default: 1, format });
+    this.volume.addEventListener("input", () => (this.player.volume = this.volume.value));
+    find("volume").append(this.volume.root);
+    find("play").addEventListener("click", () => this.#toggle());
+    find("record").addEventListener("click", () => this.#toggleRecording());
+    document.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /** Begin a new epoch of the stream. @param {import("./connection.js").Message} ready */
+  begin(ready) {
+    this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample);
+    // A session plays when it is opened; where nothing was played yet it waits for the first report.
+    if (this.#playedS && !this.isPlaying) this.connection.send({ type: "pause" });
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const isElsewhere = event.target instanceof Element && event.target.closest("button, input, textarea, select");
+    if (event.code !== "Space" || isElsewhere) return;
+    event.preventDefault();
+    this.#toggle();
+  }
+
+  async #toggle() {
+    this.isPlaying = !this.isPlaying;
+    find("play").setAttribute("aria-pressed", String(this.isPlaying));
+    find("play").setAttribute("aria-label", this.isPlaying ? "Pause" : "Play");
+    find("hint").hidden = true;
+    try {
+      await this.player.play(this.isPlaying);
+    } catch (error) {
+      this.notify(`This browser cannot play: ${/** @type {Error} */ (error).message}`);
+    }
+    this.connection.send({ type: this.isPlaying ? "play" : "pause" });
+  }
+
+  async #toggleRecording() {
+    this.isRecording = !this.isRecording;
+    find("record").setAttribute("aria-pressed", String(this.isRecording));
+    if (this.isRecording) {
+      this.#recordedS = 0;
+      this.player.startRecording();
+    } else {
+      const time = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
+      download(await this.player.stopRecording(), `tickrt-${time}.wav`);
+    }
+  }
+
+  /** @param {import("./audio/player.js").PlayerStatus} status */
+  #show(status) {
+    if (this.isPlaying) this.connection.ack(status.playheadSample, status.worstLeadS);
+    if (status.isRunning) {
+      this.#playedS += STATUS_S;
+      this.#recordedS += STATUS_S;
+    }
+    find("clock").textContent = clockText(this.#playedS);
+    find("record-text").textContent = this.isRecording ? clockText(this.#recordedS) : "Record";
+    this.scope.level(status.peaks);
+    this.figures.playerStatus(status);
+  }
+}
+
+/** @param {number} seconds */
+function clockText(seconds) {
+  return `${Math.floor(seconds / 60)}:${(seconds % 60).toFixed(1).padStart(4, "0")}`;
+}
