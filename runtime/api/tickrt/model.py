@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +24,21 @@ from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.sessions.messages import Open, parse_client_message
 from runtime.tick.events import Event
 from tickrt.audio import Audio
-from tickrt.options import INPUTS, Arguments, Generation, Prompt, Source, documented, plain_values
+from tickrt.live import CHUNK_S, Live, LiveSessions, prompt_items
+from tickrt.options import (
+    INPUTS,
+    Arguments,
+    Blend,
+    Controls,
+    Generation,
+    Prompt,
+    Source,
+    documented,
+    plain_values,
+)
 
 NUM_THREADS_PER_SLOT = 2
 
@@ -49,7 +64,11 @@ class Model:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._closing = weakref.finalize(self, pipeline.close)
+        self._resources = ExitStack()
+        self._resources.callback(pipeline.close)
+        self._live: LiveSessions | None = None
+        self._opening = threading.Lock()
+        self._closing = weakref.finalize(self, self._resources.close)
 
     def __enter__(self) -> Self:
         return self
@@ -120,10 +139,60 @@ class Model:
                 has_failed.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, prompt: Prompt | None, arguments: Mapping[str, Any]) -> LongGeneration:
-        """Validate a call's arguments. Raises RequestError, DrainingError."""
+    def live(
+        self,
+        prompts: Prompt = "",
+        *,
+        mode: Literal["loop", "extend"] = "loop",
+        seconds: float | None = None,
+        blend: Blend = "velocity",
+        source: Source | None = None,
+        source_strength: float | None = None,
+        sample_rate_hz: int | None = None,
+        slots: int = 2,
+        chunk_s: float = CHUNK_S,
+        **controls: Unpack[Controls],
+    ) -> Live:
+        """Open a live session: audio without end, whose prompts and controls change while it plays.
+
+        mode: "loop" repeats a canvas of `seconds` and generates it again where something changes; "extend" continues
+        without repeating. slots: generations in flight at a time. chunk_s: seconds per item of the iterator. source,
+        sample_rate_hz: as of generate(). Raises RequestError, and ConfigError where the bundle has no codec.
+        """
+        sessions = self._live_sessions()
+        source_id = None if source is None else sessions.add_source(source, sample_rate_hz)
+        members = {
+            "mode": mode,
+            "seconds": seconds,
+            "prompts": prompt_items(prompts),
+            "blend": blend,
+            "controls": {name: plain_values(value) for name, value in controls.items()},
+            "source_id": source_id,
+            "source_strength": source_strength,
+            "slots": slots,
+        }
+        try:
+            message = parse_client_message(json.dumps({"type": "open", **members}))
+            assert isinstance(message, Open)
+            return Live(sessions, message, chunk_s, self)
+        finally:
+            sessions.remove_source(source_id)
+
+    def _live_sessions(self) -> LiveSessions:
+        self._check_open()
+        with self._opening:
+            if self._live is None:
+                self._live = LiveSessions(self._pipeline, partial(_latents, self._pipeline))
+                self._resources.callback(self._live.close)
+            return self._live
+
+    def _check_open(self) -> None:
         if not self._closing.alive:
             raise DrainingError("the model is closed", fix="open it again, or use it inside of the `with`")
+
+    def _prepare(self, prompt: Prompt | None, arguments: Mapping[str, Any]) -> LongGeneration:
+        """Validate a call's arguments. Raises RequestError, DrainingError."""
+        self._check_open()
         options = {name: plain_values(value) for name, value in arguments.items() if name not in INPUTS}
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
         if prompt is not None or condition is not None:
@@ -131,21 +200,13 @@ class Model:
         parsed = parse_options(options)
         inputs = GenerationInputs(
             condition=None if condition is None else np.asarray(condition, np.float32),
-            source=self._latents(arguments.get("source"), rate_hz),
-            target=self._latents(arguments.get("target_source"), rate_hz),
+            source=self._input(arguments.get("source"), rate_hz),
+            target=self._input(arguments.get("target_source"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
 
-    def _latents(self, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
-        if source is None:
-            return None
-        if isinstance(source, (str, Path)):
-            return self._pipeline.read_source(Path(source))
-        if isinstance(source, Audio) and source.bundle == self._bundle:
-            return source.latents
-        if isinstance(source, Audio):
-            return self._pipeline.encode_source(source.pcm, source.sample_rate_hz)
-        return self._pipeline.encode_source(np.asarray(source), sample_rate_hz or self.sample_rate_hz)
+    def _input(self, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
+        return None if source is None else _latents(self._pipeline, source, sample_rate_hz)
 
     def _run(self, generation: LongGeneration, on_event: OnEvent | None = None) -> Audio:
         pieces: list[NDArray[np.float32]] = []
@@ -178,3 +239,14 @@ class Model:
         if self._pipeline.codec is None:
             raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
         return self._pipeline.codec
+
+
+def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> NDArray[np.float32]:
+    if isinstance(source, (str, Path)):
+        return pipeline.read_source(Path(source))
+    if isinstance(source, Audio) and source.bundle == (pipeline.bundle.name, pipeline.bundle.version):
+        return source.latents
+    if isinstance(source, Audio):
+        return pipeline.encode_source(source.pcm, source.sample_rate_hz)
+    codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
+    return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)

@@ -41,14 +41,11 @@ class DcwOptions(TypedDict, total=False):
 
 
 Prompt = str | Sequence[WeightedPrompt]
+Blend = Literal["velocity", "tokens"]
 
 
-class Options(TypedDict, total=False):
-    """Options besides the prompt. A curve is a number, or a list or array that is stretched over the generation."""
-
-    blend: Literal["velocity", "tokens"]
+class _Common(TypedDict, total=False):
     negative_prompt: str
-    seconds: float | None
     seed: int | None
     steps: int | None
     shift: float | None
@@ -63,12 +60,25 @@ class Options(TypedDict, total=False):
     ode_noise: Curve | None
     initial_noise_curve: Curve | None
     mask: Curve | None
-    repaint: Sequence[Span] | None
     target_curve: Curve | None
     target_gate: float
     x0_strength: Curve | None
     channel_gain: Curve | Sequence[Sequence[float]] | None
     dcw: DcwOptions | None
+
+
+class Options(_Common, total=False):
+    """Options besides the prompt. A curve is a number, or a list or array that is stretched over the generation."""
+
+    blend: Blend
+    seconds: float | None
+    repaint: Sequence[Span] | None
+
+
+class Controls(_Common, total=False):
+    """The controls of a live session. A curve is a number, or a list or array that is stretched over the canvas."""
+
+    variation: float | None
 
 
 class Arguments(Options, total=False):

@@ -1,0 +1,253 @@
+"""Live sessions in Python: an iterator without end over audio, and methods that change it while it plays."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DrainingError, RequestError, TickError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.segments import Latents
+from runtime.sessions.audio_ring import AudioRing
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.messages import Ack, Closed, Open, Problem, Ready, ServerMessage, State, parse_client_message
+from tickrt.audio import Audio
+from tickrt.options import Blend, Controls, Prompt, Source, plain_values
+
+NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"))
+REPLY_TIMEOUT_S = 60.0
+CHUNK_S = 0.1
+
+
+class _Receiver:
+    """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread."""
+
+    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+        self.ring = AudioRing(sample_rate_hz, channels)
+        self.state: State | None = None
+        self.seed = 0
+        self._channels = channels
+        self._error: TickError | None = None
+        self._changed = threading.Condition()
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        with self._changed:
+            self.ring.write(chunk.start_sample, chunk.pcm)
+            self._changed.notify_all()
+
+    def on_message(self, message: ServerMessage) -> None:
+        with self._changed:
+            match message:
+                case Ready():
+                    self.ring.clear(message.next_sample)
+                    self.seed = message.controls.seed
+                case State():
+                    self.state = message
+                case Problem():
+                    self._error = _error_of(message)
+                case Closed():
+                    self._error = self._error or DrainingError(f"the session has ended: {message.reason}")
+            self._changed.notify_all()
+
+    def read(self, most: int) -> NDArray[np.float32]:
+        """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._num_ready > 0)
+            if not self._num_ready:
+                error, self._error = self._error, None
+                assert error is not None
+                raise error
+            pcm = np.empty((min(self._num_ready, most), self._channels), np.float32)
+            self.ring.read(pcm)
+            return pcm
+
+    @property
+    def _num_ready(self) -> int:
+        return self.ring.end_sample - self.ring.playhead_sample
+
+
+class Live:
+    """A live session, made by Model.live(); a context manager, and an iterator without end over its audio.
+
+    Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
+    as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
+    yet, as soon as the model has made it. One thread iterates; any thread may change. Methods raise RequestError where
+    an argument is wrong; then nothing has changed.
+    """
+
+    def __init__(self, sessions: LiveSessions, message: Open, chunk_s: float, owner: object) -> None:
+        self._sessions, self._owner = sessions, owner
+        self._receiver = receiver = _Receiver(sessions.sample_rate_hz, sessions.channels)
+        self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
+        self._sending, self._seqs = threading.Lock(), count(1)
+        self._id = sessions.open(message, receiver)
+        self._closing = weakref.finalize(self, sessions.end, self._id)
+        self._acknowledge()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session. Again does nothing."""
+        self._closing()
+
+    @property
+    def state(self) -> State | None:
+        """Playhead, lead, generations in flight, ticks and more: the newest of those that come 4 times a second."""
+        return self._receiver.state
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NDArray[np.float32]:
+        return self.read(self._chunk_samples)
+
+    def read(self, samples: int) -> NDArray[np.float32]:
+        """The next `[samples, channels]`; blocks until they are made.
+
+        Raises what a generation raised while there is nothing to play, and DrainingError after the end.
+        """
+        parts: list[NDArray[np.float32]] = []
+        while samples > 0:
+            parts.append(self._receiver.read(samples))
+            samples -= len(parts[-1])
+            self._acknowledge()
+        return np.concatenate(parts)
+
+    def record(self, seconds: float) -> Audio:
+        """The next `seconds` as an Audio. Raises as read() does."""
+        samples = max(1, round(seconds * self._sessions.sample_rate_hz))
+        return self._sessions.audio(self.read(samples), self._receiver.seed)
+
+    def set(self, *, ramp_ms: float = 0.0, at: float | None = None, **controls: Unpack[Controls]) -> None:
+        """Change controls; None goes back to the default. ramp_ms: numbers move to their new value in this time.
+
+        at: the change is heard from this second of the session on, where that is still to be made.
+        """
+        values = {name: plain_values(value) for name, value in controls.items()}
+        self._send("set", values=values, ramp_ms=float(ramp_ms), at=at)
+
+    def prompts(self, prompts: Prompt, *, blend: Blend | None = None, ramp_ms: float = 0.0) -> None:
+        """Replace the prompts: one text, or several with weights, which move in `ramp_ms`."""
+        self._send("prompts", items=prompt_items(prompts), blend=blend, ramp_ms=float(ramp_ms))
+
+    def source(
+        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+    ) -> None:
+        """Generate from a source: a file, an Audio, or PCM; None removes it. strength: 0 ignores it, 1 returns it."""
+        source_id = None if source is None else self._sessions.add_source(source, sample_rate_hz)
+        try:
+            self._send("source", id=source_id, strength=strength)
+        finally:
+            self._sessions.remove_source(source_id)
+
+    def write(self, pcm: NDArray[np.floating[Any]], at_s: float, *, mode: str = "replace") -> None:
+        """Write audio `[n, channels]` at the model's rate into the canvas, from its second `at_s` on.
+
+        mode: "replace", or "sum" to add it to what is there.
+        """
+        audio = np.ascontiguousarray(pcm, np.float32)
+        self._send("write", audio, at_s=float(at_s), mode=mode, samples=len(audio), format="f32")
+
+    def band(self, start_s: float | None, end_s: float | None) -> None:
+        """Play only this part of the canvas, in seconds; None and None: the whole."""
+        self._send("band", start_s=start_s, end_s=end_s)
+
+    def seek(self, to_s: float) -> None:
+        """Go on at another position of the canvas, in seconds."""
+        self._post({"type": "seek", "to_s": float(to_s)})
+
+    def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
+        """Post a message that changes sound."""
+        with self._sending:
+            self._post({"type": type, "seq": next(self._seqs), **members}, pcm)
+
+    def _post(self, members: dict[str, Any], pcm: NDArray[np.float32] | None = None) -> None:
+        """Post a message, and wait until it is handled."""
+        reply: Future[TickError | None] = Future()
+        self._sessions.host.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
+        error = reply.result(REPLY_TIMEOUT_S)
+        if error is not None:
+            raise error
+
+    def _acknowledge(self) -> None:
+        ring = self._receiver.ring
+        ack = Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s())
+        self._sessions.host.post(self._id, ack)
+
+
+class LiveSessions:
+    """The live sessions of one model: their host, and the sources that they are about to use."""
+
+    def __init__(self, pipeline: Pipeline, read_source: Callable[[Source, int | None], Latents]) -> None:
+        self.host = SessionHost(pipeline, sources=self._source, limits=NO_LIMITS)
+        self.sample_rate_hz, self.channels = self.host.model.sample_rate_hz, self.host.model.channels
+        self._pipeline, self._read_source = pipeline, read_source
+        self._sources: dict[str, Latents] = {}
+        self._numbers = count()
+        self.host.start()
+
+    def close(self) -> None:
+        """End all sessions."""
+        self.host.close("the model is closed")
+
+    def open(self, message: Open, receiver: _Receiver) -> str:
+        """Open a session; its time is what its receiver has read. Returns its id."""
+        return self.host.open(message, receiver, clock=lambda: receiver.ring.playhead_sample / self.sample_rate_hz)
+
+    def end(self, session_id: str) -> None:
+        """End a session."""
+        self.host.end(session_id, "closed")
+
+    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
+        """Load a source; returns its id. Raises RequestError."""
+        source_id = str(next(self._numbers))
+        self._sources[source_id] = self._read_source(source, sample_rate_hz)
+        return source_id
+
+    def remove_source(self, source_id: str | None) -> None:
+        """Forget a source; the session that uses it has it."""
+        self._sources.pop(source_id or "", None)
+
+    def _source(self, source_id: str) -> Latents:
+        return self._sources[source_id]
+
+    def audio(self, pcm: NDArray[np.float32], seed: int) -> Audio:
+        """PCM of a session as an Audio; its latents are encoded again, none where the bundle cannot encode."""
+        codec, bundle = self._pipeline.codec, self._pipeline.bundle
+        assert codec is not None
+        return Audio(
+            latents=codec.encode(pcm) if codec.can_encode else np.empty((0, codec.latent_channels), np.float32),
+            frame_rate_hz=bundle.latents.frame_rate_hz,
+            sample_rate_hz=self.sample_rate_hz,
+            seed=seed,
+            options={},
+            bundle=(bundle.name, bundle.version),
+            _pcm=pcm,
+        )
+
+
+def prompt_items(prompts: Prompt) -> list[Any]:
+    """One text, or several prompts with weights, as the items of a message."""
+    return [{"text": prompts}] if isinstance(prompts, str) else plain_values(list(prompts))
+
+
+def _error_of(problem: Problem) -> TickError:
+    if problem.status == RequestError.status:
+        return RequestError(problem.detail, field=problem.field or "", fix=problem.fix or "")
+    return TickError(problem.detail, fix=problem.fix or "")

@@ -1,0 +1,98 @@
+"""Work of the codec for live sessions: decoding, the earliest deadline first, and encoding; a thread for each."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from runtime.audio.codec import Codec
+from runtime.audio.formats import Latents, Pcm
+from runtime.errors import TickError
+from runtime.sessions.actions import DecodeWindow
+from runtime.sessions.messages import WriteAudio
+
+Call = Callable[[Callable[[], None]], None]
+PcmDone = Callable[[Pcm | TickError], None]
+LatentsDone = Callable[[Latents | TickError], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoding:
+    """A window to decode; `is_wanted` is asked right before."""
+
+    window: DecodeWindow
+    is_wanted: Callable[[], bool]
+    done: PcmDone
+
+
+class CodecWork:
+    """Decodes and encodes for the host's thread, which calls all methods; `call` puts results into its queue.
+
+    Windows wait here, not in the decoding thread, so that the most urgent one is always next and outdated ones cost
+    nothing.
+    """
+
+    def __init__(self, codec: Codec, call: Call) -> None:
+        self._codec, self._call = codec, call
+        self._windows: list[tuple[float, int, _Decoding]] = []
+        self._numbers = count()
+        self._is_decoding = False
+        self._decoding_thread = ThreadPoolExecutor(1, "live-decode")
+        self._encoding_thread = ThreadPoolExecutor(1, "live-encode")
+
+    def close(self) -> None:
+        """Wait for what is under way; what waits is dropped."""
+        self._windows.clear()
+        self._decoding_thread.shutdown()
+        self._encoding_thread.shutdown()
+
+    def decode(self, window: DecodeWindow, deadline_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
+        """Decode a window, trimmed, unless it is not wanted any more when its turn comes. deadline_s: of any clock."""
+        heapq.heappush(self._windows, (deadline_s, next(self._numbers), _Decoding(window, is_wanted, done)))
+
+    def start_next(self) -> None:
+        """Start to decode the most urgent window, if none is being decoded."""
+        while self._windows and not self._is_decoding:
+            decoding = heapq.heappop(self._windows)[2]
+            if decoding.is_wanted():
+                self._is_decoding = True
+                self._decoding_thread.submit(self._decode, decoding).add_done_callback(Future.result)
+
+    def encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
+        """Run `work`, which may take long, in the encoding thread; in the order of the calls."""
+        self._encoding_thread.submit(self._encode, work, done).add_done_callback(Future.result)
+
+    def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
+        """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
+
+        Raises RequestError, EngineError.
+        """
+        audio = self._codec.decode(latents)
+        part = audio[offset : offset + len(pcm)]
+        part[:] = pcm[: len(part)] + (part if message.mode == "sum" else 0.0)
+        return self._codec.encode(audio)
+
+    def _decode(self, decoding: _Decoding) -> None:
+        """In the decoding thread."""
+        try:
+            pcm: Pcm | TickError = self._codec.decode(decoding.window.values, decoding.window.start_frame)
+        except TickError as error:
+            pcm = error
+        self._call(partial(self._decoded, decoding, pcm))
+
+    def _decoded(self, decoding: _Decoding, pcm: Pcm | TickError) -> None:
+        self._is_decoding = False
+        window = decoding.window
+        decoding.done(pcm if isinstance(pcm, TickError) else pcm[window.trim_begin : window.trim_end])
+
+    def _encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
+        """In the encoding thread."""
+        try:
+            latents: Latents | TickError = work()
+        except TickError as error:
+            latents = error
+        self._call(partial(done, latents))

@@ -1,0 +1,72 @@
+"""How long changes of one session take until they are heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime.sessions.controls import STEP_CONTROLS
+from runtime.sessions.messages import Applied, ClientMessage, SetControls, SetPrompts, SetSource, Stages
+
+Kind = Literal["step", "generation"]
+Observer = Callable[[Kind, str, float], None]
+MAX_CHANGES = 64
+
+
+def kind_of(message: ClientMessage) -> Kind | None:
+    """step: it reaches generations in flight; generation: it needs a new one; None: it changes no generation."""
+    if isinstance(message, SetControls):
+        return "step" if message.values.keys() <= set(STEP_CONTROLS) else "generation"
+    return "generation" if isinstance(message, (SetPrompts, SetSource)) else None
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change, when it came, the milliseconds until its stages, and what was observed of it."""
+
+    kind: Kind
+    received_s: float
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    observed: set[str] = field(default_factory=set)
+
+
+class ControlTimes:
+    """Times of the changes that are not heard in full yet, at most MAX_CHANGES; of the host's clock.
+
+    observe: gets the seconds from a change's arrival until the playhead reaches the first sample with it, and the first
+    from which on it is complete. Both are estimates of the time when that audio is sent.
+    """
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+        self._changes: dict[int, _Change] = {}
+
+    def receive(self, message: ClientMessage, now_s: float) -> None:
+        """A client's message was accepted."""
+        kind, seq = kind_of(message), getattr(message, "seq", None)
+        if kind is None or seq is None:
+            return
+        self._changes[seq] = _Change(kind, now_s)
+        if len(self._changes) > MAX_CHANGES:
+            del self._changes[min(self._changes)]
+
+    def mark(self, stage: str, seq: int, now_s: float) -> None:
+        """The changes up to `seq` have reached a stage, one of the fields of Stages."""
+        for number, change in self._changes.items():
+            if number <= seq:
+                change.stages_ms.setdefault(stage, (now_s - change.received_s) * 1e3)
+
+    def apply(self, message: Applied, playhead_sample: int, sample_rate_hz: int, now_s: float) -> Applied:
+        """The message with its stages; observes when its samples will be heard."""
+        change = self._changes.get(message.seq)
+        if change is None:
+            return message
+        for stage, sample in (("first", message.first_sample), ("full", message.full_sample)):
+            if sample is not None and stage not in change.observed:
+                change.observed.add(stage)
+                ahead_s = max(0, sample - playhead_sample) / sample_rate_hz
+                self._observe(change.kind, stage, now_s - change.received_s + ahead_s)
+        if message.full_sample is not None:
+            del self._changes[message.seq]
+        return message.model_copy(update={"stages_ms": Stages(**change.stages_ms)})

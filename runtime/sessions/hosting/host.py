@@ -1,0 +1,346 @@
+"""All live sessions of a process: one thread connects them with the tick loop, the codec, the store and their clients.
+
+Only that thread touches sessions once they are open. Everything that reaches it, messages of clients, events of
+generations, decoded audio, is a call in one queue. After the calls that are there it advances the sessions that changed
+or are due, hands out free slots, and starts the most urgent decoding. It sleeps until the next call, or until a session
+is due.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from runtime.audio.formats import Pcm
+from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, TickError, UnknownSessionError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.hosting.hosted_session import Clock, HostedSession, HostServices, Reply, SessionListener, Sources
+from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
+from runtime.sessions.messages import ClientMessage, Open, State
+from runtime.sessions.session import LiveSession
+from runtime.sessions.store import SessionStore
+from runtime.tick.record import TickRecord
+
+MIN_WAIT_S = 0.001
+RETRY_AFTER_S = 5.0
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """client_sessions: per client, 0 is no limit. keep_s: how long a session without a connection is kept.
+
+    max_refresh_s: no session is added where all of them, changed at once, would take longer than this to be heard.
+    """
+
+    max_sessions: int = 64
+    client_sessions: int = 4
+    keep_s: float = 60.0
+    max_refresh_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session as of now. `state`: the last one that was sent to its client."""
+
+    id: str
+    client: str
+    is_connected: bool
+    state: State | None
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Counts since the start: sessions opened, or restored from the store, = open + the sum of `ended` (by reason)."""
+
+    open: int
+    connected: int
+    opened: int
+    ended: dict[str, int]
+    generations_in_flight: int
+    refreshes: int
+    underruns: int
+    store_failure: str | None
+
+
+class SessionHost:
+    """Opens and runs live sessions on a pipeline. A context manager: entering starts its thread, leaving ends it.
+
+    sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
+    process. clock: seconds, monotonic. control_observers: get the kind of a change ("step", "generation"), the stage
+    ("first", "full") and the seconds until it is heard, on the host's thread. Methods may be called from any thread.
+    Raises ConfigError where the pipeline's bundle has no codec.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        sources: Sources | None = None,
+        store: SessionStore | None = None,
+        limits: HostLimits = HostLimits(),
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.model = LiveModel.of(pipeline)
+        assert pipeline.codec is not None
+        self._pipeline, self._store, self._limits, self._clock = pipeline, store, limits, clock
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._codec_work = CodecWork(pipeline.codec, self._calls.put)
+        self._services = HostServices(
+            pipeline=pipeline,
+            codec_work=self._codec_work,
+            tick_times=TickTimes(),
+            clock=clock,
+            sample_rate_hz=self.model.sample_rate_hz,
+            keep_s=limits.keep_s,
+            sources=sources,
+            store=store,
+            call=self._calls.put,
+            fail=self._fail,
+        )
+        self.control_observers = self._services.control_observers
+        self._capacity = live_capacity(pipeline.deployment.runtime.depth)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, HostedSession] = {}
+        self._ended: Counter[str] = Counter()
+        self._num_opened = self._past_underruns = 0
+        self._is_stopped = False
+        self._refusal: TickError | None = None
+        self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+
+    # Any thread.
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def open(self, message: Open, listener: SessionListener, client: str = "", clock: Clock | None = None) -> str:
+        """Open a session; its listener gets Ready first. Returns its id. May read a source.
+
+        clock: the session's own time, for a playhead that does not follow the host's clock. Raises RequestError,
+        SessionsFullError, DrainingError, EngineDeadError.
+        """
+        self._check_room(client)
+        clock, services, session_id = clock or self._clock, self._services, secrets.token_hex(8)
+        source = None if message.source_id is None else services.source(message.source_id)
+        session = LiveSession(session_id, self.model, message, clock(), source)
+        hosted = HostedSession(services, session, session_id, client, clock)
+        with self._lock:
+            self._check_room(client)
+            self._add(hosted)
+        self._calls.put(partial(hosted.attach, listener))
+        return session_id
+
+    def resume(self, session_id: str, token: str, listener: SessionListener, client: str = "") -> str:
+        """Connect to a session, here or in the store; an earlier connection of it is closed. Returns its id.
+
+        Raises UnknownSessionError, DrainingError, EngineDeadError, StoreError.
+        """
+        hosted = self._sessions.get(session_id) or self._restored(session_id, token, client)
+        if not hosted.session.has_token(token):
+            raise _unknown(session_id)
+        self._calls.put(partial(hosted.attach, listener))
+        return session_id
+
+    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+        """Pass on a client's message; never blocks. pcm `[n, channels]` float32: the audio of WriteAudio.
+
+        What is wrong with it comes back to the listener as a Problem; with `reply`, that gets the error, or None once
+        the message is handled. Of an unknown session only `reply` is called.
+        """
+        is_open = self._call_session(session_id, lambda hosted: hosted.receive(message, pcm, reply))
+        if reply is not None and not is_open:
+            reply(_unknown(session_id))
+
+    def detach(self, session_id: str, listener: SessionListener | None = None) -> None:
+        """The connection is gone. The session is kept for `keep_s`. listener: only if this one is connected."""
+        self._call_session(session_id, lambda hosted: hosted.detach(listener))
+
+    def end(self, session_id: str, reason: str) -> None:
+        """End a session; it cannot be resumed."""
+        self._call_session(session_id, lambda hosted: self._end(hosted, reason))
+
+    def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> bool:
+        hosted = self._sessions.get(session_id)
+        if hosted is not None:
+            self._calls.put(partial(call, hosted))
+        return hosted is not None
+
+    def sessions(self) -> list[SessionInfo]:
+        """Every open session."""
+        return [
+            SessionInfo(hosted.id, hosted.client, hosted.listener is not None, hosted.state)
+            for hosted in list(self._sessions.values())
+        ]
+
+    def stats(self) -> HostStats:
+        """Counts as of now."""
+        sessions = list(self._sessions.values())
+        return HostStats(
+            open=len(sessions),
+            connected=sum(hosted.listener is not None for hosted in sessions),
+            opened=self._num_opened,
+            ended=dict(self._ended),
+            generations_in_flight=sum(hosted.num_jobs for hosted in sessions),
+            refreshes=self._services.num_refreshes,
+            underruns=self._past_underruns + sum(_underruns(hosted) for hosted in sessions),
+            store_failure=None if self._store is None else self._store.failure,
+        )
+
+    def close(self, reason: str = "shutdown") -> None:
+        """Close every connection and stop the thread. What is in the store stays there. Again does nothing."""
+        self._refusal = self._refusal or DrainingError("the server is shutting down and takes no new work")
+        self._calls.put(partial(self._stop, reason))
+        if self._thread.is_alive():
+            self._thread.join()
+        self._codec_work.close()
+
+    def _check_room(self, client: str) -> None:
+        """Raises SessionsFullError where no session can be added, DrainingError or EngineDeadError after the end."""
+        if self._refusal is not None:
+            raise self._refusal
+        sessions, limits = list(self._sessions.values()), self._limits
+        if len(sessions) >= limits.max_sessions:
+            raise SessionsFullError(f"{len(sessions)} sessions are open, the limit", retry_after_s=RETRY_AFTER_S)
+        if limits.client_sessions and sum(hosted.client == client for hosted in sessions) >= limits.client_sessions:
+            what = f"this client has {limits.client_sessions} sessions open, the limit per client"
+            raise SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
+        steps = self._pipeline.bundle.sampler.steps
+        refresh_s = projected_refresh_s(len(sessions) + 1, self._capacity, steps, self._services.tick_times)
+        if sessions and refresh_s > limits.max_refresh_s:
+            raise SessionsFullError(
+                f"with one more session a change would take {refresh_s:.1f} s, the limit is {limits.max_refresh_s:g} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _add(self, hosted: HostedSession) -> None:
+        self._sessions[hosted.id] = hosted
+        self._num_opened += 1
+
+    def _restored(self, session_id: str, token: str, client: str) -> HostedSession:
+        """A session of the store, added to the open ones. Raises UnknownSessionError, StoreError."""
+        if self._refusal is not None:
+            raise self._refusal
+        snapshot = None if self._store is None else self._store.load(session_id)
+        if snapshot is None:
+            raise _unknown(session_id)
+        session = LiveSession.restore(snapshot, self.model, self._clock())
+        if not session.has_token(token):
+            raise _unknown(session_id)
+        with self._lock:
+            if session_id not in self._sessions:
+                self._add(HostedSession(self._services, session, session_id, client, self._clock, token))
+            return self._sessions[session_id]
+
+    # The host's thread.
+
+    def _run(self) -> None:
+        self._pipeline.loop.observers.append(self._note_tick)
+        try:
+            while not self._is_stopped:
+                self.run_once(self.timeout_s())
+            self._take_calls(0.0)
+        finally:
+            self._pipeline.loop.observers.remove(self._note_tick)
+            self._refusal = self._refusal or EngineDeadError("the thread of live sessions has ended")
+
+    def run_once(self, timeout_s: float | None) -> None:
+        """Wait for a call, at most `timeout_s`, and do everything that is to be done then."""
+        self._take_calls(timeout_s)
+        for hosted in self._due_sessions():
+            self._advance(hosted)
+        self._grant_slots()
+        self._codec_work.start_next()
+
+    def _take_calls(self, timeout_s: float | None) -> None:
+        try:
+            self._calls.get(timeout=timeout_s)()
+        except Empty:
+            return
+        for _ in range(self._calls.qsize()):
+            self._calls.get()()
+
+    def timeout_s(self) -> float | None:
+        """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""
+        times: list[float] = []
+        for hosted in self._sessions.values():
+            due_s = hosted.session.due_s() if hosted.clock is self._clock else None
+            times += [time_s for time_s in (due_s, hosted.expires_s) if time_s is not None]
+        return max(MIN_WAIT_S, min(times) - self._clock()) if times else None
+
+    def _due_sessions(self) -> list[HostedSession]:
+        """The sessions that calls have changed and those whose time has come; ends those that have expired."""
+        now_s, due = self._clock(), self._services.changed.copy()
+        self._services.changed.clear()
+        for hosted in list(self._sessions.values()):
+            due_s = hosted.session.due_s()
+            if due_s is not None and due_s <= hosted.clock():
+                due[hosted] = None
+            if hosted.expires_s is not None and hosted.expires_s <= now_s:
+                self._end(hosted, "expired")
+        return list(due)
+
+    def _advance(self, hosted: HostedSession, *, may_generate: bool = False) -> None:
+        if not hosted.is_ended and hosted.advance(may_generate=may_generate):
+            self._end(hosted, "closed")
+
+    def _grant_slots(self) -> None:
+        """Let sessions that want a slot have one, as long as there are slots for live sessions."""
+        now_s = self._clock()
+        demands = {hosted.id: hosted.demand(now_s) for hosted in self._sessions.values()}
+        while (name := next_session(demands.values(), self._capacity)) is not None:
+            hosted, held = self._sessions[name], demands[name].held
+            self._advance(hosted, may_generate=True)
+            has_started = not hosted.is_ended and hosted.num_jobs > held
+            demands[name] = hosted.demand(now_s) if has_started else Demand(name, held)
+
+    def _end(self, hosted: HostedSession, reason: str, *, is_resumable: bool = False) -> None:
+        if hosted.is_ended:
+            return
+        del self._sessions[hosted.id]
+        self._ended[reason] += 1
+        self._past_underruns += _underruns(hosted)
+        hosted.end(reason, is_resumable=is_resumable)
+
+    def _end_all(self, reason: str) -> None:
+        for hosted in list(self._sessions.values()):
+            self._end(hosted, reason, is_resumable=self._store is not None)
+
+    def _fail(self, error: TickError) -> None:
+        """The tick loop has ended: so do all sessions."""
+        self._refusal = self._refusal or error
+        self._end_all("engine" if isinstance(error, EngineDeadError) else "shutdown")
+
+    def _stop(self, reason: str) -> None:
+        self._end_all(reason)
+        self._is_stopped = True
+
+    def _note_tick(self, record: TickRecord) -> None:
+        """On the tick thread."""
+        self._services.tick_times.note(record.slots, record.tick_ms)
+
+
+def _underruns(hosted: HostedSession) -> int:
+    return hosted.state.underruns if hosted.state else 0
+
+
+def _unknown(session_id: str) -> UnknownSessionError:
+    return UnknownSessionError(f"no session {session_id!r:.40} is resumed by this token", fix="open a new session")

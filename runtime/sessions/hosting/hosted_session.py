@@ -1,0 +1,371 @@
+"""One live session in its host: its client, its generations in the tick loop, and what it waits for."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from runtime.audio.formats import Latents, Pcm
+from runtime.errors import DrainingError, EngineDeadError, RequestError, TickError
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import StepOptions
+from runtime.requests.segments import Segment, step_parameters
+from runtime.sessions import actions
+from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.hosting.control_times import ControlTimes, Kind, Observer
+from runtime.sessions.hosting.slots import Demand, TickTimes
+from runtime.sessions.messages import (
+    Applied,
+    ClientMessage,
+    Closed,
+    ServerMessage,
+    SetSource,
+    State,
+    WriteAudio,
+    problem_of,
+)
+from runtime.sessions.session import LiveSession
+from runtime.sessions.store import SessionStore
+from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
+
+MAX_WAITING_MESSAGES = 256
+Clock = Callable[[], float]
+Sources = Callable[[str], Latents]
+Reply = Callable[[TickError | None], None]
+logger = logging.getLogger("tickrt.sessions")
+
+
+class SessionListener(Protocol):
+    """A session's client. Called on the host's thread; must not block."""
+
+    def on_message(self, message: ServerMessage) -> None:
+        """A message to the client."""
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        """Audio to the client."""
+
+
+@dataclass(eq=False)
+class HostServices:
+    """What the sessions of one host share.
+
+    call: puts a call into the queue of the host's thread; from any thread. changed: the sessions to advance next.
+    fail: ends all sessions, because the tick loop has ended with this error.
+    """
+
+    pipeline: Pipeline
+    codec_work: CodecWork
+    tick_times: TickTimes
+    clock: Clock
+    sample_rate_hz: int
+    keep_s: float
+    sources: Sources | None
+    store: SessionStore | None
+    call: Callable[[Callable[[], None]], None]
+    fail: Callable[[TickError], None]
+    control_observers: list[Observer] = field(default_factory=list)
+    changed: dict[HostedSession, None] = field(default_factory=dict)
+    num_refreshes: int = 0
+
+    def observe_control(self, kind: Kind, stage: str, seconds: float) -> None:
+        """Pass on how long a change took to be heard."""
+        for observer in self.control_observers:
+            observer(kind, stage, seconds)
+
+    def source(self, source_id: str) -> Latents:
+        """The latents `[N, C]` of a source. Raises RequestError."""
+        if self.sources is None:
+            raise RequestError("there are no sources here", field="source_id")
+        return self.sources(source_id)
+
+
+@dataclass(eq=False)
+class _Job:
+    """A generation in the loop, with changes up to `newest_seq`. `seqs`: of updates that it has not applied yet."""
+
+    segment: Segment
+    newest_seq: int
+    seqs: deque[int] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, eq=False)
+class _Received:
+    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem."""
+
+    message: Any
+    pcm: Pcm | None
+    reply: Reply | None
+
+    @property
+    def needs_latents(self) -> bool:
+        """Whether audio is encoded, or a source loaded, before it can be handled."""
+        message = self.message
+        return isinstance(message, WriteAudio) or (isinstance(message, SetSource) and message.id is not None)
+
+
+class HostedSession:
+    """A session in its host. The host's thread calls all methods.
+
+    clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
+    state: the last one that was sent.
+    """
+
+    def __init__(
+        self, services: HostServices, session: LiveSession, session_id: str, client: str, clock: Clock, token: str = ""
+    ) -> None:
+        self.session, self.id, self.client, self.clock = session, session_id, client, clock
+        self.listener: SessionListener | None = None
+        self.expires_s: float | None = None
+        self.state: State | None = None
+        self.is_ended = False
+        self._services = services
+        self._token = token or secrets.token_urlsafe(24)
+        self._times = ControlTimes(services.observe_control)
+        self._jobs: dict[str, _Job] = {}
+        self._waiting: deque[_Received] = deque()
+        self._wanted_s: float | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """Generations in the tick loop."""
+        return len(self._jobs)
+
+    def attach(self, listener: SessionListener) -> None:
+        """Connect a client; an earlier connection is closed."""
+        if self.is_ended:
+            listener.on_message(Closed(reason="ended", resumable=False))
+            return
+        if self.listener is not None:
+            self.listener.on_message(Closed(reason="another connection resumed it", resumable=False))
+            self.session.detach(self.clock())
+        self.listener, self.expires_s = listener, None
+        listener.on_message(self.session.attach(self._token, self.clock(), keep_s=self._services.keep_s))
+        self._change()
+
+    def detach(self, listener: SessionListener | None = None) -> None:
+        """The connection is gone. listener: only if this one is connected."""
+        if self.is_ended or self.listener is None or listener not in (None, self.listener):
+            return
+        self.listener, self.expires_s = None, self._services.clock() + self._services.keep_s
+        self.session.detach(self.clock())
+        self._change()
+
+    def end(self, reason: str, *, is_resumable: bool) -> None:
+        """Stop what runs, close the connection, and delete it from the store unless `is_resumable`."""
+        self.is_ended = True
+        for job_id in self._jobs:
+            self._services.pipeline.loop.cancel(job_id)
+        self._send(Closed(reason=reason, resumable=is_resumable))
+        if self._services.store is None:
+            return
+        if is_resumable:
+            self._services.store.save(self.id, self.session.snapshot(self.clock()))
+        else:
+            self._services.store.delete(self.id)
+
+    def _change(self) -> None:
+        """Let the host advance this session next."""
+        self._services.changed[self] = None
+
+    def _send(self, message: ServerMessage) -> None:
+        if self.listener is not None:
+            self.listener.on_message(message)
+
+    # Messages. What changes sound keeps its order, also where audio has to be encoded for it first.
+
+    def receive(self, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+        """Handle a message, now or after those before it whose latents are being loaded."""
+        received, has_order = _Received(message, pcm, reply), hasattr(message, "seq")
+        if self.is_ended:
+            self._refuse(received, DrainingError("the session has ended"))
+        elif not has_order or not (self._waiting or received.needs_latents):
+            self._handle(received)
+        elif len(self._waiting) >= MAX_WAITING_MESSAGES:
+            self._refuse(received, RequestError("too many messages wait for audio to be encoded", fix="send fewer"))
+        else:
+            self._waiting.append(received)
+            if len(self._waiting) == 1:
+                self._load_next()
+
+    def _load_next(self) -> None:
+        """Handle waiting messages up to the next one that needs latents, and begin to load those."""
+        while self._waiting and not self._waiting[0].needs_latents:
+            self._handle(self._waiting.popleft())
+        if not self._waiting:
+            return
+        try:
+            work = self._loading(self._waiting[0])
+        except RequestError as error:
+            self._loaded(error)
+        else:
+            self._services.codec_work.encode(work, self._loaded)
+
+    def _loading(self, received: _Received) -> Callable[[], Latents]:
+        """What loads the latents of a message, in another thread. Raises RequestError."""
+        message, pcm = received.message, received.pcm
+        if isinstance(message, SetSource):
+            return partial(self._services.source, message.id or "")
+        if pcm is None:
+            raise RequestError("the audio is missing", field="samples")
+        return partial(self._services.codec_work.write, message, pcm, *self.session.write_region(message))
+
+    def _loaded(self, latents: Latents | TickError) -> None:
+        received = self._waiting.popleft()
+        if isinstance(latents, TickError):
+            self._refuse(received, latents)
+        else:
+            self._handle(received, latents)
+        self._load_next()
+
+    def _handle(self, received: _Received, latents: Latents | None = None) -> None:
+        try:
+            self.session.handle(received.message, self.clock(), latents)
+        except RequestError as error:
+            self._refuse(received, error)
+            return
+        self._times.receive(received.message, self._services.clock())
+        if received.reply is not None:
+            received.reply(None)
+        self._change()
+
+    def _refuse(self, received: _Received, error: TickError) -> None:
+        if received.reply is not None:
+            received.reply(error)
+        else:
+            self._send(problem_of(error, getattr(received.message, "seq", None)))
+
+    # Actions.
+
+    def demand(self, now_s: float) -> Demand:
+        """The slots that it holds and wants; `now_s` of the host's clock."""
+        if self.session.wanted_s(self.clock()) is None:
+            self._wanted_s = None
+        elif self._wanted_s is None:
+            self._wanted_s = now_s
+        return Demand(self.id, len(self._jobs), self._wanted_s)
+
+    def advance(self, *, may_generate: bool = False) -> bool:
+        """Carry out what the session asks for; returns whether the client has closed it."""
+        is_closed, is_changed = False, False
+        for action in self.session.advance(self.clock(), may_generate=may_generate):
+            is_closed |= isinstance(action, actions.End)
+            is_changed |= isinstance(action, actions.Commit)
+            if not self.is_ended:
+                self._perform(action)
+        if is_changed and not self.is_ended and self._services.store is not None:
+            self._services.store.save(self.id, self.session.snapshot(self.clock()))
+        if may_generate:
+            self._wanted_s = None
+        return is_closed
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case actions.Generate(job):
+                self._submit(job)
+            case actions.UpdateSteps():
+                self._update(action)
+            case actions.Cancel(job_id):
+                self._services.pipeline.loop.cancel(job_id)
+            case actions.Decode(window):
+                self._decode(window)
+            case actions.SendAudio(chunk):
+                self._mark("decoded", chunk.first_seq)
+                if self.listener is not None:
+                    self.listener.on_audio(chunk)
+            case actions.SendMessage(message):
+                self._send(self._completed(message))
+
+    def _completed(self, message: ServerMessage) -> ServerMessage:
+        """A message with the figures that only the host has."""
+        services = self._services
+        if isinstance(message, State):
+            stats = services.pipeline.loop.stats()
+            tick_ms = services.tick_times.estimate_ms(max(1, stats.slots_active))
+            message = self.state = message.model_copy(update={"ticks": stats.ticks, "tick_ms": tick_ms})
+        elif isinstance(message, Applied):
+            playhead = self.session.playhead_sample(self.clock())
+            message = self._times.apply(message, playhead, services.sample_rate_hz, services.clock())
+        return message
+
+    def _mark(self, stage: str, seq: int) -> None:
+        self._times.mark(stage, seq, self._services.clock())
+
+    def _decode(self, window: DecodeWindow) -> None:
+        lead = window.start_sample - self.session.playhead_sample(self.clock())
+        deadline_s = self._services.clock() + lead / self._services.sample_rate_hz
+        self._services.codec_work.decode(
+            window, deadline_s, partial(self._is_wanted, window), partial(self._decoded, window)
+        )
+
+    def _is_wanted(self, window: DecodeWindow) -> bool:
+        return not self.is_ended and self.session.is_current(window)
+
+    def _decoded(self, window: DecodeWindow, pcm: Pcm | TickError) -> None:
+        if self.is_ended:
+            return
+        if isinstance(pcm, EngineDeadError):
+            self._services.fail(pcm)
+        elif isinstance(pcm, TickError):
+            logger.error("session %s: audio was not decoded: %s", self.id, pcm)
+        self.session.decoded(window, None if isinstance(pcm, TickError) else pcm, self.clock())
+        self._change()
+
+    # Generations.
+
+    def _submit(self, job: GenerationJob) -> None:
+        services = self._services
+        inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client=self.id)
+        self._jobs[job.id] = _Job(job.segment, job.full_seq)
+        self._mark("submitted", job.full_seq)
+        services.num_refreshes += job.is_refresh
+        try:
+            request = services.pipeline.compose(job.options, job.segment, inputs, job.tail)
+            services.pipeline.loop.submit(replace(request, id=job.id, is_urgent=True), self._publish)
+        except TickError as error:
+            self._lose(job.id, error)
+
+    def _update(self, action: actions.UpdateSteps) -> None:
+        options = StepOptions.model_validate(dict(action.patch))
+        self._mark("submitted", action.seq)
+        for job_id in action.job_ids:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                values = step_parameters(options, job.segment)
+                job.seqs.append(action.seq)
+                self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+
+    def _publish(self, event: Event) -> None:
+        """On the tick thread."""
+        if not isinstance(event, (Started, Progress)):
+            self._services.call(partial(self._take, event))
+
+    def _take(self, event: Event) -> None:
+        job_id, job = event.request_id, self._jobs[event.request_id]
+        if isinstance(event, Updated):
+            job.newest_seq = job.seqs.popleft()
+            self.session.step_applied(job.newest_seq, (job_id,), event.tick)
+        elif isinstance(event, Finished):
+            del self._jobs[job_id]
+            self._mark("finished", job.newest_seq)
+            self.session.generation_finished(job_id, event.latents, event.tick, self.clock())
+        elif isinstance(event, Failed):
+            self._lose(job_id, event.error)
+        else:
+            del self._jobs[job_id]
+        self._change()
+
+    def _lose(self, job_id: str, error: TickError) -> None:
+        """A generation has ended with an error."""
+        del self._jobs[job_id]
+        if isinstance(error, (EngineDeadError, DrainingError)):
+            self._services.fail(error)
+        elif not self.is_ended:
+            self.session.generation_failed(job_id, error, self.clock())

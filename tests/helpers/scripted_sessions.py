@@ -1,0 +1,177 @@
+"""A session that asks for what a test tells it, and notes what its host tells it; a host that a test drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+
+from runtime.errors import RequestError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.segments import Segment
+from runtime.sessions.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
+from runtime.sessions.hosting import host as host_module
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.messages import CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
+from runtime.sessions.store import SessionSnapshot
+
+WAIT_S = 60.0
+
+
+class ScriptedSession:
+    """`next_actions` are given by the next advance. It wants a generation while `wants` is more than it has."""
+
+    numbers = count()
+    made: ClassVar[list[ScriptedSession]] = []
+
+    def __init__(
+        self, session_id: str, model: LiveModel, opened: Open, now_s: float, source: Any = None, token: str = ""
+    ) -> None:
+        self.id, self.model, self.opened, self.source, self.token = session_id, model, opened, source, token
+        self.next_actions: list[Action] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.wants = 0
+        self.due: float | None = None
+        self.outdated: set[int] = set()
+        self.job_ids: list[str] = []
+        self.options: dict[str, Any] = {"prompt": "a", "seed": 1}
+        self.made.append(self)
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of every call of a method."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
+        self.token = token
+        self.calls.append(("attach", now_s))
+        return Ready(
+            session=self.id,
+            resume_token=token,
+            resumed=False,
+            epoch=len(self.of("attach")),
+            sample_rate_hz=self.model.sample_rate_hz,
+            channels=self.model.channels,
+            format="f32",
+            mode="loop",
+            canvas=CanvasLayout(frames=16, seconds=1.0, frame_rate_hz=25.0, channels=8),
+            controls=ReadyControls(schema={}, values={}, prompts=[], blend="velocity", seed=0),
+            next_sample=0,
+            limits=Limits(keep_s=keep_s),
+        )
+
+    def detach(self, now_s: float) -> None:
+        self.calls.append(("detach", now_s))
+
+    def has_token(self, token: str) -> bool:
+        return token == self.token
+
+    def handle(self, message: Any, now_s: float, latents: Any = None) -> None:
+        self.calls.append(("handle", message, latents))
+        if getattr(message, "values", {}).get("guidance") == -1.0:
+            raise RequestError("needs 0 or more", field="values.guidance")
+
+    def write_region(self, message: Any) -> tuple[int, Any]:
+        return 0, np.zeros((4, self.model.latent_channels), np.float32)
+
+    def wanted_s(self, now_s: float) -> float | None:
+        return 0.0 if len(self.job_ids) < self.wants else None
+
+    def playhead_sample(self, now_s: float) -> int:
+        return 0
+
+    def is_current(self, window: DecodeWindow) -> bool:
+        return window.index not in self.outdated
+
+    def due_s(self) -> float | None:
+        return self.due
+
+    def advance(self, now_s: float, *, may_generate: bool = True) -> list[Action]:
+        self.calls.append(("advance", now_s))
+        if self.due is not None and self.due <= now_s:
+            self.due = None
+        actions, self.next_actions = self.next_actions, []
+        if may_generate and self.wanted_s(now_s) is not None:
+            actions.append(Generate(self.job()))
+        return actions
+
+    def job(self) -> GenerationJob:
+        job = GenerationJob(
+            id=f"job {next(self.numbers)}",
+            options=parse_options(self.options),
+            segment=Segment(0, 16),
+            tail=None,
+            source=None,
+            noise=None,
+            full_seq=0,
+            is_refresh=True,
+        )
+        self.job_ids.append(job.id)
+        return job
+
+    def generation_finished(self, job_id: str, latents: Any, tick: int, now_s: float) -> None:
+        self.job_ids.remove(job_id)
+        self.wants -= 1
+        self.calls.append(("finished", job_id, latents))
+
+    def generation_failed(self, job_id: str, error: Any, now_s: float) -> None:
+        self.job_ids.remove(job_id)
+        self.wants -= 1
+        self.calls.append(("failed", job_id, error))
+
+    def step_applied(self, seq: int, job_ids: Any, tick: int) -> None:
+        self.calls.append(("step_applied", seq, tuple(job_ids)))
+
+    def decoded(self, window: DecodeWindow, pcm: Any, now_s: float) -> None:
+        self.calls.append(("decoded", window.index, pcm))
+
+    def snapshot(self, now_s: float) -> SessionSnapshot:
+        return SessionSnapshot({"token": self.token, "calls": len(self.calls)}, {})
+
+    @classmethod
+    def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> Self:
+        return cls("restored", model, Open(), now_s, token=snapshot.meta["token"])
+
+
+class Client:
+    """A listener that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[ServerMessage] = []
+        self.chunks: list[Any] = []
+
+    def on_message(self, message: ServerMessage) -> None:
+        self.messages.append(message)
+
+    def on_audio(self, chunk: Any) -> None:
+        self.chunks.append(chunk)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Every message of one kind."""
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+class Driven:
+    """A host without a thread, with a clock that the test sets, and scripted sessions."""
+
+    def __init__(self, pipeline: Pipeline, patch: pytest.MonkeyPatch, **options: Any) -> None:
+        patch.setattr(host_module, "LiveSession", ScriptedSession)
+        self.now_s = 100.0
+        self.host = SessionHost(pipeline, clock=lambda: self.now_s, **options)
+        self.made = ScriptedSession.made = []
+
+    def open(self, client: str = "", **members: Any) -> tuple[ScriptedSession, Client]:
+        """An open, connected session and its client."""
+        listener = Client()
+        self.host.open(Open(**members), listener, client)
+        self.run()
+        return self.made[-1], listener
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Do what is to be done; then wait for calls until the condition holds."""
+        self.host.run_once(0.0)
+        while until is not None and not until():
+            self.host.run_once(WAIT_S)

@@ -1,0 +1,110 @@
+"""Decoding by deadline, and writing audio into latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.audio.codec import Codec
+from runtime.errors import EngineError, ShapeError, TickError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.sessions.actions import DecodeWindow
+from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.messages import WriteAudio
+
+
+class Work:
+    """A CodecWork whose calls the test carries out."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.codec = codec
+        self.codec_work = CodecWork(codec, self.calls.put)
+        self.done: list[tuple[Any, Any]] = []
+
+    def decode(self, name: str, deadline_s: float, *, is_wanted: bool = True, frames: int = 4) -> None:
+        values = np.full((frames, self.codec.latent_channels), 0.1, np.float32)
+        window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0)
+        self.codec_work.decode(window, deadline_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
+
+    def finish(self, number: int) -> None:
+        """Carry out `number` results."""
+        for _ in range(number):
+            self.codec_work.start_next()
+            self.calls.get(timeout=60)()
+
+
+@pytest.fixture
+def work(pipeline: Pipeline) -> Iterator[Work]:
+    assert pipeline.codec is not None
+    made = Work(pipeline.codec)
+    yield made
+    made.codec_work.close()
+
+
+def test_the_earliest_deadline_is_decoded_first_and_equal_ones_in_order(work: Work) -> None:
+    for name, deadline_s in (("late", 3.0), ("soon", 1.0), ("also soon", 1.0), ("now", -1.0)):
+        work.decode(name, deadline_s)
+    work.finish(4)
+    assert [name for name, _ in work.done] == ["now", "soon", "also soon", "late"]
+
+
+def test_one_window_is_decoded_at_a_time(work: Work) -> None:
+    work.decode("first", 2.0)
+    work.codec_work.start_next()
+    work.decode("urgent", 0.0)
+    work.codec_work.start_next()
+    work.finish(2)
+    assert [name for name, _ in work.done] == ["first", "urgent"]
+
+
+def test_windows_that_are_not_wanted_are_not_decoded(work: Work) -> None:
+    work.decode("outdated", 0.0, is_wanted=False)
+    work.decode("wanted", 1.0)
+    work.finish(1)
+    assert [name for name, _ in work.done] == ["wanted"]
+    assert work.calls.empty()
+
+
+def test_a_window_is_decoded_at_its_frame_and_trimmed(work: Work) -> None:
+    work.decode("a", 0.0)
+    work.finish(1)
+    values = np.full((4, work.codec.latent_channels), 0.1, np.float32)
+    np.testing.assert_array_equal(work.done[0][1], work.codec.decode(values, 7)[10:300])
+
+
+def test_an_error_is_the_result(work: Work) -> None:
+    work.decode("wrong", 0.0, frames=0)
+    work.decode("right", 1.0)
+    work.finish(2)
+    assert isinstance(work.done[0][1], ShapeError)
+    assert isinstance(work.done[1][1], np.ndarray)
+
+
+def test_encoding_gives_latents_or_the_error_in_the_order_of_the_calls(work: Work) -> None:
+    def fail() -> Any:
+        raise EngineError("no memory")
+
+    results: list[Any] = []
+    for task in (lambda: np.zeros((1, 1), np.float32), fail):
+        work.codec_work.encode(task, results.append)
+    for _ in range(2):
+        work.calls.get(timeout=60)()
+    assert isinstance(results[0], np.ndarray)
+    assert isinstance(results[1], TickError)
+
+
+@pytest.mark.parametrize("mode", ["replace", "sum"])
+def test_writing_changes_only_the_samples_of_the_audio(mode: str, work: Work) -> None:
+    codec, generator = work.codec, np.random.default_rng(0)
+    latents = generator.standard_normal((6, codec.latent_channels)).astype(np.float32)
+    pcm = (0.1 * generator.standard_normal((500, codec.channels))).astype(np.float32)
+    message = WriteAudio(seq=1, at_s=0.0, mode=mode, samples=len(pcm))  # type: ignore[arg-type]
+    audio = codec.decode(latents)
+    audio[100:600] = pcm if mode == "replace" else pcm + audio[100:600]
+    written = work.codec_work.write(message, pcm, 100, latents)
+    np.testing.assert_array_equal(written, codec.encode(audio))
