@@ -99,6 +99,10 @@ class LiveSession:
         """How often the client has played all audio that was sent."""
         return self._playhead.underruns
 
+    def playhead_sample(self, now_s: float) -> int:
+        """Estimate of the next sample that the client plays."""
+        return self._playhead.position(now_s)
+
     def is_active(self, now_s: float) -> bool:
         """Whether it plays: connected, not paused, and the client reports its playhead."""
         return self._playhead.is_active(now_s)
@@ -230,6 +234,10 @@ class LiveSession:
     def step_applied(self, seq: int, job_ids: Iterable[str], tick: int) -> None:
         """An UpdateSteps has reached these generations."""
         self._generations.step_applied(seq, job_ids)
+
+    def is_current(self, window: DecodeWindow) -> bool:
+        """Whether the audio of a window is still to be sent."""
+        return self._audio.is_pending(window)
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None, now_s: float) -> None:
         """The PCM `[n, channels]` of a window, trimmed; None where it could not be decoded."""

@@ -21,19 +21,33 @@ from runtime.errors import (
     TickError,
 )
 from tickrt.audio import Audio
+from tickrt.live import Live
 from tickrt.model import Model, open
-from tickrt.options import Arguments, Curve, DcwOptions, Generation, Options, Prompt, Source, Span, WeightedPrompt
+from tickrt.options import (
+    Arguments,
+    Controls,
+    Curve,
+    DcwOptions,
+    Generation,
+    Options,
+    Prompt,
+    Source,
+    Span,
+    WeightedPrompt,
+)
 
 __all__ = [
     "Arguments",
     "Audio",
     "BuildError",
     "ConfigError",
+    "Controls",
     "Curve",
     "DcwOptions",
     "DrainingError",
     "EngineError",
     "Generation",
+    "Live",
     "Model",
     "NonFiniteError",
     "Options",

@@ -88,7 +88,7 @@ class ExtendGenerations(Generations):
         if self._timeline.newest is None:
             start, from_sample = 0, 0
         else:
-            from_sample = max(self._playhead.reach(now_s), done.from_sample)
+            from_sample = self._from_sample(done, now_s)
             start = max(segment.start_frame + segment.keep_frames, self._first_unheard(from_sample, now_s))
             start = min(start, canvas.end)
         if start >= end:
@@ -119,6 +119,12 @@ class ExtendGenerations(Generations):
                 if here is not None and here.part_at(play_frame) is not None:
                     end = max(end, here.canvas_frame_at(play_frame) + 1)
         return end
+
+    def _from_sample(self, done: Running, now_s: float) -> int:
+        """Where new frames begin to hold: not after the last sample that the old ones can be decoded to."""
+        from_sample = max(self._playhead.reach(now_s), done.from_sample)
+        is_known = self._frame_at(from_sample) < self._timeline.canvas.end - self._model.margin_frames
+        return from_sample if is_known else min(from_sample, self._playhead.sent_until)
 
     def region(self, at_s: float, frames: int) -> int:
         """A write has to lie in what is known."""

@@ -369,3 +369,4 @@ class HostedSession:
             self._services.fail(error)
         elif not self.is_ended:
             self.session.generation_failed(job_id, error, self.clock())
+            self._change()

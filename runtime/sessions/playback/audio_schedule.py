@@ -94,6 +94,10 @@ class AudioSchedule:
         # Again after the next ones: a window across the start of a placement is replaced from there on.
         return [*self._changed_windows(reach), *self._next_windows(now_s), *self._changed_windows(reach)]
 
+    def is_pending(self, window: DecodeWindow) -> bool:
+        """Whether a window is still to be decoded and sent; not after a new epoch."""
+        return window.index in self._pending
+
     def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
         """Take the PCM of a window; None: it is lost."""
         pending = self._pending.get(window.index)
@@ -130,14 +134,17 @@ class AudioSchedule:
     def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
         while self.requested_until < self._playhead.wanted_until(now_s):
             start = self.requested_until
-            fade = self._fade if self._has_begun and not self._has_underrun else 0
-            placement = self._timeline.at(start - fade)
+            # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
+            begun = start - (self._fade if self._has_begun and not self._has_underrun else 0)
+            placement = self._timeline.at(begun)
+            if placement is not None and not self._is_ready(placement, start // self._model.hop_samples):
+                begun = start
+                placement = self._timeline.at(begun)
             if placement is None:
                 return
             shortest = start + round(WINDOW_S * self._model.sample_rate_hz)
             end = max(shortest, self._playhead.wanted_until(now_s))
-            following = self._timeline.next_start(start - fade)
-            # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
+            following = self._timeline.next_start(begun)
             end = end if following is None else min(end, following + self._fade)
             window = self._window(placement, start, end, is_replacing=False)
             if window is None:

@@ -1,0 +1,131 @@
+"""Live sessions in Python on the tiny bundle: what is read is what counts as played."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+from conftest import Built
+
+import tickrt
+
+WAIT_S = 60.0
+
+
+def take(live: tickrt.Live, chunks: int) -> np.ndarray:
+    return np.concatenate(list(islice(live, chunks)))
+
+
+def test_a_loop_repeats_without_a_change(model: tickrt.Model) -> None:
+    with model.live("a", seed=1, seconds=1.28) as live:
+        pcm = take(live, 40)
+    samples = round(1.28 * model.sample_rate_hz)
+    assert pcm.dtype == np.float32
+    assert pcm.shape == (40 * model.sample_rate_hz // 10, 2)
+    assert np.abs(pcm).max() > 0.0
+    assert len(pcm) > 2 * samples
+
+
+def test_an_extension_does_not_end(model: tickrt.Model) -> None:
+    with model.live("a", mode="extend", seed=1) as live:
+        pcm = live.read(10 * model.sample_rate_hz)
+        windows = np.abs(pcm).reshape(100, -1).max(axis=1)
+        assert windows.min() > 0.0
+        assert live.state is not None
+        assert live.state.underruns == 0
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_change_is_heard(mode: str, model: tickrt.Model) -> None:
+    """Two sessions of one seed are equal until one of them is changed."""
+    with model.live("a", mode=mode, seed=3) as one, model.live("a", mode=mode, seed=3) as other:  # type: ignore[arg-type]
+        np.testing.assert_allclose(take(one, 3), take(other, 3), atol=1e-4)
+        one.set(velocity_scale=0.3)
+        one.prompts([{"text": "a"}, {"text": "b", "weight": 0.5}], ramp_ms=50)
+        for _ in range(1000):
+            if np.abs(take(one, 1) - take(other, 1)).max() > 1e-3:
+                return
+    raise AssertionError("the change was never heard")
+
+
+def test_errors_are_raised_where_they_are_made(model: tickrt.Model) -> None:
+    with pytest.raises(tickrt.RequestError, match="mode"):
+        model.live("a", mode="reverse")  # type: ignore[arg-type]
+    with pytest.raises(tickrt.RequestError, match="guidance"):
+        model.live("a", guidance=-3.0)
+    with model.live("a") as live:
+        with pytest.raises(tickrt.RequestError, match="guidance"):
+            live.set(guidance=-3.0)
+        with pytest.raises(tickrt.RequestError, match="did you mean guidance"):
+            live.set(guidence=3.0)  # type: ignore[call-arg]
+        live.set(guidance=3.0)
+        live.set(guidance=None)
+        take(live, 2)
+
+
+def test_text_that_does_not_fit_is_an_error_of_the_first_read(model: tickrt.Model) -> None:
+    with model.live("a" * 500) as live, pytest.raises(tickrt.TickError, match="tokens"):
+        next(live)
+
+
+def test_a_source_and_written_audio_change_the_sound(model: tickrt.Model) -> None:
+    audio = model.generate("a", seconds=1.28, seed=5)
+    with model.live("a", seed=1, source=audio, source_strength=1.0) as live:
+        take(live, 3)
+        live.source(None)
+        live.source(audio.pcm, 0.5)
+        take(live, 3)
+        live.write(np.zeros((800, 2), np.float32), 0.2)
+        live.write(audio.pcm[:800], 0.4, mode="sum")
+        with pytest.raises(tickrt.RequestError):
+            live.write(np.zeros((0, 2), np.float32), 0.2)
+        live.band(0.2, 0.6)
+        live.seek(0.4)
+        live.band(None, None)
+        take(live, 3)
+
+
+def test_a_recording_is_an_audio(model: tickrt.Model) -> None:
+    with model.live("a", seed=4) as live:
+        audio = live.record(0.5)
+    assert (audio.seconds, audio.seed) == (0.5, 4)
+    assert len(audio.latents) == 13
+
+
+def test_a_closed_session_gives_no_audio(model: tickrt.Model) -> None:
+    live = model.live("a")
+    next(live)
+    live.close()
+    live.close()
+    with pytest.raises(tickrt.TickError):
+        take(live, 1000)
+    with pytest.raises(tickrt.TickError):
+        live.set(guidance=2.0)
+
+
+def test_a_session_ends_with_its_last_reference(model: tickrt.Model) -> None:
+    live = model.live("a")
+    next(live)
+    host = live._sessions.host
+    before = host.stats().open
+    del live
+    gc.collect()
+    ended = threading.Event()
+    while host.stats().open >= before:
+        ended.wait(0.01)
+
+
+def test_a_closed_model_leaves_no_thread(built: Built) -> None:
+    before = set(threading.enumerate())
+    model = tickrt.open(built().path)
+    live = model.live("a")
+    next(live)
+    model.close()
+    assert not set(threading.enumerate()) - before
+    with pytest.raises(tickrt.TickError):
+        take(live, 1000)
+    with pytest.raises(tickrt.DrainingError):
+        model.live("a")
