@@ -188,6 +188,7 @@ class ControlState:
         self._ramps: dict[str, Ramp] = {}
         self._weight_ramps: dict[str, Ramp] = {}
         self._scheduled: list[ScheduledChange] = []
+        self._options: dict[bool, GenerationOptions] = {}  # by has_source, while nothing moves
 
     @property
     def prompts(self) -> list[LivePrompt]:
@@ -203,6 +204,7 @@ class ControlState:
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
         self.seq = self.accepted_seq = seq
+        self._options.clear()
 
     def change(self, patch: Mapping[str, Any], seq: int, now_s: float, ramp_s: float = 0.0) -> None:
         """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
@@ -223,6 +225,7 @@ class ControlState:
             self._merge(change.patch, start_s, start_s + change.ramp_s, change.seq_before)
             self.from_sample = max(self.from_sample, change.at_sample)
             self.seq = max(self.seq, change.seq)
+            self._options.clear()
 
     def change_prompts(
         self, weights: Mapping[str, float], blend: Blend | None, seq: int, now_s: float, ramp_s: float = 0.0
@@ -257,6 +260,16 @@ class ControlState:
 
     def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
         """Options of a generation that starts now. What needs a source has no effect where there is none."""
+        if self.is_moving(now_s):
+            return self._new_options(now_s, has_source)
+        if self._ramps or self._weight_ramps:
+            self._ramps, self._weight_ramps = {}, {}
+            self._options.clear()
+        if has_source not in self._options:
+            self._options[has_source] = self._new_options(now_s, has_source)
+        return self._options[has_source]
+
+    def _new_options(self, now_s: float, has_source: bool) -> GenerationOptions:
         names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
         values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}

@@ -90,7 +90,8 @@ class ExtendGenerations(Generations):
         else:
             from_sample = self._from_sample(done, now_s)
             start = max(segment.start_frame + segment.keep_frames, self._first_unheard(from_sample, now_s))
-            start = min(start, canvas.end)
+            if start >= canvas.end:  # Nothing that is known changes.
+                start, from_sample = canvas.end, self._playhead.reach(now_s)
         if start >= end:
             self._latest = None
             return False

@@ -140,3 +140,15 @@ def test_latents_of_long_ago_are_forgotten() -> None:
     canvas = extension.timeline.canvas
     assert canvas.start > 0
     assert canvas.end - canvas.start < HISTORY_S * 25 + 200
+
+
+def test_a_change_for_after_the_known_end_leaves_no_hole_before_it() -> None:
+    extension = Extension()
+    now_s = extension.play_to(40 * HOP)
+    extension.controls.schedule(70 * HOP, {"shift": 2.0}, 1)
+    extension.controls.begin_scheduled(71 * HOP, extension.playhead, now_s)
+    assert extension.generate(now_s)
+    assert extension.numbers() == [(0, 1), (64, 2)]
+    here = extension.timeline.at(60 * HOP)
+    assert here is not None
+    assert here.canvas.end == 112
