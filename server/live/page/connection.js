@@ -3,7 +3,7 @@
  *
  * @typedef {{type: string, [member: string]: any}} Message
  * @typedef {{epoch: number, startSample: number, firstSeq: number, fullSeq: number, pcm: Float32Array, bytes: number}} Chunk
- * @typedef {"connecting" | "live" | "waiting" | "key" | "refused"} Status
+ * @typedef {"connecting" | "live" | "waiting" | "key"} Status
  * @typedef {{
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
@@ -22,6 +22,7 @@ export class Connection {
   /** @type {{id: string, token: string} | null} */ #session = null;
   /** @type {Map<string, Message>} newest of each kind, sent after the next `ready` */ #unsent = new Map();
   #attempts = 0;
+  #leastDelayMs = 0;
   #retryTimer = 0;
   #seq = 0;
   #epoch = -1;
@@ -106,7 +107,7 @@ export class Connection {
   #connect() {
     clearTimeout(this.#retryTimer);
     this.#drop();
-    this.handlers.status("connecting", this.#session ? "reconnecting" : "connecting");
+    this.handlers.status("connecting", this.#session ? "reconnecting …" : "connecting …");
     const url = new URL(this.#session ? `v1/live/${this.#session.id}` : "v1/live", location.href);
     url.protocol = url.protocol.replace("http", "ws");
     url.hash = "";
@@ -172,7 +173,7 @@ export class Connection {
   #refuse(problem) {
     if (!this.isLive) {
       this.#session = null;
-      if (problem.retry_after_s) this.#attempts = Math.max(this.#attempts, 3);
+      this.#leastDelayMs = (problem.retry_after_s ?? 0) * 1000;
     }
     this.handlers.problem(problem);
   }
@@ -187,13 +188,15 @@ export class Connection {
   async #lost() {
     const wasLive = this.isLive;
     this.isLive = false;
-    const delay = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts++) * (0.75 + Math.random() / 2);
+    const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts++) * (0.75 + Math.random() / 2);
+    const delay = Math.max(backoff, this.#leastDelayMs);
+    this.#leastDelayMs = 0;
     const status = wasLive ? "waiting" : await this.#reason();
     if (status === "key") {
       this.handlers.status("key", this.key ? "The server does not accept this key." : "");
       return;
     }
-    this.handlers.status("waiting", status === "waiting" ? "Connection lost. Trying again …" : status);
+    this.handlers.status("waiting", status === "waiting" ? "reconnecting …" : status);
     clearTimeout(this.#retryTimer);
     this.#retryTimer = setTimeout(() => this.#connect(), delay);
   }

@@ -239,9 +239,10 @@ function currentPreset() {
   };
 }
 
-/** Set the page, without a message to the server. @param {Preset} preset */
+/** Set the page, without a message to the server; a preset without a seed keeps the one that is there. @param {Preset} preset */
 function showPreset(preset) {
-  ({ name, mode, seconds, seed } = preset);
+  ({ name, mode, seconds } = preset);
+  seed = preset.seed ?? seed;
   field("seed").value = seed === null ? "" : String(seed);
   field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
