@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from server.asgi.problems import ProblemError, retry_after, unavailable
+from server.asgi.problems import ProblemError, draining, retry_after, unavailable
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Admission:
 
     def _check_client(self, client: str) -> None:
         if self.is_draining:
-            raise unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
+            raise draining()
         if self.client_limit and self._clients[client] >= self.client_limit:
             raise ProblemError(
                 429,

@@ -15,6 +15,7 @@ from server.asgi.middleware import RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
+from server.live import routes as live
 from server.routes import generations, health, models, page, sources, tick_profile
 from server.service import Service
 
@@ -43,7 +44,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
 
     app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     app.state.service = service
-    always = (generations, sources, models, health, page)
+    always = (generations, sources, models, health, live, page)
     for module in (*always, *(() if settings.admin_key is None else (tick_profile,))):
         app.include_router(module.router)
     install_handlers(app)

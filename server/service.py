@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from fastapi import Request
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from runtime.audio.codec import Codec
 from runtime.config.deployment import build_command
@@ -19,15 +19,17 @@ from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
+from runtime.sessions.hosting.host import HostLimits, SessionHost
 from runtime.sessions.sqlite_store import open_sqlite_store
 from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished
 from server.admission import Admission
 from server.asgi.openapi import body_model
-from server.asgi.problems import ProblemError, unavailable
+from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import BodyBudget
 from server.codec_workers import FirstAudioTracker, PriorityWorkers
 from server.config import ServerSettings
+from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
 from server.sources import SourceStore
 
@@ -39,7 +41,8 @@ logger = logging.getLogger("tickrt.server")
 class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
-    `sources` exists once the pipeline does. `store` keeps live sessions for the next start; None where the settings
+    `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
+    codec. `store` keeps live sessions for the next start; None where the settings
     name no place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
     All but the pipeline is used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
     """
@@ -48,6 +51,7 @@ class Service:
         self.settings = settings
         self.store = open_session_store(settings)
         self.metrics = Metrics()
+        self.live_metrics = LiveMetrics(self.metrics.registry)
         self.admission = Admission(capacity=0, client_limit=settings.client_in_flight)
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
@@ -58,6 +62,7 @@ class Service:
         self.body_model = body_model(settings.max_seconds)
         self.sources: SourceStore
         self.pipeline: Pipeline | None = None
+        self.host: SessionHost | None = None
         self.failure: TickError | None = None
         self.is_profiling = False
         self.upload_lock = asyncio.Lock()  # uploads are decoded one at a time: ticks keep their share of the CPU
@@ -80,6 +85,8 @@ class Service:
         self.admission.drain()
         await self.opened()
         pipeline, self.pipeline = self.pipeline, None
+        if self.host is not None:
+            await run_in_threadpool(self.host.close)
         if pipeline is not None:
             await run_in_threadpool(pipeline.close)
             self.sources.close()
@@ -112,6 +119,15 @@ class Service:
             raise ProblemError(503, "failed", str(self.failure))
         raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
 
+    def live_host(self) -> SessionHost:
+        """What runs the live sessions. Raises ProblemError: 503 while loading or draining, 501 without a codec."""
+        pipeline = self.ready_pipeline()
+        if self.admission.is_draining:
+            raise draining()
+        if self.host is None:
+            raise ProblemError(501, "no_codec", f"model {pipeline.bundle.name!r} makes latents only, no audio")
+        return self.host
+
     async def _open(self) -> None:
         started_s = time.monotonic()
         pipeline = await run_in_threadpool(self._open_pipeline)
@@ -128,6 +144,8 @@ class Service:
         self.first_audio_tracker.size = runtime.depth
         self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
         pipeline.loop.observers.append(self.metrics.observe_tick)
+        if pipeline.codec is not None:
+            self._open_host(pipeline)
         self.pipeline = pipeline
 
     def _open_sources(self, pipeline: Pipeline) -> SourceStore:
@@ -139,6 +157,18 @@ class Service:
             pipeline.bundle.latents.frame_rate_hz,
             on_evict=self.metrics.source_evictions.inc,
         )
+
+    def _open_host(self, pipeline: Pipeline) -> None:
+        settings = self.settings
+        limits = HostLimits(
+            max_sessions=settings.max_sessions,
+            client_sessions=settings.client_sessions,
+            keep_s=settings.session_keep_s,
+            max_refresh_s=settings.max_refresh_s,
+        )
+        self.host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
+        self.host.start()
+        self.live_metrics.watch(self.host)
 
     async def _open_codec_workers(self, pipeline: Pipeline) -> None:
         if pipeline.codec is None:
@@ -196,7 +226,7 @@ def warm_up(pipeline: Pipeline) -> None:
         pipeline.codec.decode(finished.latents)
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that received this request."""
+def service_of(request: HTTPConnection) -> Service:
+    """The service of the app that received this request or WebSocket."""
     service: Service = request.app.state.service
     return service

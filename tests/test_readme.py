@@ -98,13 +98,21 @@ def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
 
 
 def test_the_shown_programs_work(playground: Path) -> None:
-    programs = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    programs = [program for program in shown_programs() if ADDRESS not in program]
     assert programs
     for program in programs:
-        names: dict[str, Any] = {}
-        exec(compile(program, "README.md", "exec"), names)
-        for saved in re.findall(r'\.save\("([^"]+)"\)', program):
-            assert (playground / saved).stat().st_size > 10_000
+        run(program, playground)
+
+
+def shown_programs() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(program: str, playground: Path) -> None:
+    """Run a shown program and look at the files that it writes."""
+    exec(compile(program, "README.md", "exec"), {})
+    for saved in re.findall(r'(?:\.save|wave\.open)\("([^"]+)"', program):
+        assert (playground / saved).stat().st_size > 10_000
 
 
 @pytest.fixture
@@ -139,6 +147,14 @@ def test_the_shown_requests_work(server: str, playground: Path, monkeypatch: pyt
         if "-o" in words:
             (playground / words[words.index("-o") + 1]).write_bytes(answer.content)
             assert len(answer.content) > (10_000 if "audio" in " ".join(words) else 0)
+
+
+def test_the_shown_clients_work(server: str, playground: Path) -> None:
+    (ready,) = re.findall(r"ready on http://(\S+:\d+)", server)
+    clients = [program for program in shown_programs() if ADDRESS in program]
+    assert clients
+    for program in clients:
+        run(program.replace(ADDRESS, ready), playground)
 
 
 def send(words: list[str], host: str) -> httpx.Response:

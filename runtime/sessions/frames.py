@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from runtime.errors import RequestError
 
 HEADER = struct.Struct("<IQIIIHH")
 FORMATS = ("s16", "f32", "opus")
+DTYPES: dict[str, np.dtype[Any]] = {"s16": np.dtype("<i2"), "f32": np.dtype("<f4")}
 IS_REPLACING = 1
 IS_AFTER_UNDERRUN = 2
 PREROLL_S = 0.08
@@ -50,9 +52,10 @@ class AudioChunk:
 
 
 class ChunkEncoder:
-    """Encodes the chunks of one connection. `format`: one of FORMATS."""
+    """Encodes the chunks of one connection. `format`: one of FORMATS. `is_slow`: a chunk takes milliseconds."""
 
     def __init__(self, format: str, sample_rate_hz: int, channels: int) -> None:
+        self.is_slow = format == "opus"
         self._format = FORMATS.index(format)
         self._encode = {"s16": _s16_bytes, "f32": _f32_bytes, "opus": self._opus_bytes}[format]
         self._rate = sample_rate_hz
@@ -95,18 +98,22 @@ def decode_pcm(body: bytes, format: str, sample_rate_hz: int, channels: int) -> 
     """PCM `[n, channels]` float32 of a body. Raises RequestError."""
     if format == "opus":
         return read_audio(body, sample_rate_hz, channels, max_seconds=60.0)
-    dtype = np.dtype("<i2" if format == "s16" else "<f4")
-    if len(body) % (dtype.itemsize * channels):
-        raise RequestError(
-            f"{len(body)} bytes, expected whole samples of {dtype.itemsize * channels} bytes", field="samples"
-        )
-    values = np.frombuffer(body, dtype).reshape(-1, channels)
-    pcm = values.astype(np.float32)
+    size_bytes = sample_bytes(format, channels)
+    if len(body) % size_bytes:
+        raise RequestError(f"{len(body)} bytes, expected whole samples of {size_bytes} bytes", field="samples")
+    values = np.frombuffer(body, DTYPES[format]).reshape(-1, channels)
+    pcm: Pcm = values.astype(np.float32)
     if format == "s16":
         pcm /= np.float32(32767)
     elif not np.isfinite(pcm).all():
         raise RequestError("the audio has samples that are not finite", field="samples")
     return pcm
+
+
+def sample_bytes(format: str, channels: int) -> int:
+    """Bytes of one sample of all channels in s16 or f32."""
+    itemsize: int = DTYPES[format].itemsize
+    return itemsize * channels
 
 
 def _s16_bytes(chunk: AudioChunk) -> bytes:

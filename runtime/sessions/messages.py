@@ -359,6 +359,16 @@ def parse_server_message(data: str | bytes) -> ServerMessage:
     return _parse(data, SERVER_MESSAGES)
 
 
+def seq_of(data: str | bytes) -> int | None:
+    """The `seq` of a message that was refused, where it has one."""
+    try:
+        values = from_json(data)
+    except ValueError:
+        return None
+    seq = values.get("seq") if isinstance(values, dict) else None
+    return seq if isinstance(seq, int) and 0 < seq <= MAX_SEQ else None
+
+
 def message_text(message: ClientMessage | ServerMessage) -> str:
     """The JSON text of a message."""
     return message.model_dump_json()

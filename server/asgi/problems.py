@@ -107,6 +107,11 @@ def unavailable(code: str, what: str, *, retry_after_s: float = 1.0, fix: str = 
     return ProblemError(503, code, what, fix=fix, headers={"Retry-After": retry_after(retry_after_s)})
 
 
+def draining() -> ProblemError:
+    """503 while the server shuts down."""
+    return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
+
+
 def retry_after(seconds: float) -> str:
     """Whole seconds, at least 1."""
     return str(max(1, math.ceil(seconds)))

@@ -18,7 +18,7 @@ from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
-from server.asgi.problems import Finding, ProblemError, request_id_of, unavailable
+from server.asgi.problems import Finding, ProblemError, draining, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate
 from server.metrics import Outcome
 from server.routes.generation_stream import GenerationJob, chunks
@@ -133,7 +133,7 @@ class GenerationResponse(Response):
             await self._conclude(sender, sending)
         elif aborted.done() and not aborted.cancelled():
             self._outcome = Outcome.DRAINED
-            await sender.end_early(unavailable("draining", "the server is shutting down", retry_after_s=10))
+            await sender.end_early(draining())
         else:
             self._outcome = Outcome.CANCELLED
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from runtime.tick.record import LoopStats
 from server.asgi.openapi import problem_responses
-from server.asgi.problems import ProblemError, unavailable
+from server.asgi.problems import ProblemError, draining, unavailable
 from server.metrics import CONTENT_TYPE
 from server.service import Service, service_of
 
@@ -32,6 +32,7 @@ class Ready(BaseModel):
     slots_active: int
     slots_capacity: int
     queue_depth: int
+    live_sessions: int
 
 
 def tick_age_s(stats: LoopStats) -> float | None:
@@ -57,7 +58,7 @@ def not_live(service: Service) -> ProblemError | None:
 def not_ready(service: Service) -> ProblemError | None:
     """Why new work is refused; None if it is accepted."""
     if service.admission.is_draining:
-        return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
+        return draining()
     problem = not_live(service)
     if problem is None and service.pipeline is None:
         return unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
@@ -88,6 +89,7 @@ async def ready(request: Request) -> Ready:
         slots_active=stats.slots_active,
         slots_capacity=stats.slots_capacity,
         queue_depth=stats.queue_depth,
+        live_sessions=0 if service.host is None else service.host.stats().open,
     )
 
 

@@ -24,7 +24,14 @@ def test_a_warm_server_is_live_and_ready(served: Served) -> None:
     with served.client() as client:
         assert client.get("/health/live").json() == {"status": "live", "tick_age_s": None}
         ready = client.get("/health/ready").json()
-    assert ready == {"status": "ready", "model": "tiny", "slots_active": 0, "slots_capacity": 4, "queue_depth": 0}
+    assert ready == {
+        "status": "ready",
+        "model": "tiny",
+        "slots_active": 0,
+        "slots_capacity": 4,
+        "queue_depth": 0,
+        "live_sessions": 0,
+    }
     assert served.metrics()["tickrt_ready"] == 1
 
 

@@ -1,0 +1,202 @@
+"""One WebSocket of a live session, from its `open` message to its close."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.concurrency import run_in_threadpool
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from runtime.errors import NonFiniteError, RequestError, TickError
+from runtime.sessions.frames import AudioChunk, ChunkEncoder
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.messages import (
+    MAX_MESSAGES_PER_S,
+    Closed,
+    Open,
+    Problem,
+    Ready,
+    ServerMessage,
+    message_text,
+    problem_of,
+    seq_of,
+)
+from server.asgi.connection import abort_of, first_completed
+from server.asgi.problems import ProblemError
+from server.config import ServerSettings
+from server.live.incoming import Incoming, RateLimit, ViolationError, parse_text
+from server.live.metrics import LiveMetrics
+from server.live.outbox import Outbox
+
+OPEN_TIMEOUT_S = 10.0
+MAX_PROBLEMS = 15
+PROBLEM_PERIOD_S = 5.0
+# Every other reason closes with 1000.
+CLOSE_CODES = {
+    "expired": 1001,
+    "shutdown": 1001,
+    "refused": 1008,
+    "violation": 1008,
+    "too_large": 1009,
+    "engine": 1011,
+    "unavailable": 1013,
+}
+
+
+class LiveConnection:
+    """An accepted WebSocket. `run` serves it to its end."""
+
+    def __init__(self, websocket: WebSocket, host: SessionHost, settings: ServerSettings, metrics: LiveMetrics) -> None:
+        self._websocket = websocket
+        self._host = host
+        self._send_timeout_s = settings.send_timeout_s
+        self._is_persistent = settings.state is not None or settings.redis is not None
+        self._metrics = metrics
+        self._outbox = Outbox(metrics.dropped_chunks.inc)
+        self._session = ""
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._encoder: ChunkEncoder | None = None
+        self._problems = RateLimit(MAX_PROBLEMS, PROBLEM_PERIOD_S)
+        self._is_ending = False
+
+    async def run(self, session: str | None, draining: asyncio.Event) -> None:
+        """Open a session, or resume `session`, and serve it until one side closes or `draining` is set."""
+        ending = asyncio.create_task(self._end_when(draining))
+        tasks = {asyncio.create_task(self._send_all()), asyncio.create_task(self._receive_all(session))}
+        try:
+            await first_completed(tasks)
+        finally:
+            ending.cancel()
+            self._outbox.close()
+            if self._session:
+                self._host.detach(self._session, self._outbox)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _end_when(self, draining: asyncio.Event) -> None:
+        await draining.wait()
+        self._end("shutdown", is_resumable=self._is_persistent)
+
+    async def _receive_all(self, session: str | None) -> None:
+        """Process what the client sends until it disconnects; reads no more once the connection is to end."""
+        try:
+            await self._process(await self._open(session))
+        except WebSocketDisconnect:
+            return
+        except ViolationError as error:
+            self._end(error.reason, error)
+        except TickError as error:
+            self._metrics.refused.labels(error.code).inc()
+            self._end("unavailable" if error.status == 503 else "refused", error)
+        await asyncio.Event().wait()
+
+    async def _open(self, session: str | None) -> Incoming:
+        """Take the first message. Raises TickError where no session can be opened or resumed."""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                data = await self._receive()
+        except TimeoutError:
+            raise RequestError(f"no open message within {OPEN_TIMEOUT_S:g} s") from None
+        message = parse_text(data) if isinstance(data, str) else None
+        if not isinstance(message, Open):
+            raise RequestError("the first message is open", field="type", fix='send {"type": "open", ...}')
+        await run_in_threadpool(self._open_session, message, session)
+        ready = await self._ready
+        return Incoming(self._host, self._session, ready.sample_rate_hz, ready.channels)
+
+    def _open_session(self, message: Open, session: str | None) -> None:
+        """In a worker thread: it sets the session's id, so that a cancelled task detaches it, too."""
+        if session is None and message.resume is not None:
+            raise RequestError("names no session", field="resume", fix="resume at WS /v1/live/{session}")
+        client = self._websocket.client.host if self._websocket.client else ""
+        if session is None:
+            self._session = self._host.open(message, self._outbox, client)
+        else:
+            self._session = self._host.resume(session, message.resume or "", self._outbox, client)
+
+    async def _process(self, incoming: Incoming) -> None:
+        limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
+        while True:
+            data = await self._receive()
+            await asyncio.sleep(limit.wait_s())
+            try:
+                incoming.take(data)
+            except ViolationError:
+                raise
+            except TickError as error:
+                self._outbox.on_message(problem_of(error, seq_of(data)))
+
+    async def _receive(self) -> str | bytes:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
+        text: str | None = message.get("text")
+        return message["bytes"] if text is None else text
+
+    async def _send_all(self) -> None:
+        """Send what the session gives until `closed` was sent or the client is gone."""
+        try:
+            while (item := await self._outbox.take()) is not None:
+                async with asyncio.timeout(self._send_timeout_s):
+                    await self._send(item)
+                if isinstance(item, Closed):
+                    return
+        except WebSocketDisconnect:
+            return
+        except TimeoutError:
+            self._metrics.send_timeouts.inc()
+        abort_of(self._websocket.scope)(False)
+
+    async def _send(self, item: ServerMessage | AudioChunk) -> None:
+        if isinstance(item, AudioChunk):
+            await self._send_audio(item)
+            return
+        self._note(item)
+        await self._websocket.send_text(message_text(item))
+        if isinstance(item, Closed):
+            await self._websocket.close(CLOSE_CODES.get(item.reason, 1000))
+
+    async def _send_audio(self, chunk: AudioChunk) -> None:
+        encoder = self._encoder
+        assert encoder is not None, "audio comes after ready"
+        try:
+            data = await run_in_threadpool(encoder.encode, chunk) if encoder.is_slow else encoder.encode(chunk)
+        except NonFiniteError as error:
+            self._outbox.on_message(problem_of(error))
+            return
+        await self._websocket.send_bytes(data)
+
+    def _note(self, message: ServerMessage) -> None:
+        """What the connection itself learns from the messages that it sends."""
+        if isinstance(message, Ready):
+            self._encoder = ChunkEncoder(message.format, message.sample_rate_hz, message.channels)
+            self._ready.set_result(message)
+        elif isinstance(message, Problem) and message.status < 500 and self._problems.wait_s() > 0.0:
+            self._end("violation", ViolationError(f"more than {MAX_PROBLEMS} problems in {PROBLEM_PERIOD_S:g} s"))
+
+    def _end(self, reason: str, error: TickError | None = None, *, is_resumable: bool = True) -> None:
+        """End the connection after the messages that wait; the session is kept for a while."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if error is not None:
+            self._outbox.on_message(problem_of(error))
+        self._outbox.on_message(Closed(reason=reason, resumable=is_resumable and bool(self._session)))
+
+
+async def refuse(websocket: WebSocket, error: ProblemError) -> None:
+    """Close an accepted WebSocket with a problem."""
+    document = error.document()
+    problem = Problem(
+        urn=document.type,
+        title=document.title,
+        status=document.status,
+        detail=document.detail,
+        code=document.code,
+        fix=document.fix,
+        retry_after_s=float(error.headers["Retry-After"]) if "Retry-After" in error.headers else None,
+    )
+    for message in (problem, Closed(reason="unavailable", resumable=False)):
+        await websocket.send_text(message_text(message))
+    await websocket.close(CLOSE_CODES["unavailable"])

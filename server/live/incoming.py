@@ -1,0 +1,110 @@
+"""What a client of a live session sends: messages and the audio that they announce, parsed and given to the session."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from runtime.errors import RequestError
+from runtime.sessions.frames import decode_pcm, sample_bytes
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_WRITE_S,
+    ClientMessage,
+    Open,
+    WriteAudio,
+    parse_client_message,
+)
+
+
+class ViolationError(RequestError):
+    """The client does not keep to the protocol: its connection ends. `reason`: the reason in `closed`."""
+
+    code = "protocol_violation"
+
+    def __init__(self, what: str, *, reason: str = "violation", fix: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.reason = reason
+
+
+class RateLimit:
+    """At most `count` events in any `period_s`."""
+
+    def __init__(self, count: int, period_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._period_s = period_s
+        self._clock = clock
+        self._times: deque[float] = deque(maxlen=count)
+
+    def wait_s(self) -> float:
+        """Count an event; how long it has to wait to keep to the limit."""
+        now_s = self._clock()
+        is_full = len(self._times) == self._times.maxlen
+        wait_s = max(0.0, self._times[0] + self._period_s - now_s) if is_full else 0.0
+        self._times.append(now_s + wait_s)
+        return wait_s
+
+
+class Incoming:
+    """The receiving side of one connection of a session."""
+
+    def __init__(self, host: SessionHost, session: str, sample_rate_hz: int, channels: int) -> None:
+        self._host = host
+        self._session = session
+        self._rate = sample_rate_hz
+        self._channels = channels
+        self._announced: WriteAudio | None = None
+        self._has_stray_audio = False
+
+    def take(self, data: str | bytes) -> None:
+        """Process one WebSocket message. Raises TickError, ViolationError where the connection has to end."""
+        if isinstance(data, bytes):
+            self._take_audio(data)
+            return
+        message = parse_text(data)
+        announced, has_seq = self._announced, hasattr(message, "seq")
+        if has_seq:
+            self._announced = None
+        self._take_message(message)
+        if announced is not None and has_seq:
+            raise RequestError(f"the audio of the write with seq {announced.seq} did not follow", field="type")
+
+    def _take_message(self, message: ClientMessage) -> None:
+        if isinstance(message, Open):
+            raise RequestError("the session is open", field="type", fix="use another connection")
+        if isinstance(message, WriteAudio):
+            self._announce(message)
+            return
+        self._host.post(self._session, message)
+
+    def _announce(self, message: WriteAudio) -> None:
+        limit = int(MAX_WRITE_S * self._rate)
+        if message.samples > limit:
+            raise RequestError(f"expected at most {limit}, {MAX_WRITE_S:g} seconds", field="samples")
+        self._announced = message
+
+    def _take_audio(self, data: bytes) -> None:
+        message, self._announced = self._announced, None
+        if message is None:
+            self._refuse_stray_audio()
+            return
+        expected = message.samples * sample_bytes(message.format, self._channels)
+        if len(data) != expected:
+            raise RequestError(f"{len(data)} bytes of audio, expected {expected}", field="samples")
+        pcm = decode_pcm(data, message.format, self._rate, self._channels)
+        self._host.post(self._session, message, pcm)
+
+    def _refuse_stray_audio(self) -> None:
+        what, fix = "a binary message without a write before it", "send write {seq, at_s, samples, format} first"
+        if self._has_stray_audio:
+            raise ViolationError(what, fix=fix)
+        self._has_stray_audio = True
+        raise RequestError(what, fix=fix)
+
+
+def parse_text(text: str) -> ClientMessage:
+    """A message. Raises RequestError, ViolationError where it is too large."""
+    if len(text) > MAX_MESSAGE_BYTES:
+        raise ViolationError(f"a message is larger than {MAX_MESSAGE_BYTES} bytes", reason="too_large")
+    return parse_client_message(text)

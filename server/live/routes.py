@@ -1,0 +1,101 @@
+"""WS /v1/live opens a live session, WS /v1/live/{session} resumes one; /v1/sessions lists and ends them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from runtime.errors import UnknownSessionError
+from runtime.sessions.hosting.host import SessionHost, SessionInfo
+from runtime.sessions.messages import SUBPROTOCOL, State, messages_schema
+from server.asgi.openapi import problem_responses
+from server.asgi.problems import ProblemError
+from server.asgi.websocket import choose_subprotocol
+from server.live.connection import LiveConnection, refuse
+from server.routes.models import SCHEMA_TYPE
+from server.service import service_of
+
+router = APIRouter(prefix="/v1", tags=["live"])
+
+
+class SessionCard(BaseModel):
+    """A live session. `state`: the newest one that its client got."""
+
+    id: str
+    object: Literal["live.session"] = "live.session"
+    connected: bool
+    state: State | None
+
+
+class SessionList(BaseModel):
+    """All live sessions."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionCard]
+
+
+@router.websocket("/live")
+async def live(websocket: WebSocket) -> None:
+    """Open a live session; server/live/PROTOCOL.md has the messages."""
+    await _serve(websocket, None)
+
+
+@router.websocket("/live/{session}")
+async def resume(websocket: WebSocket, session: str) -> None:
+    """Resume a live session."""
+    await _serve(websocket, session)
+
+
+async def _serve(websocket: WebSocket, session: str | None) -> None:
+    service = service_of(websocket)
+    await websocket.accept(choose_subprotocol(websocket.scope["subprotocols"], SUBPROTOCOL))
+    try:
+        host = service.live_host()
+    except ProblemError as error:
+        await refuse(websocket, error)
+        return
+    await LiveConnection(websocket, host, service.settings, service.live_metrics).run(session, service.draining)
+
+
+@router.get("/sessions", responses=problem_responses(401, 403, 501, 503))
+async def list_sessions(request: Request) -> SessionList:
+    """All live sessions, also those that are kept for a client that may come back."""
+    return SessionList(data=[_card(info) for info in service_of(request).live_host().sessions()])
+
+
+@router.get("/sessions/{session}", responses=problem_responses(401, 403, 404, 501, 503))
+async def get_session(request: Request, session: str) -> SessionCard:
+    """One live session."""
+    return _find(service_of(request).live_host(), session)
+
+
+@router.delete("/sessions/{session}", status_code=204, responses=problem_responses(401, 403, 404, 501, 503))
+async def end_session(request: Request, session: str) -> Response:
+    """End a live session; its client gets `closed`."""
+    host = service_of(request).live_host()
+    host.end(_find(host, session).id, "deleted")
+    return Response(status_code=204)
+
+
+@router.get(
+    "/schema/live",
+    response_class=Response,
+    responses={200: {"content": {SCHEMA_TYPE: {"schema": {"type": "object"}}}}, **problem_responses(401, 403)},
+)
+async def schema() -> Response:
+    """JSON schema of the messages of WS /v1/live: `client` and `server`. `ready` has that of the controls."""
+    return JSONResponse(messages_schema(), media_type=SCHEMA_TYPE)
+
+
+def _find(host: SessionHost, session: str) -> SessionCard:
+    for info in host.sessions():
+        if info.id == session:
+            return _card(info)
+    raise UnknownSessionError("there is no live session with this id", fix="GET /v1/sessions lists them")
+
+
+def _card(info: SessionInfo) -> SessionCard:
+    return SessionCard(id=info.id, connected=info.is_connected, state=info.state)

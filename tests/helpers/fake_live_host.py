@@ -1,0 +1,73 @@
+"""A host of live sessions without sessions: records what it is called with; the test speaks for the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import TickError, UnknownSessionError
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import CanvasLayout, Limits, Ready, ReadyControls, SetControls
+
+RATE_HZ = 48_000
+CHANNELS = 2
+
+
+def ready(session: str = "one", format: str = "s16") -> Ready:
+    """The first message of a session."""
+    return Ready(
+        session=session,
+        resume_token="token",
+        resumed=False,
+        epoch=1,
+        sample_rate_hz=RATE_HZ,
+        channels=CHANNELS,
+        format=format,
+        mode="loop",
+        canvas=CanvasLayout(frames=8, seconds=0.32, frame_rate_hz=25.0, channels=4),
+        controls=ReadyControls(json_schema={}, values={}, prompts=[], blend="velocity", seed=1),
+        next_sample=0,
+        limits=Limits(keep_s=60.0),
+    )
+
+
+def chunk(start: int = 0, samples: int = 960, epoch: int = 1, **flags: Any) -> AudioChunk:
+    """Audio at half of full scale."""
+    return AudioChunk(epoch, start, np.full((samples, CHANNELS), 0.5, np.float32), **flags)
+
+
+@dataclass
+class FakeHost:
+    """`refusal` is raised by open and resume, `wrong` by post."""
+
+    refusal: TickError | None = None
+    wrong: TickError | None = None
+    listeners: list[Any] = field(default_factory=list)
+    opened: list[Any] = field(default_factory=list)
+    posted: list[Any] = field(default_factory=list)
+    detached: list[Any] = field(default_factory=list)
+
+    def open(self, message: Any, listener: Any, client: str = "") -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        self.opened.append((message, client))
+        self.listeners.append(listener)
+        listener.on_message(ready(format=message.format))
+        return "one"
+
+    def resume(self, session: str, token: str, listener: Any, client: str = "") -> str:
+        if token != "token":
+            raise UnknownSessionError("there is no such session")
+        self.listeners.append(listener)
+        listener.on_message(ready(session))
+        return session
+
+    def post(self, session: str, message: Any, pcm: Any = None) -> None:
+        if self.wrong is not None and isinstance(message, SetControls):
+            raise self.wrong
+        self.posted.append((message, pcm))
+
+    def detach(self, session: str, listener: Any) -> None:
+        self.detached.append((session, listener))

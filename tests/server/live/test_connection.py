@@ -1,0 +1,251 @@
+"""One connection from its `open` to its close, with a host that the test speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, WebSocket
+from fastapi.testclient import TestClient
+from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost, chunk
+from prometheus_client import CollectorRegistry
+from starlette.testclient import WebSocketTestSession
+from starlette.websockets import WebSocketDisconnect
+
+from runtime.errors import EngineDeadError, RequestError, SessionsFullError
+from runtime.sessions.frames import decode_chunk
+from runtime.sessions.messages import Applied, Closed, Problem, Ready, ServerMessage, parse_server_message, problem_of
+from server.asgi.problems import draining
+from server.config import ServerSettings
+from server.live import connection
+from server.live.connection import LiveConnection, refuse
+from server.live.metrics import LiveMetrics
+
+
+@dataclass
+class Stage:
+    """An app with one route, its host, and what the test may set."""
+
+    host: FakeHost = field(default_factory=FakeHost)
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    session: str | None = None
+    draining: asyncio.Event | None = None
+    client: TestClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = LiveMetrics(self.registry)
+        app = FastAPI()
+
+        @app.websocket("/")
+        async def endpoint(websocket: WebSocket) -> None:
+            self.event_loop, self.draining = asyncio.get_running_loop(), asyncio.Event()
+            await websocket.accept()
+            live = LiveConnection(websocket, self.host, self.settings, self.metrics)  # type: ignore[arg-type]
+            await live.run(self.session, self.draining)
+
+        @app.websocket("/refused")
+        async def refused(websocket: WebSocket) -> None:
+            await websocket.accept()
+            await refuse(websocket, draining())
+
+        self.client = TestClient(app)
+
+    @contextmanager
+    def opened(self, **members: Any) -> Iterator[WebSocketTestSession]:
+        """A connection whose session is open."""
+        with self.client.websocket_connect("/") as websocket:
+            websocket.send_json({"type": "open", **members})
+            assert isinstance(received(websocket), Ready)
+            yield websocket
+
+    @property
+    def listener(self) -> Any:
+        return self.host.listeners[-1]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"tickrt_{name}", labels) or 0.0
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def received(websocket: WebSocketTestSession) -> ServerMessage:
+    return parse_server_message(websocket.receive_text())
+
+
+def received_end(websocket: WebSocketTestSession) -> tuple[Problem | None, Closed, int]:
+    """The last messages of a connection and its close code."""
+    messages = [received(websocket)]
+    while not isinstance(messages[-1], Closed):
+        messages.append(received(websocket))
+    with pytest.raises(WebSocketDisconnect) as disconnect:
+        websocket.receive_text()
+    problems = [message for message in messages if isinstance(message, Problem)]
+    return problems[-1] if problems else None, messages[-1], disconnect.value.code
+
+
+def test_open_messages_audio_and_close(stage: Stage) -> None:
+    with stage.opened(prompts=[{"text": "calm"}]) as websocket:
+        opened, client = stage.host.opened[0]
+        assert (opened.prompts[0].text, client) == ("calm", "testclient")
+        websocket.send_json({"type": "set", "seq": 1, "values": {"guidance": 2}})
+        stage.listener.on_message(Applied(seq=1, tick=4, first_sample=960, full_sample=None))
+        assert received(websocket) == Applied(seq=1, tick=4, first_sample=960)
+        stage.listener.on_audio(chunk(960, 480, first_seq=1))
+        heard = decode_chunk(websocket.receive_bytes(), RATE_HZ, CHANNELS)
+        assert (heard.start_sample, heard.first_seq, heard.pcm.shape) == (960, 1, (480, 2))
+        websocket.send_json({"type": "close"})
+        stage.listener.on_message(Closed(reason="closed", resumable=False))
+        problem, closed, code = received_end(websocket)
+    assert (problem, closed.reason, code) == (None, "closed", 1000)
+    assert [message.type for message, _ in stage.host.posted] == ["set", "close"]
+    assert stage.host.detached == [("one", stage.listener)]
+
+
+def test_opus_audio_is_encoded(stage: Stage) -> None:
+    with stage.opened(format="opus") as websocket:
+        stage.listener.on_audio(chunk(0, 9600))
+        assert decode_chunk(websocket.receive_bytes(), RATE_HZ, CHANNELS).pcm.shape == (9600, 2)
+
+
+def test_a_disconnect_detaches_the_session(stage: Stage) -> None:
+    with stage.opened():
+        pass
+    assert stage.host.detached == [("one", stage.listener)]
+    stage.listener.on_message(Applied(seq=1))
+
+
+@pytest.mark.parametrize("first", ["{}", '{"type": "play"}', "no json", '{"type": "open", "slots": 9}'])
+def test_a_first_message_that_is_no_open_ends_the_connection(stage: Stage, first: str) -> None:
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_text(first)
+        problem, closed, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.status, closed.reason, closed.resumable, code) == (422, "refused", False, 1008)
+    assert not stage.host.listeners
+    assert stage.value("live_refused_total", code="invalid_request") == 1
+
+
+def test_without_an_open_message_the_connection_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OPEN_TIMEOUT_S", 0.01)
+    with stage.client.websocket_connect("/") as websocket:
+        problem, _, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.detail, code) == ("no open message within 0.01 s", 1008)
+
+
+def test_a_full_server_says_when_to_try_again(stage: Stage) -> None:
+    stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0)
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open"})
+        problem, closed, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.status, problem.code, problem.retry_after_s) == (503, "sessions_full", 4.0)
+    assert (closed.reason, closed.resumable, code) == ("unavailable", False, 1013)
+    assert stage.value("live_refused_total", code="sessions_full") == 1
+
+
+def test_a_server_that_shuts_down_refuses_with_a_problem(stage: Stage) -> None:
+    with stage.client.websocket_connect("/refused") as websocket:
+        problem, closed, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.code, problem.retry_after_s, closed.reason, code) == ("draining", 10.0, "unavailable", 1013)
+
+
+def test_resume_needs_the_token(stage: Stage) -> None:
+    stage.session = "two"
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open", "resume": "token"})
+        ready = received(websocket)
+        assert isinstance(ready, Ready)
+        assert ready.session == "two"
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open", "resume": "wrong"})
+        problem, _, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.status, code) == (404, 1008)
+
+
+def test_resume_without_a_session_in_the_path_is_refused(stage: Stage) -> None:
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open", "resume": "token"})
+        problem, _, _ = received_end(websocket)
+    assert problem is not None
+    assert problem.field == "resume"
+
+
+def test_a_wrong_message_gets_a_problem_and_the_connection_stays(stage: Stage) -> None:
+    stage.host.wrong = RequestError("too big", field="values.guidance")
+    with stage.opened() as websocket:
+        websocket.send_json({"type": "set", "seq": 7, "values": {"guidance": 99}})
+        problem = received(websocket)
+        assert isinstance(problem, Problem)
+        assert (problem.field, problem.seq, problem.status) == ("values.guidance", 7, 422)
+        websocket.send_json({"type": "set", "seq": 8})
+        problem = received(websocket)
+        assert isinstance(problem, Problem)
+        assert (problem.field, problem.seq) == ("values", 8)
+        websocket.send_json({"type": "pause"})
+        stage.listener.on_message(Applied(seq=1))
+        assert isinstance(received(websocket), Applied)
+    assert [message.type for message, _ in stage.host.posted] == ["pause"]
+
+
+def test_too_many_problems_end_the_connection_and_the_session_is_kept(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        for _ in range(connection.MAX_PROBLEMS + 1):
+            websocket.send_text("{}")
+        problem, closed, code = received_end(websocket)
+    assert problem is not None
+    assert (problem.code, closed.reason, closed.resumable, code) == ("protocol_violation", "violation", True, 1008)
+
+
+def test_failed_generations_do_not_count_as_problems_of_the_client(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        for _ in range(connection.MAX_PROBLEMS + 5):
+            stage.listener.on_message(problem_of(EngineDeadError("lost")))
+            assert isinstance(received(websocket), Problem)
+
+
+def test_audio_that_was_not_announced_ends_the_connection_the_second_time(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        websocket.send_bytes(b"audio")
+        assert isinstance(received(websocket), Problem)
+        websocket.send_bytes(b"audio")
+        problem, closed, code = received_end(websocket)
+    assert problem is not None
+    assert (closed.reason, code) == ("violation", 1008)
+
+
+def test_a_message_that_is_too_large_ends_the_connection(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        websocket.send_text(" " * 2**20 + "{}")
+        _, closed, code = received_end(websocket)
+    assert (closed.reason, code) == ("too_large", 1009)
+
+
+@pytest.mark.parametrize(("state", "is_resumable"), [(None, False), ("/nowhere", True)])
+def test_draining_closes_with_1001(state: str | None, is_resumable: bool) -> None:
+    stage = Stage(settings=ServerSettings(state=state))
+    with stage.opened() as websocket:
+        assert stage.draining is not None
+        stage.event_loop.call_soon_threadsafe(stage.draining.set)
+        _, closed, code = received_end(websocket)
+    assert (closed.reason, closed.resumable, code) == ("shutdown", is_resumable, 1001)
+
+
+def test_many_messages_a_second_are_all_posted_in_order(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        for seq in range(1, 301):
+            websocket.send_text(json.dumps({"type": "set", "seq": seq, "values": {}}))
+        websocket.send_json({"type": "seek"})
+        assert isinstance(received(websocket), Problem)
+    assert [message.seq for message, _ in stage.host.posted] == list(range(1, 301))

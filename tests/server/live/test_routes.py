@@ -1,0 +1,220 @@
+"""Live sessions on a real server: WebSockets, /v1/sessions, limits, fuzz."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import jsonschema_rs
+import pytest
+from helpers.http_harness import Served, eventually, open_websocket, problem, refused_websocket, serving
+from helpers.live_player import is_audio, player
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+
+from runtime.config.deployment import Deployment
+from runtime.sessions.messages import (
+    SUBPROTOCOL,
+    Problem,
+    State,
+    messages_schema,
+)
+
+Serve = Callable[..., Served]
+
+
+def test_a_session_plays_and_closes(served: Served) -> None:
+    with player(served, subprotocols=[SUBPROTOCOL]) as client:
+        ready = client.open(prompts=[{"text": "a"}], seed=3)
+        first = client.receive_until(is_audio)
+        assert (first.epoch, first.start_sample) == (ready.epoch, ready.next_sample)
+        client.send(type="set", seq=1, values={"guidance": 2.0})
+        client.receive_until(lambda item: is_audio(item) and item.full_seq == 1)
+        state = client.receive_until(lambda item: isinstance(item, State))
+        assert state.client_time_s == 12.5
+        client.send(type="close")
+        closed, code = client.receive_end()
+    assert (closed.reason, closed.resumable, code) == ("closed", False, 1000)
+
+
+def test_sessions_are_listed_and_ended(served: Served) -> None:
+    with player(served) as client, served.client() as http:
+        session = client.open(prompts=[{"text": "a"}]).session
+        assert session in [item["id"] for item in http.get("/v1/sessions").json()["data"]]
+        card = http.get(f"/v1/sessions/{session}").json()
+        assert (card["object"], card["connected"]) == ("live.session", True)
+        assert http.delete(f"/v1/sessions/{session}").status_code == 204
+        closed, code = client.receive_end()
+        assert (closed.reason, closed.resumable, code) == ("deleted", False, 1000)
+        eventually(lambda: http.get(f"/v1/sessions/{session}").status_code == 404)
+        problem(http.delete(f"/v1/sessions/{session}"), 404, "unknown_session")
+
+
+def test_a_session_is_resumed_after_an_abrupt_disconnect(served: Served) -> None:
+    with player(served) as client:
+        ready = client.open(prompts=[{"text": "a"}], mode="extend")
+        client.receive_until(is_audio)
+        client.reset()
+    with player(served, f"/v1/live/{ready.session}") as client:
+        again = client.open(resume=ready.resume_token)
+        assert (again.session, again.resumed) == (ready.session, True)
+        assert again.epoch > ready.epoch
+        chunk = client.receive_until(is_audio)
+        assert (chunk.epoch, chunk.start_sample) == (again.epoch, again.next_sample)
+    with player(served, f"/v1/live/{ready.session}") as client:
+        client.send(type="open", resume="wrong")
+        refused = client.receive_until(lambda item: isinstance(item, Problem))
+        assert refused.code == "unknown_session"
+        assert client.receive_end()[1] == 1008
+
+
+def test_a_resumed_session_closes_its_older_connection(served: Served) -> None:
+    with player(served) as old:
+        ready = old.open(prompts=[{"text": "a"}])
+        with player(served, f"/v1/live/{ready.session}") as new:
+            assert new.open(resume=ready.resume_token).resumed
+            _, code = old.receive_end()
+            assert code == 1000
+            new.receive_until(is_audio)
+
+
+def test_sessions_have_their_own_sound(served: Served) -> None:
+    with player(served) as one, player(served) as two:
+        one.open(prompts=[{"text": "a"}], seed=1)
+        two.open(prompts=[{"text": "b"}], seed=2)
+        two.send(type="set", seq=9, values={"guidance": 5.0})
+        two.receive_until(lambda item: is_audio(item) and item.full_seq == 9)
+        assert is_audio(one.receive_until(is_audio))
+        assert {chunk.first_seq for chunk in one.chunks} == {0}
+
+
+def test_many_abrupt_disconnects_leave_nothing_behind(serve: Serve) -> None:
+    served = serve(client_sessions=0, session_keep_s=0.05)
+    for index in range(30):
+        with player(served) as client:
+            client.open(prompts=[{"text": "a"}])
+            if index % 3:
+                client.receive_until(is_audio)
+            client.reset()
+    eventually(lambda: served.metrics()["tickrt_live_sessions"] == 0)
+    metrics = served.metrics()
+    ended = sum(value for name, value in metrics.items() if name.startswith("tickrt_live_sessions_ended_total"))
+    assert metrics["tickrt_live_sessions_started_total"] == ended == 30
+    assert metrics["tickrt_slots_active"] == 0
+
+
+def test_limits_of_sessions(serve: Serve) -> None:
+    served = serve(client_sessions=2, max_sessions=8)
+    with player(served) as one, player(served) as two, player(served) as three:
+        one.open()
+        two.open()
+        three.send(type="open")
+        refused = three.receive_until(lambda item: isinstance(item, Problem))
+        assert (refused.status, refused.code) == (503, "sessions_full")
+        assert refused.retry_after_s >= 1
+        closed, code = three.receive_end()
+        assert (closed.reason, code) == ("unavailable", 1013)
+        assert served.post().status_code == 200
+
+
+def test_a_client_that_does_not_read_is_disconnected(serve: Serve) -> None:
+    served = serve(send_timeout_s=0.2, send_buffer_bytes=4096)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.port))
+        with open_websocket(served, "/v1/live", sock=connection, max_queue=1, close_timeout=0.1) as websocket:
+            websocket.send(json.dumps({"type": "open", "prompts": [{"text": "a"}]}))
+            with suppress(ConnectionClosed):
+                while True:
+                    websocket.send('{"type": "canvas"}')
+    eventually(lambda: served.metrics()["tickrt_live_connected"] == 0)
+    metrics = served.metrics()
+    assert metrics["tickrt_live_send_timeouts_total"] == 1
+    assert metrics["tickrt_live_sessions"] == 1
+
+
+@pytest.mark.parametrize("origin", ["https://elsewhere.example", "null"])
+def test_a_page_of_another_site_is_refused(served: Served, origin: str) -> None:
+    assert refused_websocket(served, "/v1/live", headers={"Origin": origin}) == (403, "origin_not_allowed")
+
+
+def test_without_the_key_nothing_is_shown(serve: Serve) -> None:
+    served = serve(api_key="secret")
+    assert refused_websocket(served, "/v1/live") == (401, "unauthorized")
+    with served.client() as http:
+        for path in ("/v1/sessions", "/v1/sessions/a", "/v1/schema/live"):
+            problem(http.get(path), 401, "unauthorized")
+        problem(http.delete("/v1/sessions/a"), 401, "unauthorized")
+    with player(served, "/v1/live?key=secret") as client:
+        assert client.open().session
+
+
+def test_another_subprotocol_is_refused(served: Served) -> None:
+    assert refused_websocket(served, "/v1/live", subprotocols=["other"])[0] == 400
+
+
+def test_the_schema_of_the_messages(served: Served) -> None:
+    with served.client() as http:
+        schema = http.get("/v1/schema/live").json()
+    assert schema == messages_schema()
+    jsonschema_rs.validator_for(schema)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+MEMBERS = st.dictionaries(
+    st.sampled_from(["seq", "values", "items", "at_s", "samples", "to_s", "start_s", "end_s", "playhead_sample", "id"]),
+    JSON,
+    max_size=5,
+)
+TYPES = st.sampled_from(["set", "prompts", "source", "timbre", "write", "band", "seek", "ack", "canvas", "open", "no"])
+MESSAGES = st.builds(lambda name, members: {**members, "type": name}, TYPES, MEMBERS) | JSON
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    with serving(tiny(), client_sessions=0, session_keep_s=0.05) as server:
+        yield server
+
+
+@settings(max_examples=20, deadline=None)
+@given(messages=st.lists(MESSAGES.map(json.dumps) | st.text(max_size=20) | st.binary(max_size=40), max_size=10))
+def test_no_message_harms_the_server(fuzzed: Served, messages: list[str | bytes]) -> None:
+    with player(fuzzed) as client:
+        client.open()
+        for message in messages:
+            client._websocket.send(message)
+        is_violation = sum(isinstance(message, bytes) for message in messages) > 1
+        if not is_violation:
+            client.send(type="canvas")
+            client.receive_until(lambda item: getattr(item, "type", "") == "canvas")
+            client.send(type="close")
+        closed, code = client.receive_end()
+    problems = [message for message in client.messages if isinstance(message, Problem)]
+    assert all(item.status < 500 for item in problems)
+    assert (closed.reason, code) in (("closed", 1000), ("violation", 1008))
+    with fuzzed.client() as http:
+        assert http.get("/health/live").status_code == 200
+
+
+def test_a_server_that_shuts_down_says_so(serve: Serve) -> None:
+    served = serve()
+    with player(served) as client:
+        client.open(prompts=[{"text": "a"}])
+        client.receive_until(is_audio)
+        served.server.drain()
+        closed, code = client.receive_end()
+    assert (closed.reason, closed.resumable, code) == ("shutdown", False, 1001)
+
+
+def test_a_model_without_a_codec_has_no_sessions(built: Callable[..., Deployment]) -> None:
+    with serving(built(codec=False)) as served, player(served) as client, served.client() as http:
+        problem(http.get("/v1/sessions"), 501, "no_codec")
+        refused = client.receive_until(lambda item: isinstance(item, Problem))
+        assert (refused.code, client.receive_end()[1]) == ("no_codec", 1013)
