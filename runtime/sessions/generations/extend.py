@@ -91,7 +91,7 @@ class ExtendGenerations(Generations):
             from_sample = self._from_sample(done, now_s)
             start = max(segment.start_frame + segment.keep_frames, self._first_unheard(from_sample, now_s))
             if start >= canvas.end:  # Nothing that is known changes.
-                start, from_sample = canvas.end, self._playhead.reach(now_s)
+                start, from_sample = canvas.end, min(self._playhead.reach(now_s), self._playhead.sent_until)
         if start >= end:
             self._latest = None
             return False

@@ -152,3 +152,13 @@ def test_a_change_for_after_the_known_end_leaves_no_hole_before_it() -> None:
     here = extension.timeline.at(60 * HOP)
     assert here is not None
     assert here.canvas.end == 112
+
+
+def test_an_append_that_comes_late_is_heard_where_the_audio_ends() -> None:
+    extension = Extension()
+    now_s = extension.play_to(61 * HOP)
+    extension.playhead.sent_until = 62 * HOP
+    extension.generate(now_s)
+    here = extension.timeline.at(extension.playhead.sent_until)
+    assert here is not None
+    assert here.canvas.end == 112
