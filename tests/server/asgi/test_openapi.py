@@ -89,7 +89,7 @@ expected-statuses = ["2xx", "404", "415", "422"]
 
 # Nearly every generated file is no audio, and every generated id unknown.
 [[operations]]
-include-path-regex = "^/v1/sources"
+include-path-regex = "^/v1/(sources|sessions)"
 warnings = false
 """
 
