@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import count
 from typing import Any, ClassVar, Self
 
@@ -12,12 +13,15 @@ import pytest
 from runtime.errors import RequestError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
-from runtime.requests.segments import Segment
+from runtime.requests.request import GenerationRequest
+from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
 from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.messages import CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.store import SessionSnapshot
+from runtime.tick.events import Finished
+from runtime.tick.loop import TickLoop
 
 WAIT_S = 60.0
 
@@ -175,3 +179,10 @@ class Driven:
         self.host.run_once(0.0)
         while until is not None and not until():
             self.host.run_once(WAIT_S)
+
+
+def wait_for(loop: TickLoop, request: GenerationRequest) -> Latents:
+    """Run a generation in a loop; returns its latents."""
+    done: Future[Latents] = Future()
+    loop.submit(request, lambda event: done.set_result(event.latents) if isinstance(event, Finished) else None)
+    return done.result(WAIT_S)

@@ -280,6 +280,8 @@ class SessionHost:
 
     def timeout_s(self) -> float | None:
         """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""
+        if self._services.changed:
+            return 0.0
         times: list[float] = []
         for hosted in self._sessions.values():
             due_s = hosted.session.due_s() if hosted.clock is self._clock else None

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.scripted_sessions import WAIT_S, Client, Driven
+from helpers.scripted_sessions import Client, Driven, wait_for
 
-from runtime.errors import DrainingError, EngineDeadError, RequestError, SessionsFullError, UnknownSessionError
-from runtime.pipeline.compose import GenerationInputs
+from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, UnknownSessionError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.requests.options import parse_options
-from runtime.requests.segments import Segment
-from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import HostLimits, SessionHost
 from runtime.sessions.messages import (
@@ -24,30 +20,13 @@ from runtime.sessions.messages import (
     Applied,
     Closed,
     Open,
-    Problem,
     Ready,
     SetControls,
-    SetSource,
     State,
-    WriteAudio,
 )
 from runtime.sessions.store import SessionSnapshot
-from runtime.tick.events import Event, Finished
 
 Drive = Callable[..., Driven]
-NO_LIMITS = HostLimits(client_sessions=0, max_refresh_s=float("inf"))
-
-
-@pytest.fixture
-def drive(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
-    with ExitStack() as closing:
-
-        def make(**options: Any) -> Driven:
-            driven = Driven(pipeline, monkeypatch, **{"limits": NO_LIMITS, **options})
-            closing.callback(driven.host.close)
-            return driven
-
-        yield make
 
 
 def state(**members: Any) -> State:
@@ -172,174 +151,10 @@ class TestLimits:
     def test_projected_refresh_time(self, drive: Drive, pipeline: Pipeline) -> None:
         driven = drive(limits=HostLimits(max_refresh_s=1e-6))
         with driven.host:
-            done = threading.Event()
-            pipeline.loop.submit(pipeline.request("a", seed=0), lambda event: note_end(event, done))
-            assert done.wait(WAIT_S)
+            wait_for(pipeline.loop, pipeline.request("a", seed=0))
             driven.host.open(Open(), Client())
             with pytest.raises(SessionsFullError, match="a change would take"):
                 driven.host.open(Open(), Client())
-
-
-def note_end(event: Event, done: threading.Event) -> None:
-    if isinstance(event, Finished):
-        done.set()
-
-
-class TestGenerations:
-    def test_a_generation_gives_the_latents_of_its_options(self, drive: Drive, pipeline: Pipeline) -> None:
-        driven = drive()
-        session, _ = driven.open()
-        session.wants = 1
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(session.of("finished")))
-        request = pipeline.compose(parse_options(session.options), Segment(0, 16), GenerationInputs())
-        done, events = threading.Event(), list[Any]()
-
-        def listen(event: Event) -> None:
-            events.append(event)
-            note_end(event, done)
-
-        pipeline.loop.submit(request, listen)
-        assert done.wait(WAIT_S)
-        np.testing.assert_allclose(session.of("finished")[0][1], events[-1].latents, atol=1e-5)
-
-    def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(self, drive: Drive) -> None:
-        driven = drive()
-        sessions = [driven.open()[0] for _ in range(5)]
-        most: list[int] = []
-        for session in sessions:
-            session.wants = 2
-        while any(session.wants for session in sessions):
-            driven.run()
-            most.append(driven.host.stats().generations_in_flight)
-            if most[-1]:
-                driven.host.run_once(WAIT_S)
-            if sum(len(session.of("finished")) for session in sessions) < 3:
-                assert [len(session.job_ids) for session in sessions[:3]] <= [1, 1, 1]
-        assert max(most) == 3
-        assert all(len(session.of("finished")) == 2 for session in sessions)
-
-    def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(self, drive: Drive) -> None:
-        driven = drive()
-        others = [driven.open()[0] for _ in range(3)]
-        session, _ = driven.open()
-        for other in (*others, session):
-            other.options["steps"] = 50
-            other.wants = 1
-            driven.now_s += 1.0
-            driven.run()
-        assert not session.job_ids
-        session.options["seed"] = 2
-        driven.run(lambda: bool(session.of("finished")))
-        latents = [made.of("finished")[0][1] for made in (others[0], session)]
-        assert not np.array_equal(*latents)
-
-    def test_a_step_parameter_that_reaches_a_generation_is_reported(self, drive: Drive) -> None:
-        driven = drive()
-        session, _ = driven.open()
-        session.options["steps"] = 200
-        session.wants = 1
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
-        session.next_actions = [UpdateSteps(tuple(session.job_ids), {"velocity_scale": 0.5}, 7)]
-        (job_id,) = session.job_ids
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(session.of("finished")))
-        assert session.of("step_applied") == [(7, (job_id,))]
-
-    def test_an_error_of_one_generation_ends_only_that(self, drive: Drive) -> None:
-        driven = drive()
-        session, _ = driven.open()
-        session.options["prompt"] = "a" * 500
-        session.wants = 1
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
-        assert isinstance(session.of("failed")[0][1], RequestError)
-        session.options["prompt"] = "a"
-        session.wants = 1
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(session.of("finished")))
-
-    def test_live_generations_go_before_those_that_wait(self, drive: Drive, pipeline: Pipeline) -> None:
-        driven, order = drive(), list[str]()
-        session, _ = driven.open()
-        session.wants = 1
-        depth = pipeline.deployment.runtime.depth
-        for index in range(2 * depth):
-            request = pipeline.request("a", steps=50, seed=index)
-            pipeline.loop.submit(request, lambda event: order.append("http") if isinstance(event, Finished) else None)
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(session.of("finished")))
-        assert len(order) < 2 * depth
-
-    def test_ending_a_session_frees_its_slots(self, drive: Drive, pipeline: Pipeline) -> None:
-        driven = drive()
-        session, _ = driven.open()
-        session.options["steps"] = 200
-        session.wants = 1
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
-        before = pipeline.loop.stats().outcomes["cancelled"]
-        driven.host.end(session.id, "deleted")
-        driven.host.run_once(0.0)
-        driven.host.run_once(WAIT_S)
-        assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
-
-
-class TestMessages:
-    def test_a_refused_message_gives_a_problem_with_its_seq(self, drive: Drive) -> None:
-        driven = drive()
-        session, client = driven.open()
-        driven.host.post(session.id, SetControls(seq=3, values={"guidance": -1.0}))
-        driven.run()
-        (problem,) = client.of(Problem)
-        assert (problem.seq, problem.code, problem.field) == (3, "invalid_request", "values.guidance")
-
-    def test_a_reply_gets_the_error_instead(self, drive: Drive) -> None:
-        driven, replies = drive(), list[Any]()
-        session, client = driven.open()
-        driven.host.post(session.id, SetControls(seq=1, values={"guidance": 1.0}), reply=replies.append)
-        driven.host.post(session.id, SetControls(seq=2, values={"guidance": -1.0}), reply=replies.append)
-        driven.host.post("unknown", SetControls(seq=3, values={}), reply=replies.append)
-        driven.run()
-        assert [type(reply) for reply in replies] == [UnknownSessionError, type(None), RequestError]
-        assert not client.of(Problem)
-
-    def test_messages_keep_their_order_while_a_source_is_loaded(self, drive: Drive, pipeline: Pipeline) -> None:
-        loading = threading.Event()
-
-        def load(source_id: str) -> Any:
-            assert loading.wait(WAIT_S)
-            if source_id == "missing":
-                raise RequestError("there is no such source", field="id")
-            return np.full((4, 8), 0.5, np.float32)
-
-        driven = drive(sources=load)
-        session, client = driven.open()
-        for message in (
-            SetSource(seq=1, id="a"),
-            SetControls(seq=2, values={}),
-            SetSource(seq=3, id="missing"),
-            SetSource(seq=4, id=None),
-            Ack(playhead_sample=5),
-        ):
-            driven.host.post(session.id, message)
-        driven.run()
-        assert [message.type for message, _ in session.of("handle")] == ["ack"]
-        loading.set()
-        driven.run(lambda: len(session.of("handle")) == 4)
-        handled = [(message.seq, latents is not None) for message, latents in session.of("handle")[1:]]
-        assert handled == [(1, True), (2, False), (4, False)]
-        assert client.of(Problem)[0].seq == 3
-
-    def test_written_audio_is_encoded(self, drive: Drive, pipeline: Pipeline) -> None:
-        driven = drive()
-        session, _ = driven.open()
-        pcm = np.full((500, 2), 0.1, np.float32)
-        driven.host.post(session.id, WriteAudio(seq=1, at_s=0.0, samples=500), pcm)
-        driven.run(lambda: bool(session.of("handle")))
-        ((_, latents),) = session.of("handle")
-        assert latents.shape == (4, pipeline.bundle.latents.channels)
 
 
 class TestTime:

@@ -1,0 +1,183 @@
+"""One session in its host: its messages, its generations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from helpers.scripted_sessions import WAIT_S, Driven, wait_for
+
+from runtime.errors import RequestError, UnknownSessionError
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.segments import Segment
+from runtime.sessions.actions import UpdateSteps
+from runtime.sessions.messages import (
+    Ack,
+    Problem,
+    SetControls,
+    SetSource,
+    WriteAudio,
+)
+from runtime.tick.events import Finished
+
+Drive = Callable[..., Driven]
+
+
+def test_a_refused_message_gives_a_problem_with_its_seq(drive: Drive) -> None:
+    driven = drive()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=3, values={"guidance": -1.0}))
+    driven.run()
+    (problem,) = client.of(Problem)
+    assert (problem.seq, problem.code, problem.field) == (3, "invalid_request", "values.guidance")
+
+
+def test_a_reply_gets_the_error_instead(drive: Drive) -> None:
+    driven, replies = drive(), list[Any]()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=1, values={"guidance": 1.0}), reply=replies.append)
+    driven.host.post(session.id, SetControls(seq=2, values={"guidance": -1.0}), reply=replies.append)
+    driven.host.post("unknown", SetControls(seq=3, values={}), reply=replies.append)
+    driven.run()
+    assert [type(reply) for reply in replies] == [UnknownSessionError, type(None), RequestError]
+    assert not client.of(Problem)
+
+
+def test_messages_keep_their_order_while_a_source_is_loaded(drive: Drive, pipeline: Pipeline) -> None:
+    loading = threading.Event()
+
+    def load(source_id: str) -> Any:
+        assert loading.wait(WAIT_S)
+        if source_id == "missing":
+            raise RequestError("there is no such source", field="id")
+        return np.full((4, 8), 0.5, np.float32)
+
+    driven = drive(sources=load)
+    session, client = driven.open()
+    for message in (
+        SetSource(seq=1, id="a"),
+        SetControls(seq=2, values={}),
+        SetSource(seq=3, id="missing"),
+        SetSource(seq=4, id=None),
+        Ack(playhead_sample=5),
+    ):
+        driven.host.post(session.id, message)
+    driven.run()
+    assert [message.type for message, _ in session.of("handle")] == ["ack"]
+    loading.set()
+    driven.run(lambda: len(session.of("handle")) == 4)
+    handled = [(message.seq, latents is not None) for message, latents in session.of("handle")[1:]]
+    assert handled == [(1, True), (2, False), (4, False)]
+    assert client.of(Problem)[0].seq == 3
+
+
+def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    pcm = np.full((500, 2), 0.1, np.float32)
+    driven.host.post(session.id, WriteAudio(seq=1, at_s=0.0, samples=500), pcm)
+    driven.run(lambda: bool(session.of("handle")))
+    ((_, latents),) = session.of("handle")
+    assert latents.shape == (4, pipeline.bundle.latents.channels)
+
+
+def test_a_generation_gives_the_latents_of_its_options(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    request = pipeline.compose(parse_options(session.options), Segment(0, 16), GenerationInputs())
+    np.testing.assert_allclose(session.of("finished")[0][1], wait_for(pipeline.loop, request), atol=1e-5)
+
+
+def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(drive: Drive) -> None:
+    driven = drive()
+    sessions = [driven.open()[0] for _ in range(5)]
+    most: list[int] = []
+    for session in sessions:
+        session.wants = 2
+    while any(session.wants for session in sessions):
+        driven.run()
+        most.append(driven.host.stats().generations_in_flight)
+        if most[-1]:
+            driven.host.run_once(WAIT_S)
+        if sum(len(session.of("finished")) for session in sessions) < 3:
+            assert [len(session.job_ids) for session in sessions[:3]] <= [1, 1, 1]
+    assert max(most) == 3
+    assert all(len(session.of("finished")) == 2 for session in sessions)
+
+
+def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive) -> None:
+    driven = drive()
+    others = [driven.open()[0] for _ in range(3)]
+    session, _ = driven.open()
+    for other in (*others, session):
+        other.options["steps"] = 50
+        other.wants = 1
+        driven.now_s += 1.0
+        driven.run()
+    assert not session.job_ids
+    session.options["seed"] = 2
+    driven.run(lambda: bool(session.of("finished")))
+    latents = [made.of("finished")[0][1] for made in (others[0], session)]
+    assert not np.array_equal(*latents)
+
+
+def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.options["steps"] = 200
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    session.next_actions = [UpdateSteps(tuple(session.job_ids), {"velocity_scale": 0.5}, 7)]
+    (job_id,) = session.job_ids
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    assert session.of("step_applied") == [(7, (job_id,))]
+
+
+def test_an_error_of_one_generation_ends_only_that(drive: Drive) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.options["prompt"] = "a" * 500
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    assert isinstance(session.of("failed")[0][1], RequestError)
+    session.options["prompt"] = "a"
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+
+
+def test_live_generations_go_before_those_that_wait(drive: Drive, pipeline: Pipeline) -> None:
+    driven, order = drive(), list[str]()
+    session, _ = driven.open()
+    session.wants = 1
+    depth = pipeline.deployment.runtime.depth
+    for index in range(2 * depth):
+        request = pipeline.request("a", steps=50, seed=index)
+        pipeline.loop.submit(request, lambda event: order.append("http") if isinstance(event, Finished) else None)
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    assert len(order) < 2 * depth
+
+
+def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.options["steps"] = 200
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    before = pipeline.loop.stats().outcomes["cancelled"]
+    driven.host.end(session.id, "deleted")
+    driven.host.run_once(0.0)
+    driven.host.run_once(WAIT_S)
+    assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
