@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,16 +173,38 @@ def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> 
     knob(page, "guidance").press("PageUp")
     page.wait_for_function("() => document.querySelector('#stat-full').textContent.endsWith('ms')")
     seed, guidance = page.input_value("#seed"), value_of(page, "guidance")
-    session = sent_by(page)
+    ready: list[dict[str, Any]] = []
+
+    def note(payload: Any) -> None:
+        if isinstance(payload, str) and '"ready"' in payload:
+            ready.append(json.loads(payload))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", note))
     server.kill()
     page.wait_for_selector("#status:not([data-status=live])")
     page.wait_for_function(f"() => !({IS_HEARD})()")
     server.start()
     page.wait_for_selector("#status[data-status=live]")
     page.wait_for_function(IS_HEARD)
-    assert any("resume" in message for message in session)
+    assert [message["resumed"] for message in ready] == [True]
     assert (page.input_value("#seed"), value_of(page, "guidance")) == (seed, guidance)
     assert page.inner_text("#messages") == ""
+
+
+def test_it_begins_again_where_the_session_is_lost(serve: Serve, open_page: OpenPage) -> None:
+    server = serve()
+    page = open_page(server.url, allowed=("WebSocket connection", "ERR_CONNECTION", "Failed to load resource"))
+    play(page)
+    knob(page, "guidance").press("PageUp")
+    seed, guidance = page.input_value("#seed"), value_of(page, "guidance")
+    server.kill()
+    shutil.rmtree(server.state)
+    page.wait_for_selector("#status:not([data-status=live])")
+    server.start()
+    page.get_by_text("The session is gone").wait_for()
+    page.wait_for_selector("#status[data-status=live]")
+    page.wait_for_function(IS_HEARD)
+    assert (page.input_value("#seed"), value_of(page, "guidance")) == (seed, guidance)
 
 
 def test_a_preset_is_the_same_after_a_round_trip(server: Any, open_page: OpenPage, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ export class Connection {
   /** @type {Map<string, Message>} newest of each kind, sent after the next `ready` */ #unsent = new Map();
   #attempts = 0;
   #leastDelayMs = 0;
+  #refusal = "";
   #retryTimer = 0;
   #seq = 0;
   #epoch = -1;
@@ -169,13 +170,16 @@ export class Connection {
     for (const message of waiting) this.#post({ ...message, seq: ++this.#seq });
   }
 
-  /** @param {Message} problem */
+  /** A problem before `ready` is the reason why the connection ends. @param {Message} problem */
   #refuse(problem) {
-    if (!this.isLive) {
-      this.#session = null;
+    if (!this.isLive && problem.status === 503) {
       this.#leastDelayMs = (problem.retry_after_s ?? 0) * 1000;
-    }
-    this.handlers.problem(problem);
+      this.#refusal = problem.detail;
+    } else if (!this.isLive && this.#session) {
+      this.#session = null;
+      this.#attempts = 0;
+      this.handlers.problem({ ...problem, detail: "The session is gone. A new one begins as it was.", fix: null });
+    } else this.handlers.problem(problem);
   }
 
   /** @param {ArrayBuffer} data */
@@ -191,7 +195,8 @@ export class Connection {
     const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts++) * (0.75 + Math.random() / 2);
     const delay = Math.max(backoff, this.#leastDelayMs);
     this.#leastDelayMs = 0;
-    const status = wasLive ? "waiting" : await this.#reason();
+    const status = wasLive ? "waiting" : this.#refusal || (await this.#reason());
+    this.#refusal = "";
     if (status === "key") {
       this.handlers.status("key", this.key ? "The server does not accept this key." : "");
       return;
