@@ -1,6 +1,7 @@
 """Prometheus metrics of live sessions.
 
-Invariant: live_sessions_started_total = the sum of live_sessions_ended_total over outcomes + live_sessions.
+Invariants: live_sessions_started_total = the sum of live_sessions_ended_total over outcomes + live_sessions;
+live_generations_started_total = the sum of live_generations_ended_total over outcomes, where none is in flight.
 """
 
 from __future__ import annotations
@@ -65,12 +66,18 @@ class HostCollector:
             yield GaugeMetricFamily(f"{NAMESPACE}_{name}", text, value=float(value))
         counters = {
             "live_sessions_started": ("Live sessions opened, or taken over from the store", stats.opened),
-            "live_refreshes": ("Generations finished for live sessions", stats.refreshes),
+            "live_generations_started": ("Generations started for live sessions", stats.generations_started),
+            "live_refreshes": ("Generations finished for live sessions", stats.generations_ended.get("finished", 0)),
             "underruns": ("Times that a client's playhead found no audio", stats.underruns),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"{NAMESPACE}_{name}", text, value=float(value))
-        ended = CounterMetricFamily(f"{NAMESPACE}_live_sessions_ended", "Live sessions that ended", labels=["outcome"])
-        for outcome, number in stats.ended.items():
-            ended.add_metric([outcome], number)
-        yield ended
+        outcomes = {
+            "live_sessions_ended": ("Live sessions that ended", stats.ended),
+            "live_generations_ended": ("Generations of live sessions that ended", stats.generations_ended),
+        }
+        for name, (text, numbers) in outcomes.items():
+            family = CounterMetricFamily(f"{NAMESPACE}_{name}", text, labels=["outcome"])
+            for outcome, number in numbers.items():
+                family.add_metric([outcome], number)
+            yield family

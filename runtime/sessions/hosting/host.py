@@ -60,14 +60,18 @@ class SessionInfo:
 
 @dataclass(frozen=True)
 class HostStats:
-    """Counts since the start: sessions opened, or restored from the store, = open + the sum of `ended` (by reason)."""
+    """Counts since the start.
+
+    Sessions opened, or restored from the store, = open + the sum of `ended`, by reason. Generations started = those in
+    flight + the sum of `generations_ended`: finished, cancelled, failed.
+    """
 
     open: int
     connected: int
     opened: int
     ended: dict[str, int]
-    generations_in_flight: int
-    refreshes: int
+    generations_started: int
+    generations_ended: dict[str, int]
     underruns: int
     store_failure: str | None
 
@@ -199,8 +203,8 @@ class SessionHost:
             connected=sum(hosted.listener is not None for hosted in sessions),
             opened=self._num_opened,
             ended=dict(self._ended),
-            generations_in_flight=sum(hosted.num_jobs for hosted in sessions),
-            refreshes=self._services.num_refreshes,
+            generations_started=self._services.generations_started,
+            generations_ended=dict(self._services.generations_ended),
             underruns=self._past_underruns + sum(_underruns(hosted) for hosted in sessions),
             store_failure=None if self._store is None else self._store.failure,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,7 +73,8 @@ class HostServices:
     fail: Callable[[TickError], None]
     control_observers: list[Observer] = field(default_factory=list)
     changed: dict[HostedSession, None] = field(default_factory=dict)
-    num_refreshes: int = 0
+    generations_started: int = 0
+    generations_ended: Counter[str] = field(default_factory=Counter)
 
     def observe_control(self, kind: Kind, stage: str, seconds: float) -> None:
         """Pass on how long a change took to be heard."""
@@ -325,7 +326,7 @@ class HostedSession:
         inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client=self.id)
         self._jobs[job.id] = _Job(job.segment, job.full_seq)
         self._mark("submitted", job.full_seq)
-        services.num_refreshes += job.is_refresh
+        services.generations_started += 1
         try:
             request = services.pipeline.compose(job.options, job.segment, inputs, job.tail)
             services.pipeline.loop.submit(replace(request, id=job.id, is_urgent=True), self._publish)
@@ -353,20 +354,24 @@ class HostedSession:
             job.newest_seq = job.seqs.popleft()
             self.session.step_applied(job.newest_seq, (job_id,), event.tick)
         elif isinstance(event, Finished):
-            del self._jobs[job_id]
+            self._remove(job_id, "finished")
             self._mark("finished", job.newest_seq)
             self.session.generation_finished(job_id, event.latents, event.tick, self.clock())
         elif isinstance(event, Failed):
             self._lose(job_id, event.error)
         else:
-            del self._jobs[job_id]
+            self._remove(job_id, "cancelled")
         self._change()
 
     def _lose(self, job_id: str, error: TickError) -> None:
         """A generation has ended with an error."""
-        del self._jobs[job_id]
+        self._remove(job_id, "failed")
         if isinstance(error, (EngineDeadError, DrainingError)):
             self._services.fail(error)
         elif not self.is_ended:
             self.session.generation_failed(job_id, error, self.clock())
             self._change()
+
+    def _remove(self, job_id: str, outcome: str) -> None:
+        del self._jobs[job_id]
+        self._services.generations_ended[outcome] += 1

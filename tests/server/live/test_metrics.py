@@ -12,7 +12,14 @@ from server.live.metrics import LiveMetrics
 def test_what_the_host_counts_is_read_on_a_scrape() -> None:
     registry = CollectorRegistry()
     stats = SimpleNamespace(
-        open=2, connected=1, opened=5, ended={"closed": 2, "expired": 1}, refreshes=9, underruns=4, store_failure=None
+        open=2,
+        connected=1,
+        opened=5,
+        ended={"closed": 2, "expired": 1},
+        generations_started=12,
+        generations_ended={"finished": 9, "cancelled": 2},
+        underruns=4,
+        store_failure=None,
     )
     host = SimpleNamespace(stats=lambda: stats, control_observers=[])
     LiveMetrics(registry).watch(host)  # type: ignore[arg-type]
@@ -23,6 +30,7 @@ def test_what_the_host_counts_is_read_on_a_scrape() -> None:
     assert value("live_sessions") == 2
     assert value("live_connected") == 1
     assert value("live_refreshes_total") == 9
+    assert value("live_generations_started_total") == 12
     assert value("underruns_total") == 4
     assert value("session_store_failed") == 0
     stats.store_failure = "no space left"

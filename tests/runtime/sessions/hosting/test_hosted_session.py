@@ -103,7 +103,7 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
         session.wants = 2
     while any(session.wants for session in sessions):
         driven.run()
-        most.append(driven.host.stats().generations_in_flight)
+        most.append(sum(len(session.job_ids) for session in sessions))
         if most[-1]:
             driven.host.run_once(WAIT_S)
         if sum(len(session.of("finished")) for session in sessions) < 3:
@@ -154,6 +154,7 @@ def test_an_error_of_one_generation_ends_only_that(drive: Drive) -> None:
     session.wants = 1
     driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run(lambda: bool(session.of("finished")))
+    assert driven.host.stats().generations_ended == {"failed": 1, "finished": 1}
 
 
 def test_live_generations_go_before_those_that_wait(drive: Drive, pipeline: Pipeline) -> None:
@@ -181,3 +182,5 @@ def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> N
     driven.host.run_once(0.0)
     driven.host.run_once(WAIT_S)
     assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
+    stats = driven.host.stats()
+    assert (stats.generations_started, stats.generations_ended) == (1, {"cancelled": 1})
