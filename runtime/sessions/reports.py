@@ -8,7 +8,8 @@ import numpy as np
 
 from runtime.sessions import messages
 from runtime.sessions.actions import LiveModel
-from runtime.sessions.controls import ControlState, controls_schema
+from runtime.sessions.control_state import ControlState
+from runtime.sessions.controls import controls_schema
 from runtime.sessions.playback.canvas import Canvas, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -44,10 +45,8 @@ def state(
     *,
     generations_in_flight: int,
     generation_s: float,
-    ticks: int,
-    tick_ms: float,
 ) -> messages.State:
-    """The state now."""
+    """The state now; the host knows the ticks."""
     position, hop = playhead.position(now_s), model.hop_samples
     here = timeline.at(position)
     frame = 0 if here is None else here.canvas_frame_at(position // hop)
@@ -58,8 +57,8 @@ def state(
         generations_in_flight=generations_in_flight,
         generation_s=generation_s,
         underruns=playhead.underruns,
-        ticks=ticks,
-        tick_ms=tick_ms,
+        ticks=0,
+        tick_ms=0.0,
         canvas_position_s=max(0.0, frame + position % hop / hop) / model.frame_rate_hz,
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,

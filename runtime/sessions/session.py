@@ -29,14 +29,16 @@ from runtime.sessions.actions import (
     SendAudio,
     SendMessage,
 )
-from runtime.sessions.controls import ControlState, check_controls, prompt_weights
+from runtime.sessions.control_state import ControlState
+from runtime.sessions.controls import check_controls, prompt_weights
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.messages import ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.playback.audio_schedule import AudioSchedule
-from runtime.sessions.playback.canvas import Band, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.canvas import Piece, Source, Timeline
+from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.store import SessionSnapshot
 
@@ -81,13 +83,13 @@ class LiveSession:
         self._playhead = playhead or Playhead(model.sample_rate_hz)
         self._audio = AudioSchedule(model, timeline, self._playhead, epoch)
         self._generations = MODES[mode](model, frames, slots, controls, timeline, self._playhead)
+        self._navigation = Navigation(model, frames, mode == "loop", timeline, self._playhead)
         self._token_sha256 = ""
         self._outbox: list[Action] = []
         self._is_changed = False
         self._committed_s = self._stated_s = -math.inf  # last Commit, last `state`
         self._due_s: float | None = None
         self._problem = ""
-        self._num_ticks, self._tick_ms = 0, 0.0
 
     @property
     def num_jobs(self) -> int:
@@ -168,13 +170,13 @@ class LiveSession:
             case messages.SetBand():
                 self._set_band(message, now_s)
             case messages.Seek():
-                self._seek(message, now_s)
+                self._navigation.seek(message.to_s, now_s)
             case messages.Play():
                 self._playhead.play(now_s)
             case messages.Pause():
                 self._playhead.pause(now_s)
             case messages.GetCanvas():
-                self._send(reports.picture(self.model, self._timeline.canvas, self._picture_start(now_s)))
+                self._send(reports.picture(self.model, self._timeline.canvas, self._navigation.picture_start(now_s)))
             case messages.Close():
                 self._outbox.append(End())
             case Open():
@@ -211,11 +213,6 @@ class LiveSession:
     def due_s(self) -> float | None:
         """When `advance` has to be called if nothing else happens; None: only after another call."""
         return self._due_s
-
-    def generation_stepped(self, ticks: int, tick_ms: float) -> None:
-        """Ticks of the loop have passed, the last in `tick_ms`: what `state` messages report."""
-        self._num_ticks += ticks
-        self._tick_ms = tick_ms
 
     def generation_finished(self, job_id: str, latents: Latents, tick: int, now_s: float) -> None:
         """A generation's latents `[T, C]`; they belong to the session from now on. Unknown ids are ignored."""
@@ -321,8 +318,6 @@ class LiveSession:
                 now_s,
                 generations_in_flight=self.num_jobs,
                 generation_s=self._generations.times.estimate_s,
-                ticks=self._num_ticks,
-                tick_ms=self._tick_ms,
             )
         )
 
@@ -379,52 +374,13 @@ class LiveSession:
         """Canvas frames of a write, and the offset of its first sample in them."""
         if not self.model.has_encoder:
             raise RequestError("the bundle cannot turn audio into latents", field="type")
-        hop = self.model.hop_samples
-        offset = self._samples(message.at_s) % hop
-        frames = -(-(offset + message.samples) // hop)
-        return self._generations.region(message.at_s, frames), frames, offset
+        start, offset = divmod(self._samples(message.at_s), self.model.hop_samples)
+        frames = -(-(offset + message.samples) // self.model.hop_samples)
+        return self._generations.region(start, frames), frames, offset
 
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
-        band = self._band(message)
-        here = self._placement()
-        frame = self._playhead.reach(now_s) // self.model.hop_samples
-        position = here.canvas_frame_at(frame)
-        if band is not None and not band[0] <= position < band[1]:
-            position = band[0]
+        self._navigation.set_band(message.start_s, message.end_s, now_s)
         self._controls.accept(message.seq)
-        self._timeline.move(self._playhead.reach(now_s), frame, position, band)
-
-    def _band(self, message: messages.SetBand) -> Band | None:
-        canvas, rate = self._timeline.canvas, self.model.frame_rate_hz
-        if message.start_s is None or message.end_s is None:
-            return (0, self._generations.frames) if self.mode == "loop" else None
-        band = int(message.start_s * rate + 1e-6), math.ceil(message.end_s * rate - 1e-6)
-        if band[0] < canvas.start or band[1] > canvas.end:
-            raise RequestError(f"the canvas is {_span((canvas.start, canvas.end), rate)}", field="end_s")
-        return band
-
-    def _seek(self, message: messages.Seek, now_s: float) -> None:
-        here = self._placement()
-        band = here.band or (here.canvas.start, here.canvas.end)
-        frame = int(message.to_s * self.model.frame_rate_hz + 1e-6)
-        if not band[0] <= frame < band[1]:
-            raise RequestError(f"plays {_span(band, self.model.frame_rate_hz)}", field="to_s")
-        reach = self._playhead.reach(now_s)
-        self._timeline.move(reach, reach // self.model.hop_samples, frame, here.band)
-
-    def _picture_start(self, now_s: float) -> int:
-        """The whole loop, or what was heard last and all that follows."""
-        position = self._playhead.position(now_s)
-        here = self._timeline.at(position)
-        if self.mode == "loop" or here is None:
-            return self._timeline.canvas.start
-        frame = here.canvas_frame_at(position // self.model.hop_samples) - self._generations.frames // 2
-        return min(max(frame, here.canvas.start), here.canvas.end - 1)
-
-    def _placement(self) -> Placement:
-        if self._timeline.newest is None:
-            raise RequestError("there is no canvas yet", field="type", fix="wait for the first audio")
-        return self._timeline.newest
 
     def _send(self, message: ServerMessage) -> None:
         self._outbox.append(SendMessage(message))
@@ -442,10 +398,6 @@ def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
     if found is None:
         raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
     return found
-
-
-def _span(band: Band, rate_hz: float) -> str:
-    return f"from {band[0] / rate_hz:.2f} to {band[1] / rate_hz:.2f} s"
 
 
 def _sha256(token: str) -> str:

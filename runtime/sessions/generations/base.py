@@ -12,7 +12,8 @@ from typing import Any
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import GenerationJob, LiveModel, UpdateSteps
-from runtime.sessions.controls import NEEDS_SOURCE_NAMES, ControlState
+from runtime.sessions.control_state import ControlState
+from runtime.sessions.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -225,8 +226,8 @@ class Generations(ABC):
         """Put latents from frame `start` on into the canvas and the source."""
 
     @abstractmethod
-    def region(self, at_s: float, frames: int) -> int:
-        """The canvas frame of a write of some frames at a time. Raises RequestError where it does not fit."""
+    def region(self, start: int, frames: int) -> int:
+        """The canvas frame where a write from frame `start` begins. Raises RequestError where it does not fit."""
 
     def _ready_s(self) -> float:
         """When the next generation may start."""

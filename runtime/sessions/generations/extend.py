@@ -127,9 +127,9 @@ class ExtendGenerations(Generations):
         is_known = self._frame_at(from_sample) < self._timeline.canvas.end - self._model.margin_frames
         return from_sample if is_known else min(from_sample, self._playhead.sent_until)
 
-    def region(self, at_s: float, frames: int) -> int:
+    def region(self, start: int, frames: int) -> int:
         """A write has to lie in what is known."""
-        canvas, start = self._timeline.canvas, int(at_s * self._model.frame_rate_hz)
+        canvas = self._timeline.canvas
         if not canvas.start <= start <= canvas.end - frames:
             known = [f"{frame / self._model.frame_rate_hz:.2f}" for frame in (canvas.start, canvas.end)]
             raise RequestError(f"the canvas is known from {known[0]} to {known[1]} s", field="at_s")

@@ -100,13 +100,13 @@ class LoopGenerations(Generations):
             self._timeline.place_canvas(max(self._playhead.reach(now_s), done.from_sample), canvas)
         return True
 
-    def region(self, at_s: float, frames: int) -> int:
+    def region(self, start: int, frames: int) -> int:
         """A write may go over the end of the canvas and on at its beginning."""
         if self._timeline.newest is None:
             raise RequestError("there is no canvas yet", field="at_s", fix="wait for the first audio")
         if frames > self.frames:
             raise RequestError(f"has {frames} frames, the canvas has {self.frames}", field="samples")
-        return int(at_s * self._model.frame_rate_hz) % self.frames
+        return start % self.frames
 
     def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
         canvas, n = self._timeline.canvas, len(piece.latents)

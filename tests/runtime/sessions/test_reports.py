@@ -8,7 +8,7 @@ import numpy as np
 from helpers.live_simulation import MODEL, RATE
 
 from runtime.sessions import reports
-from runtime.sessions.controls import ControlState
+from runtime.sessions.control_state import ControlState
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -36,11 +36,9 @@ def test_controls_name_the_source() -> None:
 
 def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
     timeline = Timeline([Placement(0, canvas(10), 0, 4, (0, 10))])
-    state = reports.state(
-        MODEL, timeline, Playhead(RATE, 500), 0.0, generations_in_flight=1, generation_s=0.1, ticks=5, tick_ms=2.0
-    )
+    state = reports.state(MODEL, timeline, Playhead(RATE, 500), 0.0, generations_in_flight=1, generation_s=0.1)
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
-    assert (state.playhead_sample, state.generations_in_flight, state.ticks) == (500, 1, 5)
+    assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
 
 
 def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:

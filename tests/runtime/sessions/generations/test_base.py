@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL, RATE
 
-from runtime.sessions.controls import ControlState
+from runtime.sessions.control_state import ControlState
 from runtime.sessions.generations.base import ESTIMATE_START_S, GenerationTimes
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.messages import Ack

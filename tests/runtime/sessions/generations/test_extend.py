@@ -7,7 +7,7 @@ import pytest
 from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
 
 from runtime.errors import RequestError
-from runtime.sessions.controls import ControlState
+from runtime.sessions.control_state import ControlState
 from runtime.sessions.generations.extend import HISTORY_S, ExtendGenerations
 from runtime.sessions.messages import Ack
 from runtime.sessions.playback.canvas import Piece, Timeline
@@ -124,9 +124,9 @@ def test_heard_frames_of_a_band_stay() -> None:
 def test_a_write_must_lie_in_what_is_known() -> None:
     extension = Extension()
     now_s = extension.play_to(10 * HOP)
-    assert extension.generations.region(1.0, 10) == 25
+    assert extension.generations.region(25, 10) == 25
     with pytest.raises(RequestError, match=r"known from 0\.00 to 2\.56 s"):
-        extension.generations.region(2.4, 10)
+        extension.generations.region(60, 10)
     extension.generations.write(5, Piece("w", np.full((20, CHANNELS), 9, np.float32)), 1, now_s)
     assert extension.numbers() == [(0, 1), (12, 9), (25, 1)]
 

@@ -67,11 +67,11 @@ def test_noise_goes_on_after_a_restore_and_begins_again_with_another_seed() -> N
 def test_a_write_wraps_and_must_fit() -> None:
     loop = Loop()
     with pytest.raises(RequestError, match="no canvas yet"):
-        loop.generations.region(0.0, 1)
+        loop.generations.region(0, 1)
     loop.generate(0.0)
     with pytest.raises(RequestError, match="the canvas has 16"):
-        loop.generations.region(0.0, 17)
-    start = loop.generations.region(15 / 25, 3)
+        loop.generations.region(0, 17)
+    start = loop.generations.region(15 + 16, 3)
     loop.generations.write(start, Piece("w", np.array([[1.0], [2.0], [3.0]]) + np.zeros((3, CHANNELS))), 1, 0.1)
     assert loop.timeline.canvas.rows([15, 0, 1, 2])[:, 0].tolist() == [1.0, 2.0, 3.0, 0.0]
     assert loop.generations.source is not None

@@ -1,0 +1,235 @@
+"""The values of a session's controls over time: what is set, ramps, changes for later, and the seqs of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from runtime.requests.options import MAX_PROMPTS, GenerationOptions, WeightedPrompt
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.controls import (
+    CONTROL_NAMES,
+    LIVE_ONLY,
+    NEEDS_SOURCE_NAMES,
+    STEP_CONTROLS,
+    check_controls,
+    default_values,
+    plain_values,
+    prompt_weights,
+)
+from runtime.sessions.messages import Blend, LivePrompt
+from runtime.sessions.playback.playhead import Playhead
+
+WHOLE_NUMBERS = ("seed", "steps")
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A number that moves from `start` to `end` between two times. seq_before: the newest seq before its change."""
+
+    start: float
+    end: float
+    start_s: float
+    end_s: float
+    seq_before: int
+
+    def value(self, now_s: float) -> float:
+        """Its value at a time."""
+        if now_s >= self.end_s:
+            return self.end
+        if now_s <= self.start_s:
+            return self.start
+        return self.start + (now_s - self.start_s) / (self.end_s - self.start_s) * (self.end - self.start)
+
+    def moved(self, seconds: float) -> Ramp:
+        """The same, later."""
+        return replace(self, start_s=self.start_s + seconds, end_s=self.end_s + seconds)
+
+
+@dataclass(frozen=True)
+class ScheduledChange:
+    """A change that is to be heard from `at_sample` on and has not begun."""
+
+    at_sample: int
+    seq: int
+    seq_before: int
+    patch: dict[str, Any]
+    ramp_s: float
+
+
+class ControlState:
+    """The values of a session's controls and prompts at any time, and the seqs that they include.
+
+    While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
+    `from_sample`: what has begun is not to be heard before. Raises RequestError for controls and prompts that do not
+    fit the model.
+    """
+
+    def __init__(
+        self, model: LiveModel, controls: Mapping[str, Any], prompts: Sequence[LivePrompt], blend: Blend, seed: int
+    ) -> None:
+        self.blend = blend
+        self.seq = self.accepted_seq = 0
+        self.from_sample = 0
+        self.defaults = {**default_values(model), "seed": seed}
+        checked = check_controls(controls, model, "controls")
+        self._values = {name: value for name, value in checked.items() if value is not None}
+        self._weights = prompt_weights(prompts, model, "prompts")
+        self._ramps: dict[str, Ramp] = {}
+        self._weight_ramps: dict[str, Ramp] = {}
+        self._scheduled: list[ScheduledChange] = []
+        self._options: dict[bool, GenerationOptions] = {}  # by has_source, while nothing moves
+
+    @property
+    def prompts(self) -> list[LivePrompt]:
+        """The prompts with their final weights."""
+        return [LivePrompt(text=text, weight=weight) for text, weight in self._weights.items()]
+
+    @property
+    def published(self) -> dict[str, Any]:
+        """Every control's final value as JSON, defaults where nothing is set."""
+        values = {**self.defaults, **self._values}
+        return plain_values({name: values[name] for name in CONTROL_NAMES})
+
+    def accept(self, seq: int) -> None:
+        """Take a change that is none of a control."""
+        self.seq = self.accepted_seq = seq
+        self._options.clear()
+
+    def change(self, patch: Mapping[str, Any], seq: int, now_s: float, ramp_s: float = 0.0) -> None:
+        """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
+        self._merge(patch, now_s, now_s + ramp_s, self.accepted_seq)
+        self.accept(seq)
+
+    def schedule(self, at_sample: int, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
+        """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
+        self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, dict(patch), ramp_s))
+        self._scheduled.sort(key=lambda change: change.at_sample)
+        self.accepted_seq = seq
+
+    def begin_scheduled(self, before_sample: int, playhead: Playhead, now_s: float) -> None:
+        """Begin the changes that are to be heard before a sample; ramps begin when the playhead gets there."""
+        while self._scheduled and self._scheduled[0].at_sample < before_sample:
+            change = self._scheduled.pop(0)
+            start_s = playhead.reaches_s(change.at_sample, now_s)
+            self._merge(change.patch, start_s, start_s + change.ramp_s, change.seq_before)
+            self.from_sample = max(self.from_sample, change.at_sample)
+            self.seq = max(self.seq, change.seq)
+            self._options.clear()
+
+    def change_prompts(
+        self, weights: Mapping[str, float], blend: Blend | None, seq: int, now_s: float, ramp_s: float = 0.0
+    ) -> None:
+        """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
+        before = self._current_weights(now_s)
+        for text in {**before, **weights}:
+            ends = before.get(text, 0.0), weights.get(text, 0.0)
+            _set_ramp(self._weight_ramps, text, *ends, now_s, now_s + ramp_s, self.accepted_seq)
+        self._weights = dict(weights)
+        self.blend = blend or self.blend
+        self.accept(seq)
+
+    def value(self, name: str, now_s: float) -> Any:
+        """A control's value at a time."""
+        if name in self._ramps:
+            return self._ramps[name].value(now_s)
+        return self._values.get(name, self.defaults[name])
+
+    def is_moving(self, now_s: float) -> bool:
+        """Whether a ramp is under way."""
+        return any(now_s < ramp.end_s for ramp in self._all_ramps())
+
+    def full_seq(self, now_s: float) -> int:
+        """The newest seq such that every change up to it has reached its final value."""
+        moving = [ramp.seq_before for ramp in self._all_ramps() if now_s < ramp.end_s]
+        return min((*moving, *(change.seq_before for change in self._scheduled)), default=self.seq)
+
+    def step_values(self, now_s: float) -> dict[str, Any]:
+        """Every step control's value at a time, as StepOptions takes it."""
+        return {name: self.value(name, now_s) for name in STEP_CONTROLS}
+
+    def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
+        """Options of a generation that starts now. What needs a source has no effect where there is none."""
+        if self.is_moving(now_s):
+            return self._new_options(now_s, has_source)
+        if self._ramps or self._weight_ramps:
+            self._ramps, self._weight_ramps = {}, {}
+            self._options.clear()
+        if has_source not in self._options:
+            self._options[has_source] = self._new_options(now_s, has_source)
+        return self._options[has_source]
+
+    def _new_options(self, now_s: float, has_source: bool) -> GenerationOptions:
+        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
+        values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
+        changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
+        return GenerationOptions(
+            prompt=self._prompt(now_s), blend=self.blend, **{"seed": self.defaults["seed"], **changed}
+        )
+
+    def snapshot(self, now_s: float) -> dict[str, Any]:
+        """JSON values that `restore` takes; times are relative to now."""
+        return {
+            "seed": self.defaults["seed"],
+            "values": plain_values(self._values),
+            "weights": dict(self._weights),
+            "blend": self.blend,
+            "seqs": [self.seq, self.accepted_seq],
+            "from_sample": self.from_sample,
+            "ramps": {name: asdict(ramp.moved(-now_s)) for name, ramp in self._ramps.items()},
+            "weight_ramps": {text: asdict(ramp.moved(-now_s)) for text, ramp in self._weight_ramps.items()},
+            "scheduled": [{**asdict(change), "patch": plain_values(change.patch)} for change in self._scheduled],
+        }
+
+    @classmethod
+    def restore(cls, stored: Mapping[str, Any], model: LiveModel, now_s: float) -> ControlState:
+        """The state of a snapshot. Raises RequestError where it does not fit the model."""
+        prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored["weights"].items()]
+        state = cls(model, stored["values"], prompts, stored["blend"], stored["seed"])
+        state.seq, state.accepted_seq = stored["seqs"]
+        state.from_sample = stored["from_sample"]
+        state._ramps = {name: Ramp(**ramp).moved(now_s) for name, ramp in stored["ramps"].items()}
+        state._weight_ramps = {text: Ramp(**ramp).moved(now_s) for text, ramp in stored["weight_ramps"].items()}
+        state._scheduled = [
+            ScheduledChange(**{**change, "patch": check_controls(change["patch"], model)})
+            for change in stored["scheduled"]
+        ]
+        return state
+
+    def _prompt(self, now_s: float) -> str | list[WeightedPrompt]:
+        weights = sorted(self._current_weights(now_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
+        if not weights:
+            return ""
+        return [WeightedPrompt(text=text, weight=weight) for text, weight in weights]
+
+    def _current_weights(self, now_s: float) -> dict[str, float]:
+        """Text -> weight at a time, without those that have none."""
+        weights = dict(self._weights) | {text: ramp.value(now_s) for text, ramp in self._weight_ramps.items()}
+        return {text: weight for text, weight in weights.items() if weight > 0.0}
+
+    def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
+        for name, value in patch.items():
+            before, after = self.value(name, start_s), self.defaults[name] if value is None else value
+            ramp_end_s = start_s if name in WHOLE_NUMBERS else end_s
+            _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
+
+    def _all_ramps(self) -> list[Ramp]:
+        return [*self._ramps.values(), *self._weight_ramps.values()]
+
+
+def _set_ramp(
+    ramps: dict[str, Ramp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
+) -> None:
+    """Let a number move from `start` to `end`; everything else is at its end at once."""
+    ramps.pop(name, None)
+    if end_s > start_s and _is_number(start) and _is_number(end) and start != end:
+        ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,83 @@
+"""The controls' state over time: defaults, ramps, changes for later, prompts, seqs."""
+
+from __future__ import annotations
+
+from helpers.live_simulation import MODEL, RATE
+
+from runtime.sessions.control_state import ControlState
+from runtime.sessions.controls import STEP_CONTROLS
+from runtime.sessions.messages import LivePrompt
+from runtime.sessions.playback.playhead import Playhead
+
+
+def state(**controls: object) -> ControlState:
+    """Controls of MODEL with seed 5 and no prompts."""
+    return ControlState(MODEL, controls, [], "velocity", 5)
+
+
+def test_null_goes_back_to_the_default() -> None:
+    controls = state(guidance=5.0, steps=4)
+    controls.change({"guidance": None, "steps": None}, 1, 0.0)
+    assert controls.value("guidance", 0.0) == 3.0
+    assert controls.options(0.0, has_source=False) == state().options(0.0, has_source=False)
+
+
+def test_options_leave_out_what_needs_a_source_where_there_is_none() -> None:
+    controls = state(denoise=0.5, x0_strength=0.2)
+    assert controls.options(0.0, has_source=False).denoise is None
+    with_source = controls.options(0.0, has_source=True)
+    assert (with_source.denoise, with_source.x0_strength) == (0.5, 0.2)
+
+
+def test_a_value_equal_to_the_default_changes_no_options() -> None:
+    assert state(guidance=3.0).options(0.0, has_source=False) == state().options(0.0, has_source=False)
+
+
+def test_a_ramp_moves_linearly_and_its_seq_is_complete_at_the_end() -> None:
+    controls = state()
+    controls.change({"guidance": 5.0, "steps": 16, "solver": "sde"}, 1, 10.0, ramp_s=2.0)
+    assert [controls.value("guidance", at_s) for at_s in (10.0, 11.0, 12.0, 13.0)] == [3.0, 4.0, 5.0, 5.0]
+    assert (controls.value("steps", 10.0), controls.value("solver", 10.0)) == (16, "sde")
+    assert (controls.full_seq(11.0), controls.full_seq(12.0)) == (0, 1)
+    assert controls.is_moving(11.0)
+    controls.change({"guidance": 1.0}, 2, 11.0)
+    assert (controls.value("guidance", 11.0), controls.full_seq(11.0)) == (1.0, 2)
+
+
+def test_a_scheduled_change_begins_in_time_and_holds_back_the_full_seq() -> None:
+    controls, playhead = state(), Playhead(RATE)
+    controls.schedule(2000, {"guidance": 5.0}, 1)
+    controls.change({"shift": 2.0}, 2, 0.0)
+    assert (controls.full_seq(0.0), controls.seq, controls.accepted_seq) == (0, 2, 2)
+    controls.begin_scheduled(2000, playhead, 0.0)
+    assert controls.value("guidance", 0.0) == 3.0
+    controls.begin_scheduled(2001, playhead, 0.0)
+    assert (controls.value("guidance", 0.0), controls.full_seq(0.0), controls.from_sample) == (5.0, 2, 2000)
+
+
+def test_prompts_fade_by_weight_and_at_most_eight_are_used() -> None:
+    controls = ControlState(MODEL, {}, [LivePrompt(text=str(i)) for i in range(8)], "velocity", 0)
+    controls.change_prompts({f"new {i}": 2.0 for i in range(8)}, "tokens", 1, 0.0, ramp_s=1.0)
+    halfway = controls.options(0.5, has_source=False)
+    assert len(halfway.prompt) == 8
+    assert halfway.blend == "tokens"
+    end = controls.options(1.0, has_source=False).prompt
+    assert {item.text: item.weight for item in end if not isinstance(item, str)} == {f"new {i}": 2.0 for i in range(8)}
+
+
+def test_prompts_without_weight_are_unconditional() -> None:
+    controls = ControlState(MODEL, {}, [LivePrompt(text="a", weight=0.0)], "velocity", 0)
+    assert controls.options(0.0, has_source=False).prompt == ""
+
+
+def test_a_stored_state_goes_on_like_the_original() -> None:
+    controls = ControlState(MODEL, {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3)
+    controls.change({"guidance": 5.0}, 1, 0.0, ramp_s=2.0)
+    controls.schedule(5000, {"shift": 2.0}, 2)
+    restored = ControlState.restore(controls.snapshot(1.0), MODEL, 101.0)
+    for later_s in (0.0, 0.5, 3.0):
+        assert restored.step_values(101.0 + later_s) == controls.step_values(1.0 + later_s)
+        assert restored.options(101.0 + later_s, has_source=True) == controls.options(1.0 + later_s, has_source=True)
+    assert restored.full_seq(110.0) == controls.full_seq(10.0) == 1
+    assert restored.published == controls.published
+    assert set(STEP_CONTROLS) <= set(restored.published)
