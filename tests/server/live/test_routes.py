@@ -136,14 +136,16 @@ def test_a_client_that_does_not_read_is_disconnected(serve: Serve) -> None:
     assert metrics["tickrt_live_sessions"] == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/live", "/v1/live/session"])
 @pytest.mark.parametrize("origin", ["https://elsewhere.example", "null"])
-def test_a_page_of_another_site_is_refused(served: Served, origin: str) -> None:
-    assert refused_websocket(served, "/v1/live", headers={"Origin": origin}) == (403, "origin_not_allowed")
+def test_a_page_of_another_site_is_refused(served: Served, origin: str, path: str) -> None:
+    assert refused_websocket(served, path, headers={"Origin": origin}) == (403, "origin_not_allowed")
 
 
 def test_without_the_key_nothing_is_shown(serve: Serve) -> None:
     served = serve(api_key="secret")
-    assert refused_websocket(served, "/v1/live") == (401, "unauthorized")
+    for path in ("/v1/live", "/v1/live/session", "/v1/live?key=wrong"):
+        assert refused_websocket(served, path) == (401, "unauthorized")
     with served.client() as http:
         for path in ("/v1/sessions", "/v1/sessions/a", "/v1/schema/live"):
             problem(http.get(path), 401, "unauthorized")
