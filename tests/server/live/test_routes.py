@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from contextlib import suppress
 import jsonschema_rs
 import pytest
 from helpers.http_harness import Served, eventually, open_websocket, problem, refused_websocket, serving
-from helpers.live_player import is_audio, player
+from helpers.live_player import TIMEOUT_S, is_audio, player
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
@@ -220,3 +221,29 @@ def test_a_model_without_a_codec_has_no_sessions(built: Callable[..., Deployment
         problem(http.get("/v1/sessions"), 501, "no_codec")
         refused = client.receive_until(lambda item: isinstance(item, Problem))
         assert (refused.code, client.receive_end()[1]) == ("no_codec", 1013)
+
+
+def test_a_session_plays_on_after_a_reload(serve: Serve) -> None:
+    served = serve()
+    with player(served) as client:
+        client.open(prompts=[{"text": "a"}])
+        client.receive_until(is_audio)
+        asyncio.run_coroutine_threadsafe(served.service.reload(), served.event_loop).result(TIMEOUT_S)
+        client.send(type="set", seq=1, values={"guidance": 2.0})
+        client.receive_until(lambda item: is_audio(item) and item.full_seq == 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_tick_loop_ends_sessions(serve: Serve) -> None:
+    served = serve()
+    with player(served) as client:
+        client.open(prompts=[{"text": "a"}])
+        client.receive_until(is_audio)
+
+        def die(_: object) -> None:
+            raise RuntimeError("the device fell off the bus")
+
+        served.pipeline.loop.observers.append(die)
+        client.send(type="set", seq=1, values={"seed": 5})
+        closed, code = client.receive_end()
+    assert (closed.reason, code) == ("engine", 1011)
