@@ -37,17 +37,18 @@ def test_the_cells_run_and_play_music(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     shown = [run_cell("".join(cell["source"]), names) for cell in CODE_CELLS]
-    seconds = {"audio": 12.0, "cover": 12.0, "repainted": 12.0, "morph": 10.0}
+    seconds = {"audio": 12.0, "cover": 12.0, "repainted": 12.0, "morph": 10.0, "before": 10.0, "after": 10.0}
     for name, expected in seconds.items():
         assert names[name].seconds == pytest.approx(expected, abs=0.1)
         assert_is_music(names[name].pcm)
+    assert np.abs(names["before"].pcm - names["after"].pcm).max() > 0.05
     for audio in names["many"]:
         assert audio.seconds == 5.0
         assert_is_music(audio.pcm)
     assert 8.0 <= len(names["beginning"]) / 48_000 < 60.0
     assert_is_music(names["beginning"])
     assert (tmp_path / "piano.flac").stat().st_size > 100_000
-    assert sum(isinstance(value, tickrt.Audio) for value in shown) == 5
+    assert sum(isinstance(value, tickrt.Audio) for value in shown) == 6
 
 
 def test_it_holds_no_outputs() -> None:

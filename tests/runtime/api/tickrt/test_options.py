@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 import tickrt
 from runtime.requests import options as source
+from runtime.sessions.controls import LiveControls
 from tickrt.options import INPUTS, plain_values
 
 TYPED_DICTS = {
@@ -45,6 +46,10 @@ def assert_same_fields(model: type[BaseModel], typed: Any, hidden: tuple[str, ..
     assert set(hints) == set(fields) - set(hidden)
     for name, hint in hints.items():
         assert kinds(hint) == kinds(fields[name]), name
+
+
+def test_controls_are_those_of_a_live_session() -> None:
+    assert_same_fields(LiveControls, tickrt.Controls)
 
 
 @pytest.mark.parametrize("model", TYPED_DICTS, ids=lambda model: model.__name__)
