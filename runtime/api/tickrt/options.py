@@ -78,7 +78,7 @@ class Options(_Common, total=False):
 class Controls(_Common, total=False):
     """The controls of a live session. A curve is a number, or a list or array that is stretched over the canvas."""
 
-    variation: float | None
+    variation: float
 
 
 class Arguments(Options, total=False):
