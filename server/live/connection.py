@@ -24,7 +24,7 @@ from runtime.sessions.messages import (
 from server.asgi.connection import abort_of, first_completed
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.live.incoming import Incoming, RateLimit, ViolationError, parse_text
+from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, parse_text
 from server.live.metrics import LiveMetrics
 from server.live.outbox import Outbox
 
@@ -124,6 +124,8 @@ class LiveConnection:
                 incoming.take(data)
             except ViolationError:
                 raise
+            except WriteError as error:
+                self._outbox.on_message(problem_of(error, error.seq))
             except TickError as error:
                 self._outbox.on_message(problem_of(error, seq_of(data)))
 

@@ -29,6 +29,14 @@ class ViolationError(RequestError):
         self.reason = reason
 
 
+class WriteError(RequestError):
+    """A `write` whose audio is missing or has another length. `seq`: that of the write."""
+
+    def __init__(self, what: str, seq: int) -> None:
+        super().__init__(what, field="samples")
+        self.seq = seq
+
+
 class RateLimit:
     """At most `count` events in any `period_s`."""
 
@@ -68,7 +76,7 @@ class Incoming:
             self._announced = None
         self._take_message(message)
         if announced is not None and has_seq:
-            raise RequestError(f"the audio of the write with seq {announced.seq} did not follow", field="type")
+            raise WriteError(f"the audio of the write with seq {announced.seq} did not follow", announced.seq)
 
     def _take_message(self, message: ClientMessage) -> None:
         if isinstance(message, Open):
@@ -91,7 +99,7 @@ class Incoming:
             return
         expected = message.samples * sample_bytes(message.format, self._channels)
         if len(data) != expected:
-            raise RequestError(f"{len(data)} bytes of audio, expected {expected}", field="samples")
+            raise WriteError(f"{len(data)} bytes of audio, expected {expected}", message.seq)
         pcm = decode_pcm(data, message.format, self._rate, self._channels)
         self._host.post(self._session, message, pcm)
 

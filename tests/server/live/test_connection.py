@@ -199,6 +199,16 @@ def test_a_wrong_message_gets_a_problem_and_the_connection_stays(stage: Stage) -
     assert [message.type for message, _ in stage.host.posted] == ["pause"]
 
 
+def test_a_write_without_its_audio_gets_a_problem_with_its_own_seq(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        websocket.send_json({"type": "write", "seq": 4, "at_s": 0, "samples": 8})
+        websocket.send_json({"type": "set", "seq": 5, "values": {}})
+        problem = received(websocket)
+        assert isinstance(problem, Problem)
+        assert problem.seq == 4
+    assert [message.seq for message, _ in stage.host.posted] == [5]
+
+
 def test_too_many_problems_end_the_connection_and_the_session_is_kept(stage: Stage) -> None:
     with stage.opened() as websocket:
         for _ in range(connection.MAX_PROBLEMS + 1):

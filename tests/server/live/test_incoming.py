@@ -11,7 +11,7 @@ from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost
 
 from runtime.errors import RequestError
 from runtime.sessions.messages import MAX_MESSAGE_BYTES, WriteAudio
-from server.live.incoming import Incoming, RateLimit, ViolationError
+from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError
 
 WRITE = {"type": "write", "seq": 3, "at_s": 0.5, "samples": 4, "format": "s16"}
 
@@ -50,14 +50,15 @@ def test_a_write_is_posted_with_its_audio(host: FakeHost, incoming: Incoming) ->
 
 def test_audio_of_another_length_is_refused(host: FakeHost, incoming: Incoming) -> None:
     incoming.take(text(**WRITE))
-    with pytest.raises(RequestError, match="15 bytes of audio, expected 16"):
+    with pytest.raises(WriteError, match="15 bytes of audio, expected 16") as error:
         incoming.take(bytes(15))
+    assert error.value.seq == 3
     assert not host.posted
 
 
 def test_a_write_without_audio_is_dropped_and_what_follows_is_posted(host: FakeHost, incoming: Incoming) -> None:
     incoming.take(text(**WRITE))
-    with pytest.raises(RequestError, match="seq 3 did not follow"):
+    with pytest.raises(WriteError, match="seq 3 did not follow"):
         incoming.take(text(type="set", seq=4, values={}))
     assert [message.type for message, _ in host.posted] == ["set"]
 
