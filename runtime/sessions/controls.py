@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -83,10 +85,16 @@ def default_values(model: LiveModel) -> dict[str, Any]:
 
 def controls_schema(model: LiveModel) -> dict[str, Any]:
     """JSON schema of the controls, with the model's defaults."""
-    schema = LiveControls.model_json_schema()
+    schema: dict[str, Any] = json.loads(_schema_text())
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
     return schema
+
+
+@cache
+def _schema_text() -> str:
+    """Making a schema takes as long as decoding seconds of audio."""
+    return json.dumps(LiveControls.model_json_schema())
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
