@@ -103,6 +103,13 @@ def test_the_server_takes_the_name_and_builds_what_is_missing(url: str) -> None:
     assert len(response.content) == 44 + 48_000 * 2 * 2
 
 
+def test_the_page_is_in_the_wheel(url: str) -> None:
+    assert "<title>TickRT" in httpx.get(url).text
+    for path in (ROOT / "server/live/page").rglob("*.js"):
+        name = path.relative_to(ROOT / "server/live/page").as_posix()
+        assert httpx.get(f"{url}/page/{name}").status_code == 200, name
+
+
 PROGRAM = """
 import json, runtime, tickrt
 with tickrt.open("demo") as model:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
+from helpers.http_harness import eventually
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.page
@@ -205,6 +207,15 @@ def test_it_begins_again_where_the_session_is_lost(serve: Serve, open_page: Open
     page.wait_for_selector("#status[data-status=live]")
     page.wait_for_function(IS_HEARD)
     assert (page.input_value("#seed"), value_of(page, "guidance")) == (seed, guidance)
+
+
+def test_a_page_that_is_left_ends_its_session(serve: Serve, open_page: OpenPage) -> None:
+    server = serve()
+    page = open_page(server.url)
+    sessions = f"{server.url}v1/sessions"
+    assert len(httpx.get(sessions).json()["data"]) == 1
+    page.goto("about:blank")
+    eventually(lambda: httpx.get(sessions).json()["data"] == [])
 
 
 def test_a_preset_is_the_same_after_a_round_trip(server: Any, open_page: OpenPage, tmp_path: Path) -> None:

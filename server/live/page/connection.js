@@ -60,6 +60,14 @@ export class Connection {
     this.#drop();
   }
 
+  /** The page is left: a message would not arrive any more, but a request does. */
+  leave() {
+    if (this.#session) {
+      fetch(`v1/sessions/${this.#session.id}`, { method: "DELETE", headers: this.headers(), keepalive: true });
+    }
+    this.end();
+  }
+
   /** Headers of an HTTP request to this server. */
   headers() {
     return this.key ? { authorization: `Bearer ${this.key}` } : undefined;

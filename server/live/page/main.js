@@ -356,7 +356,7 @@ function listen() {
   on("key-form", "submit", () => connection.setKey(field("key").value.trim()));
   onThemeChange(paintTheme);
   // A page that is left ends its session: it would count against the limit of its client's sessions.
-  addEventListener("pagehide", () => connection.end());
+  addEventListener("pagehide", () => connection.leave());
   addEventListener("pageshow", (event) => event.persisted && connection.restart());
 }
 
