@@ -155,7 +155,7 @@ export class Connection {
         this.#refuse(message);
         break;
       case "closed":
-        if (!message.resumable) this.#session = null;
+        if (this.isLive && !message.resumable) this.#session = null;
         break;
       case "applied":
       case "state":

@@ -33,7 +33,8 @@ let name = "";
 /** Length of the canvas; null: the model's. @type {number | null} */ let seconds = null;
 /** @type {number | null} */ let seed = null;
 /** The newest values of controls that are not sent yet. @type {Record<string, any>} */ let changedValues = {};
-/** A new session takes a band only when it has a canvas. */ let isBandUnsent = false;
+/** Whether the session has a canvas: it takes a band only then. */ let hasCanvas = false;
+let isBandUnsent = false;
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
@@ -117,7 +118,8 @@ const sendValues = limited(() => {
 const sendPrompts = limited(() => change("prompts", { items: pad.items(), blend: field("blend").value }));
 
 function sendBand() {
-  isBandUnsent = false;
+  isBandUnsent = !hasCanvas;
+  if (isBandUnsent) return;
   const [start_s, end_s] = band.isWhole ? [null, null] : [band.start * canvas.seconds, band.end * canvas.seconds];
   connection.change("band", { start_s, end_s });
 }
@@ -152,6 +154,7 @@ function onReady(ready) {
   canvas.isEndless = ready.mode === "extend";
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
+  hasCanvas = ready.resumed;
   isBandUnsent = !ready.resumed && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
   offerCurves();
@@ -161,6 +164,7 @@ function onReady(ready) {
 /** @param {import("./connection.js").Chunk} chunk */
 function onAudio(chunk) {
   player.write(chunk);
+  hasCanvas = true;
   if (isBandUnsent) sendBand();
 }
 
