@@ -8,6 +8,7 @@ is due.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -20,7 +21,14 @@ from types import TracebackType
 from typing import Self
 
 from runtime.audio.formats import Pcm
-from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, TickError, UnknownSessionError
+from runtime.errors import (
+    DrainingError,
+    EngineDeadError,
+    SessionsFullError,
+    StoreError,
+    TickError,
+    UnknownSessionError,
+)
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
@@ -33,6 +41,7 @@ from runtime.tick.record import TickRecord
 
 MIN_WAIT_S = 0.001
 RETRY_AFTER_S = 5.0
+logger = logging.getLogger("tickrt.sessions")
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,8 @@ class SessionHost:
         self._is_stopped = False
         self._refusal: TickError | None = None
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+        if store is not None:
+            self._calls.put(partial(self._restore_all, store))
 
     # Any thread.
 
@@ -158,10 +169,11 @@ class SessionHost:
 
         Raises UnknownSessionError, DrainingError, EngineDeadError, StoreError.
         """
-        hosted = self._sessions.get(session_id) or self._restored(session_id, token, client)
+        hosted = self._sessions.get(session_id) or self._restored(session_id)
         if not hosted.session.has_token(token):
             raise _unknown(session_id)
-        self._calls.put(partial(hosted.attach, listener))
+        hosted.client = hosted.client or client
+        self._calls.put(partial(hosted.attach, listener, token))
         return session_id
 
     def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
@@ -239,20 +251,38 @@ class SessionHost:
         self._sessions[hosted.id] = hosted
         self._num_opened += 1
 
-    def _restored(self, session_id: str, token: str, client: str) -> HostedSession:
-        """A session of the store, added to the open ones. Raises UnknownSessionError, StoreError."""
+    def _restored(self, session_id: str) -> HostedSession:
+        """A session of the store, added to the open ones and kept like one whose connection is gone.
+
+        Raises UnknownSessionError, StoreError, and RequestError where it does not fit the model.
+        """
         if self._refusal is not None:
             raise self._refusal
         snapshot = None if self._store is None else self._store.load(session_id)
         if snapshot is None:
             raise _unknown(session_id)
         session = LiveSession.restore(snapshot, self.model, self._clock())
-        if not session.has_token(token):
-            raise _unknown(session_id)
+        hosted = HostedSession(self._services, session, session_id, "", self._clock)
+        hosted.expires_s = self._clock() + self._limits.keep_s
         with self._lock:
             if session_id not in self._sessions:
-                self._add(HostedSession(self._services, session, session_id, client, self._clock, token))
+                self._add(hosted)
             return self._sessions[session_id]
+
+    def _restore_all(self, store: SessionStore) -> None:
+        """Open the stored sessions that belong to this server; one that cannot be restored stays in the store."""
+        try:
+            names = store.ids()
+        except StoreError as error:
+            logger.error("stored sessions are not restored: %s", error)
+            return
+        for name in names:
+            try:
+                self._restored(name)
+            except UnknownSessionError:
+                continue  # The store has reported that it is damaged.
+            except TickError as error:
+                logger.error("session %s is not restored: %s", name, error)
 
     # The host's thread.
 
@@ -287,7 +317,7 @@ class SessionHost:
         if self._services.changed:
             return 0.0
         times: list[float] = []
-        for hosted in self._sessions.values():
+        for hosted in list(self._sessions.values()):
             due_s = hosted.session.due_s() if hosted.clock is self._clock else None
             times += [time_s for time_s in (due_s, hosted.expires_s) if time_s is not None]
         return max(MIN_WAIT_S, min(times) - self._clock()) if times else None
@@ -311,7 +341,7 @@ class SessionHost:
     def _grant_slots(self) -> None:
         """Let sessions that want a slot have one, as long as there are slots for live sessions."""
         now_s = self._clock()
-        demands = {hosted.id: hosted.demand(now_s) for hosted in self._sessions.values()}
+        demands = {hosted.id: hosted.demand(now_s) for hosted in list(self._sessions.values())}
         while (name := next_session(demands.values(), self._capacity)) is not None:
             hosted, held = self._sessions[name], demands[name].held
             self._advance(hosted, may_generate=True)

@@ -120,7 +120,7 @@ class HostedSession:
     """
 
     def __init__(
-        self, services: HostServices, session: LiveSession, session_id: str, client: str, clock: Clock, token: str = ""
+        self, services: HostServices, session: LiveSession, session_id: str, client: str, clock: Clock
     ) -> None:
         self.session, self.id, self.client, self.clock = session, session_id, client, clock
         self.listener: SessionListener | None = None
@@ -128,7 +128,7 @@ class HostedSession:
         self.state: State | None = None
         self.is_ended = False
         self._services = services
-        self._token = token or secrets.token_urlsafe(24)
+        self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
         self._waiting: deque[_Received] = deque()
@@ -139,8 +139,12 @@ class HostedSession:
         """Generations in the tick loop."""
         return len(self._jobs)
 
-    def attach(self, listener: SessionListener) -> None:
-        """Connect a client; an earlier connection is closed."""
+    def attach(self, listener: SessionListener, token: str = "") -> None:
+        """Connect a client; an earlier connection is closed. token: that the client resumes the session with.
+
+        It stays the same: a new one could be lost with the process before it is stored, and the session with it.
+        """
+        self._token = token or self._token
         if self.is_ended:
             listener.on_message(Closed(reason="ended", resumable=False))
             return

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.scripted_sessions import Client, Driven, wait_for
 
-from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, UnknownSessionError
+from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, StoreError, UnknownSessionError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
@@ -53,6 +53,16 @@ class Store:
 
     def load(self, session_id: str) -> SessionSnapshot | None:
         return self.saved.get(session_id)
+
+    def ids(self) -> list[str]:
+        return list(self.saved)
+
+
+class FailingStore(Store):
+    """One that cannot be read."""
+
+    def load(self, session_id: str) -> SessionSnapshot | None:
+        raise StoreError("disk I/O error")
 
 
 class TestConnections:
@@ -223,6 +233,36 @@ class TestStore:
         other.run()
         assert len(new.of(Ready)) == 1
         assert other.host.stats().open == 1
+
+    def test_stored_sessions_are_kept_after_a_start_as_after_a_lost_connection(self, drive: Drive) -> None:
+        store = Store()
+        driven = drive(store=store)
+        resumed, forgotten = driven.open()[0], driven.open()[0]
+        driven.host.close("restart")
+        driven.host.run_once(0.0)
+        other = drive(store=store, limits=HostLimits(keep_s=60.0))
+        other.run()
+        assert {info.id: info.is_connected for info in other.host.sessions()} == {
+            resumed.id: False,
+            forgotten.id: False,
+        }
+        other.host.resume(resumed.id, resumed.token, Client(), "me")
+        other.now_s += 61.0
+        other.run()
+        assert [(info.id, info.client) for info in other.host.sessions()] == [(resumed.id, "me")]
+        assert other.host.stats().ended == {"expired": 1}
+        assert store.ids() == [resumed.id]
+
+    def test_a_session_that_cannot_be_restored_stays_in_the_store(
+        self, drive: Drive, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = FailingStore()
+        store.saved["a"] = SessionSnapshot({}, {})
+        driven = drive(store=store)
+        driven.run()
+        assert "session a is not restored: disk I/O error" in caplog.text
+        assert driven.host.stats().open == 0
+        assert store.ids() == ["a"]
 
 
 class TestEnd:
