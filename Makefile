@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH ?= torch==2.13.0
 CONFIG ?= configs/demo.toml
 PYTEST_ARGS ?=
+SOAK_MINUTES ?= 30
 # Tests of one file share what they built, so a file stays with one process.
 PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
@@ -24,7 +25,7 @@ PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-slow test-export lint bench clean
+.PHONY: help demo test test-page test-slow test-export lint bench soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -56,6 +57,9 @@ lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where No
 bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/tickrt-bench $(CONFIG) --budgets
+
+soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
+	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay
 	rm -rf configs/.engines build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
