@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -13,6 +13,7 @@ from profiling.bench.live.result import PARTS, STAGES
 from profiling.bench.live.script import KINDS
 from profiling.reports.svg_plot import svg
 
+Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
 LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}
 
 
@@ -22,22 +23,32 @@ def print_live(console: Console, result: Mapping[str, Any]) -> None:
         _print_sweep(console, result)
         return
     title = f"{result['bundle']} on {result['target']}: {result['sessions']} live sessions, mode {result['mode']}"
-    table = Table(title=f"{title}; milliseconds from a control to its sound", title_justify="left", box=SIMPLE)
-    table.add_column("", no_wrap=True)
-    for column in ("p50", "p95", "max", "goal p95", *(f"{stage} (p50)" for stage in STAGES)):
-        table.add_column(column, justify="right")
-    for kind in KINDS:
-        for part in PARTS:
-            table.add_row(f"{LABELS[kind]}, {part}", *_cells(result, kind, part))
-    console.print(table)
+    console.print(_table(f"{title}\nms from a control to its sound", ("p50", "p95", "max", "goal"), result, _latencies))
+    console.print(_table("where the time goes: ms since the control, p50", STAGES, result, _stages))
     for name, text in _lines(result):
         console.print(f"{name:12} {text}", highlight=False)
 
 
-def _cells(result: Mapping[str, Any], kind: str, part: str) -> list[str]:
-    latency, stages = result["control_to_sound_ms"][kind][part], result["stages_ms"][kind][part]
-    numbers = [*(latency.get(name) for name in ("p50", "p95", "max")), result["budget"].get(f"{kind}_{part}")]
-    return ["" if number is None else f"{number:.0f}" for number in (*numbers, *map(stages.get, STAGES))]
+def _table(title: str, columns: Sequence[str], result: Mapping[str, Any], cells: Cells) -> Table:
+    """A line for each kind of control and each part of its sound."""
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for kind in KINDS:
+        for part in PARTS:
+            values = cells(result, kind, part)
+            table.add_row(f"{LABELS[kind]}, {part}", *("" if value is None else f"{value:.0f}" for value in values))
+    return table
+
+
+def _latencies(result: Mapping[str, Any], kind: str, part: str) -> list[float | None]:
+    latency = result["control_to_sound_ms"][kind][part]
+    return [*(latency.get(name) for name in ("p50", "p95", "max")), result["budget"].get(f"{kind}_{part}")]
+
+
+def _stages(result: Mapping[str, Any], kind: str, part: str) -> list[float | None]:
+    return [result["stages_ms"][kind][part].get(stage) for stage in STAGES]
 
 
 def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -57,9 +68,9 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     title = f"{result['bundle']} on {result['target']}: live sessions, mode {result['mode']}; p95 in ms"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    columns = [f"{kind.partition('_')[0]} {part}" for kind in KINDS for part in PARTS]
-    for column in ("sessions", *columns, "underruns", "min lead", "gen/s", "ticks", "server CPU", "goals"):
-        table.add_column(column, justify="right")
+    columns = [f"{kind.split('_')[0][:4]}\n{part}" for kind in KINDS for part in PARTS]
+    for column in ("N", *columns, "under-\nruns", "min\nlead", "gen/s", "ticks", "CPU", "goals"):
+        table.add_column(column, justify="right", no_wrap=True)
     for point in result["points"]:
         latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
         table.add_row(
