@@ -106,6 +106,8 @@ async def play_session(url: str, rng: random.Random, until_s: float, seen: Seen)
 
 
 async def change_controls(client: LiveClient, rng: random.Random, seqs: count[int], until_s: float, seen: Seen) -> None:
+    while not client.log.is_playing:
+        await asyncio.sleep(0.05)
     while time.monotonic() < until_s:
         await rng.choice(CHANGES)(client, rng, next(seqs))
         seen.controls += 1
@@ -128,13 +130,11 @@ async def set_prompts(client: LiveClient, rng: random.Random, seq: int) -> None:
 
 
 async def move(client: LiveClient, rng: random.Random, seq: int) -> None:
-    """Seek, or play a part of the canvas; a session that goes on for ever has no parts."""
-    if client.ready.mode == "loop" and rng.random() < 0.5:
-        start_s = rng.uniform(0.0, 4.0)
-        band = rng.choice([(None, None), (start_s, start_s + 2.0)])
-        await client.send(SetBand(seq=seq, start_s=band[0], end_s=band[1]))
-    else:
-        await client.send(Seek(to_s=rng.uniform(0.0, 2.0)))
+    """Play a part of a loop, or all of it; then go on elsewhere in it."""
+    start_s = rng.choice([None, rng.uniform(0.0, 4.0)]) if client.ready.mode == "loop" else None
+    end_s = None if start_s is None else start_s + 2.0
+    await client.send(SetBand(seq=seq, start_s=start_s, end_s=end_s))
+    await client.send(Seek(to_s=(start_s or 0.0) + rng.uniform(0.1, 1.5)))
     await client.send(GetCanvas())
 
 
