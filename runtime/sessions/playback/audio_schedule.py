@@ -265,7 +265,7 @@ class AudioSchedule:
         """The chunk of a decoded window; of what it replaces, only the part after the playhead."""
         window, pcm = pending.window, pending.pcm
         late = max(0, self._playhead.position(now_s) + 1 - window.start_sample) if window.is_replacing else 0
-        self._playhead.sent_until = max(self._playhead.sent_until, window.end_sample)
+        self._playhead.send(window.end_sample, now_s)
         self._playhead.underruns += pcm is None and not window.is_replacing
         if pcm is None or late >= window.num_samples:
             return

@@ -33,7 +33,7 @@ class Playhead:
         self.is_attached = False
         self.underruns = 0
         self.client_time_s: float | None = None
-        self._floor = position
+        self._floor = self._first_sample = position
         self._acked, self._acked_s = position, 0.0
         self._known_s = 0.0  # when the client's own playhead was known last
         self._is_running = False
@@ -72,8 +72,9 @@ class Playhead:
         return self.position(now_s) + round(self.lead_s * self.rate_hz)
 
     def is_active(self, now_s: float) -> bool:
-        """Whether audio is wanted: attached, not paused, and the last ack is recent."""
-        return self.is_attached and self.is_playing and now_s < self.active_until_s
+        """Whether audio is wanted: attached, not paused, the last ack is recent or there was nothing to ack yet."""
+        is_recent = now_s < self.active_until_s or self.sent_until == self._first_sample
+        return self.is_attached and self.is_playing and is_recent
 
     @property
     def active_until_s(self) -> float:
@@ -88,13 +89,19 @@ class Playhead:
         """A client has connected: it holds no audio; what it plays begins at the position."""
         self._hold(now_s)
         self.is_attached = True
-        self.sent_until = self._floor
+        self.sent_until = self._first_sample = self._floor
         self._acked_s = self._known_s = now_s
 
     def detach(self, now_s: float) -> None:
         """The connection is gone."""
         self._hold(now_s)
         self.is_attached = False
+
+    def send(self, end_sample: int, now_s: float) -> None:
+        """Audio up to a sample is sent. With the first of a connection, the time for its first ack begins."""
+        if self.sent_until == self._first_sample and not self._is_running:
+            self._acked_s = now_s
+        self.sent_until = max(self.sent_until, end_sample)
 
     def pause(self, now_s: float) -> None:
         """Stand still until `play`."""

@@ -26,6 +26,15 @@ def test_it_stands_still_before_the_first_ack_and_runs_after_it() -> None:
     assert (playhead.position(3.0), playhead.position(3.5)) == (100, 600)
 
 
+def test_a_client_is_awaited_while_it_has_no_audio_and_then_for_some_seconds() -> None:
+    playhead = Playhead(RATE)
+    playhead.attach(0.0)
+    assert playhead.is_active(60.0)
+    playhead.send(1000, 60.0)
+    assert playhead.is_active(64.9)
+    assert not playhead.is_active(65.1)
+
+
 def test_it_never_passes_what_was_sent_and_never_runs_backwards() -> None:
     playhead = attached(sent_until=1000)
     playhead.ack(Ack(playhead_sample=500), 1.0)
