@@ -24,6 +24,7 @@ from helpers.paths import ROOT
 
 from engine_build.build.builder import build_deployment
 from profiling.bench.live.client import LiveClient, live_client
+from profiling.bench.live.run import UNLIMITED
 from profiling.server_process import ServerProcess, server_process
 from runtime.config.deployment import load_deployment
 from runtime.sessions.messages import (
@@ -207,7 +208,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SETTINGS = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_SESSION_KEEP_S": str(KEEP_S)}
+SETTINGS = {**UNLIMITED, "TICKRT_SESSION_KEEP_S": str(KEEP_S)}
 
 
 @pytest.mark.slow
