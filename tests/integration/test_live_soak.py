@@ -42,6 +42,8 @@ from server.metrics import Outcome
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
 SESSIONS = 8
 KEEP_S = 2.0
+# Zero while nothing is left to do.
+GAUGES = ("live_sessions", "live_connected", "generations_in_flight", "slots_active", "queue_depth")
 SETTLE_S = 60.0
 GROWTH_BYTES = 32 * 2**20
 # A server that keeps every chunk of audio that it sends.
@@ -168,7 +170,7 @@ async def run_clients(server: ServerProcess, minutes: float, seed: int) -> Seen:
     players = (play_sessions(server.url, seed + index, until_s, seen) for index in range(SESSIONS))
     await asyncio.gather(generate(server.url, until_s, seen), *players)
     idle_by_s = time.monotonic() + SETTLE_S
-    while any(server.metrics()[f"tickrt_{name}"] for name in ("live_sessions", "generations_in_flight")):
+    while any(server.metrics()[f"tickrt_{name}"] for name in GAUGES):
         assert time.monotonic() < idle_by_s, "sessions or generations are left"
         await asyncio.sleep(0.2)
     return seen
@@ -233,14 +235,14 @@ def check_accounts(counted: dict[str, float], halves: list[Seen]) -> None:
     opened = sum(half.opened for half in halves)
     assert min(half.controls for half in halves) > SESSIONS
     assert counted["tickrt_live_sessions_started_total"] == total("live_sessions_ended") == opened
-    assert counted["tickrt_live_generations_started_total"] == total("live_generations") > opened
+    assert counted["tickrt_live_generations_started_total"] == total("live_generations_ended") > opened
     assert counted["tickrt_generations_started_total"] == total("generations")
     answers = sum((half.answers for half in halves), Counter[int]())
     assert set(answers) == {200}
     ended = {name: counted[f"tickrt_generations_total{{outcome={name}}}"] for name in Outcome}
     assert ended[Outcome.OK] + ended[Outcome.CANCELLED] == counted["tickrt_generations_started_total"]
     assert ended[Outcome.OK] >= answers[200]
-    for gauge in ("slots_active", "queue_depth", "live_connected"):
+    for gauge in GAUGES:
         assert counted[f"tickrt_{gauge}"] == 0
 
 
