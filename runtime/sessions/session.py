@@ -43,7 +43,8 @@ from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
-COMMIT_INTERVAL_S = 1.0
+# The playhead is stored now and then; changes while it plays together, as a turned control makes many.
+COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
 MODES: dict[str, type[Generations]] = {"loop": LoopGenerations, "extend": ExtendGenerations}
 
@@ -183,6 +184,7 @@ class LiveSession:
                 raise RequestError("the session is open already", field="type")
         if not isinstance(message, messages.Ack | messages.GetCanvas):
             self._is_changed = True
+        if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
             self._stated_s = -math.inf
 
     def write_region(self, message: WriteAudio) -> tuple[int, Latents]:
@@ -322,22 +324,27 @@ class LiveSession:
         )
 
     def _commit(self, now_s: float) -> Iterator[Action]:
-        """Store changes at once, and the playhead now and then."""
-        if self._is_changed or (self.is_active(now_s) and now_s >= self._committed_s + COMMIT_INTERVAL_S):
+        if now_s >= self._commit_due_s(now_s):
             self._is_changed = False
             self._committed_s = now_s
             yield Commit()
 
+    def _commit_due_s(self, now_s: float) -> float:
+        """When the session is to be stored; changes of one that does not play are stored at once."""
+        if not self.is_active(now_s):
+            return -math.inf if self._is_changed else math.inf
+        return self._committed_s + (CHANGE_COMMIT_INTERVAL_S if self._is_changed else COMMIT_INTERVAL_S)
+
     def _next_due_s(self, now_s: float) -> float | None:
         if not self.is_active(now_s):
             return None
-        times = [self._stated_s + STATE_INTERVAL_S, self._audio.due_s(now_s), self._generations.due_s(now_s)]
+        times = [self._audio.due_s(now_s), self._generations.due_s(now_s)]
+        times += [self._stated_s + STATE_INTERVAL_S, self._commit_due_s(now_s)]
         return min(time for time in times if time is not None)
 
     def _ack(self, ack: messages.Ack, now_s: float) -> None:
         self._playhead.check_ack(ack, now_s)
-        self._playhead.ack(ack, now_s)
-        self._audio.skip_missing(ack.playhead_sample, now_s)
+        self._audio.skip_missing(self._playhead.ack(ack, now_s), now_s)
 
     def _set_controls(self, message: messages.SetControls, now_s: float) -> None:
         values = check_controls(message.values, self.model)

@@ -16,6 +16,9 @@ LEAD_LOW_S, LEAD_HIGH_SHARE = 0.05, 0.6
 ACK_TIMEOUT_S = 5.0
 # A playhead may run this much faster than the clock, and be this much ahead of it.
 ACK_RATE, ACK_SLACK_S = 1.1, 1.0
+# Reports of a playhead that runs faster than this since it was attached count as this fast: it decides how much audio
+# is decoded.
+MAX_RATE, MAX_RATE_SLACK_S = 2.0, 2.0
 
 
 class Playhead:
@@ -35,6 +38,7 @@ class Playhead:
         self.client_time_s: float | None = None
         self._floor = self._first_sample = position
         self._acked, self._acked_s = position, 0.0
+        self._attached_s = 0.0
         self._known_s = 0.0  # when the client's own playhead was known last
         self._is_running = False
         self._grown_s = -math.inf
@@ -90,7 +94,7 @@ class Playhead:
         self._hold(now_s)
         self.is_attached = True
         self.sent_until = self._first_sample = self._floor
-        self._acked_s = self._known_s = now_s
+        self._acked_s = self._known_s = self._attached_s = now_s
 
     def detach(self, now_s: float) -> None:
         """The connection is gone."""
@@ -124,15 +128,19 @@ class Playhead:
                 fix="report the next sample that is played",
             )
 
-    def ack(self, ack: Ack, now_s: float) -> None:
-        """Take a report that passed `check_ack`."""
+    def ack(self, ack: Ack, now_s: float) -> int:
+        """Take a report that passed `check_ack`; returns the position that it counts as."""
+        attached_s = now_s - self._attached_s
+        fastest = self._first_sample + round((attached_s * MAX_RATE + MAX_RATE_SLACK_S) * self.rate_hz)
         self.client_time_s = ack.client_time_s
-        self._floor = max(self.position(now_s), ack.playhead_sample)
-        self._acked, self._acked_s = ack.playhead_sample, now_s
+        acked = min(ack.playhead_sample, fastest)
+        self._floor = max(self.position(now_s), acked)
+        self._acked, self._acked_s = acked, now_s
         self._known_s = now_s
         self._is_running = self.is_playing and self.is_attached
         if ack.worst_lead_s is not None:
             self._adapt(ack.worst_lead_s, now_s)
+        return acked
 
     def _hold(self, now_s: float) -> None:
         self._floor = self.position(now_s)

@@ -412,3 +412,28 @@ def test_a_restored_session_goes_on_like_the_original(opened: dict[str, object])
         for (left, _), (right, _) in zip(original.chunks[num_chunks:], twin.chunks, strict=True):
             assert (left.start_sample, left.full_seq) == (right.start_sample, right.full_seq)
             assert np.array_equal(left.pcm[:, FRAME:], right.pcm[:, FRAME:])
+
+
+def test_a_turned_control_is_reported_and_stored_no_more_than_needed() -> None:
+    simulation = playing()
+    commits, states = simulation.commits, count_states(simulation)
+    for seq in range(1, 201):
+        simulation.set(seq, guidance=1.0 + seq / 100)
+        simulation.run(0.005)
+    assert 5 <= simulation.commits - commits <= 25
+    assert count_states(simulation) - states <= 6
+    simulation.run(0.1)
+    assert LiveSession.restore(simulation.session.snapshot(simulation.now_s), MODEL, 0.0)
+
+
+def count_states(simulation: Simulation) -> int:
+    return sum(isinstance(message, messages.State) for message in simulation.messages)
+
+
+def test_changes_of_a_paused_session_are_stored_at_once() -> None:
+    simulation = playing()
+    simulation.handle(messages.Pause())
+    commits = simulation.commits
+    simulation.set(1, guidance=4.0)
+    simulation.set(2, guidance=5.0)
+    assert simulation.commits == commits + 2

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.sessions.messages import Ack
-from runtime.sessions.playback.playhead import LEAD_MAX_S, LEAD_MIN_S, Playhead
+from runtime.sessions.playback.playhead import LEAD_MAX_S, LEAD_MIN_S, MAX_RATE, MAX_RATE_SLACK_S, Playhead
 
 RATE = 1000
 
@@ -102,3 +102,10 @@ def test_a_stored_playhead_goes_on_at_its_position() -> None:
     playhead.ack(Ack(playhead_sample=100), 1.0)
     restored = Playhead.restore(playhead.snapshot(1.5), RATE)
     assert (restored.position(99.0), restored.sent_until, restored.is_attached) == (600, 600, False)
+
+
+def test_a_playhead_that_runs_faster_than_time_counts_as_twice_as_fast() -> None:
+    playhead = attached(sent_until=100_000)
+    for _ in range(10):
+        playhead.ack(Ack(playhead_sample=90_000), 1.0)
+    assert playhead.position(1.0) == round((MAX_RATE * 1.0 + MAX_RATE_SLACK_S) * playhead.rate_hz)
