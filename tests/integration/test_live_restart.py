@@ -1,0 +1,109 @@
+"""Live sessions over a restart of the server: list, resume, end, expiry, wrong clocks, a full disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from helpers.http_harness import Served, eventually, problem, serving
+from helpers.live_player import is_audio, player
+
+from runtime.config.deployment import Deployment
+from runtime.sessions.messages import Ready
+
+Start = Callable[..., AbstractContextManager[Served]]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def start(tiny: Callable[..., Deployment], state: Path) -> Start:
+    """`with start() as served`: a server that keeps its state; it stops at the end of the block."""
+    return partial(serving, tiny(), state=state)
+
+
+@contextmanager
+def played(served: Served) -> Iterator[Ready]:
+    """A session that has played, with one change; the connection is open in the block."""
+    with player(served) as client:
+        ready = client.open(prompts=[{"text": "a"}], seed=3)
+        client.send(type="set", seq=1, values={"guidance": 2.5})
+        client.receive_until(lambda item: is_audio(item) and item.full_seq == 1)
+        yield ready
+
+
+def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Start) -> None:
+    with start() as served, played(served) as ready:
+        pass
+    with start() as served:
+        with served.client() as http:
+            listed = http.get("/v1/sessions").json()["data"]
+        assert [(card["id"], card["connected"]) for card in listed] == [(ready.session, False)]
+        with player(served, f"/v1/live/{ready.session}") as client:
+            again = client.open(resume=ready.resume_token)
+            assert (again.session, again.resumed, again.resume_token) == (ready.session, True, ready.resume_token)
+            assert again.controls.values["guidance"] == 2.5
+            assert again.next_sample >= ready.next_sample
+            assert client.receive_until(is_audio).full_seq == 1
+
+
+def test_a_stored_session_can_be_ended(start: Start) -> None:
+    with start() as served, played(served) as ready:
+        pass
+    path = f"/v1/sessions/{ready.session}"
+    with start() as served, served.client() as http:
+        assert http.delete(path).status_code == 204
+        eventually(lambda: http.get(path).status_code == 404)
+    with start() as served, served.client() as http:
+        problem(http.get(path), 404, "unknown_session")
+
+
+@pytest.mark.parametrize("date_s", [0, 4_000_000_000])
+def test_how_long_a_session_is_kept_does_not_depend_on_dates(start: Start, state: Path, date_s: int) -> None:
+    with start() as served, played(served) as ready:
+        pass
+    for path in [state, *state.rglob("*")]:
+        os.utime(path, (date_s, date_s))
+    path = f"/v1/sessions/{ready.session}"
+    with start(session_keep_s=600.0) as served, served.client() as http:
+        assert http.get(path).status_code == 200
+    with start(session_keep_s=0.01) as served, served.client() as http:
+        eventually(lambda: http.get(path).status_code == 404)
+
+
+def test_a_full_disk_ends_persistence_and_not_the_music(
+    start: Start, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(state), start() as served, player(served) as client:
+        client.open(prompts=[{"text": "a"}], mode="extend")
+        for seq in range(1, 1000):
+            client.send(type="set", seq=seq, values={"guidance": 1.0 + seq % 7})
+            client.receive_until(lambda item, seq=seq: is_audio(item) and item.full_seq == seq)
+            if "no longer stored" in caplog.text:
+                break
+        client.send(type="set", seq=1000, values={"guidance": 2.0})
+        client.receive_until(lambda item: is_audio(item) and item.full_seq == 1000)
+        assert served.metrics()["tickrt_session_store_failed"] == 1
+    assert caplog.text.count("no longer stored") == 1
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 256 KiB; skips the test where it may not be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
