@@ -97,7 +97,12 @@ def sent_by(page: Any) -> list[dict[str, Any]]:
 
 def test_it_opens_and_plays(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
     play(page)
+    assert {address for address in addresses if not address.startswith(server.url)} == set()
     page.wait_for_function("() => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > 2")
     assert page.inner_text("#stat-underruns") == "0"
     page.click("#play")
