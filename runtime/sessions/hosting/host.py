@@ -340,13 +340,12 @@ class SessionHost:
 
     def _grant_slots(self) -> None:
         """Let sessions that want a slot have one, as long as there are slots for live sessions."""
-        now_s = self._clock()
-        demands = {hosted.id: hosted.demand(now_s) for hosted in list(self._sessions.values())}
+        demands = {hosted.id: hosted.demand for hosted in list(self._sessions.values())}
         while (name := next_session(demands.values(), self._capacity)) is not None:
             hosted, held = self._sessions[name], demands[name].held
             self._advance(hosted, may_generate=True)
-            has_started = not hosted.is_ended and hosted.num_jobs > held
-            demands[name] = hosted.demand(now_s) if has_started else Demand(name, held)
+            has_started = not hosted.is_ended and hosted.demand.held > held
+            demands[name] = hosted.demand if has_started else Demand(name, held)
 
     def _end(self, hosted: HostedSession, reason: str, *, is_resumable: bool = False) -> None:
         if hosted.is_ended:

@@ -116,7 +116,8 @@ class HostedSession:
     """A session in its host. The host's thread calls all methods.
 
     clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
-    state: the last one that was sent.
+    state: the last one that was sent. demand: the slots that it held and wanted when it was advanced last, with the
+    time by the host's clock.
     """
 
     def __init__(
@@ -132,12 +133,7 @@ class HostedSession:
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
         self._waiting: deque[_Received] = deque()
-        self._wanted_s: float | None = None
-
-    @property
-    def num_jobs(self) -> int:
-        """Generations in the tick loop."""
-        return len(self._jobs)
+        self.demand = Demand(session_id, 0)
 
     def attach(self, listener: SessionListener, token: str = "") -> None:
         """Connect a client; an earlier connection is closed. token: that the client resumes the session with.
@@ -249,14 +245,6 @@ class HostedSession:
 
     # Actions.
 
-    def demand(self, now_s: float) -> Demand:
-        """The slots that it holds and wants; `now_s` of the host's clock."""
-        if self.session.wanted_s(self.clock()) is None:
-            self._wanted_s = None
-        elif self._wanted_s is None:
-            self._wanted_s = now_s
-        return Demand(self.id, len(self._jobs), self._wanted_s)
-
     def advance(self, *, may_generate: bool = False) -> bool:
         """Carry out what the session asks for; returns whether the client has closed it."""
         is_closed, is_changed = False, False
@@ -267,9 +255,16 @@ class HostedSession:
                 self._perform(action)
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))
-        if may_generate:
-            self._wanted_s = None
+        self._note_demand(is_new=may_generate)
         return is_closed
+
+    def _note_demand(self, *, is_new: bool) -> None:
+        """is_new: what it wants now, it has not wanted before."""
+        wanted_s = None
+        if self.session.wanted_s(self.clock()) is not None:
+            has_waited = self.demand.wanted_s is not None and not is_new
+            wanted_s = self.demand.wanted_s if has_waited else self._services.clock()
+        self.demand = Demand(self.id, len(self._jobs), wanted_s)
 
     def _perform(self, action: Action) -> None:
         match action:

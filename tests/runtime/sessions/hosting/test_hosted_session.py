@@ -101,6 +101,7 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
     most: list[int] = []
     for session in sessions:
         session.wants = 2
+        driven.host.post(session.id, Ack(playhead_sample=0))
     while any(session.wants for session in sessions):
         driven.run()
         most.append(sum(len(session.job_ids) for session in sessions))
@@ -119,6 +120,7 @@ def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Driv
     for other in (*others, session):
         other.options["steps"] = 50
         other.wants = 1
+        driven.host.post(other.id, Ack(playhead_sample=0))
         driven.now_s += 1.0
         driven.run()
     assert not session.job_ids
