@@ -38,7 +38,8 @@ class Basis:
 class Running:
     """A generation in flight: `number` counts them, `steps` are its step controls by now.
 
-    from_sample: it is not heard before. is_append: it continues the canvas, and nothing has changed.
+    from_sample: it is not heard before. is_append: it continues the canvas, and nothing has changed. is_draft: it has
+    only the last steps, from the canvas; the complete one follows.
     """
 
     job: GenerationJob
@@ -48,6 +49,7 @@ class Running:
     steps: dict[str, Any]
     from_sample: int
     is_append: bool = False
+    is_draft: bool = False
 
 
 @dataclass
@@ -114,7 +116,8 @@ class Generations(ABC):
         done = self._take(job_id)
         if done is None:
             return False
-        self.times.newest_s.append(now_s - done.started_s)
+        if not done.is_draft:
+            self.times.newest_s.append(now_s - done.started_s)
         self._num_failed, self._retry_s = 0, -math.inf
         if not self._place(done, Piece(f"latents/{done.number}", latents), now_s):
             return False
@@ -250,7 +253,7 @@ class Generations(ABC):
         reached = [running for running in self.running if is_heard or running.from_sample >= from_sample]
         if not reached:
             return [], {}
-        has_source = all(running.job.source is not None for running in reached)
+        has_source = all(running.job.source is not None and not running.is_draft for running in reached)
         values = self._controls.step_values(now_s)
         return reached, {
             name: value

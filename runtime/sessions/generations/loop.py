@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
+from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
-from runtime.sessions.generations.base import Generations, Running
+from runtime.sessions.controls import STEP_CONTROLS
+from runtime.sessions.generations.base import Generations, Key, Running
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+
+# A generation waits for a slot where it starts this long after it was wanted.
+WAIT_S = 0.01
+DRAFT_DENOISE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,9 @@ class PassNoise:
 
 class LoopGenerations(Generations):
     """Without variation all passes have the same noise, so a control changes the music that is there.
+
+    After a change of step controls alone a draft comes first: from the canvas and the same noise, only the last half of
+    the steps, which is heard in half the time. The complete generation follows.
 
     `placed_noise`: that of the canvas.
     """
@@ -69,7 +78,31 @@ class LoopGenerations(Generations):
             is_refresh=self._timeline.newest is not None,
         )
         self._noises[running.number] = state
+        return self._draft(running) if self._is_draft(running.basis.key, now_s) else running
+
+    def _is_draft(self, key: Key, now_s: float) -> bool:
+        """Whether only step controls have changed since the canvas was made, and slots are free."""
+        latest, steps = self._latest, self._num_steps(key[0])
+        is_waiting = self._wanted_since_s is not None and now_s > self._wanted_since_s + WAIT_S
+        if latest is None or latest.is_mixed or is_waiting or self.running or self.source is not None:
+            return False
+        if steps < 2 or self._variation(now_s) > 0.0:
+            return False
+        before = key[0].model_copy(update={name: getattr(latest.key[0], name) for name in STEP_CONTROLS})
+        return (before, key[1]) == latest.key != key
+
+    def _draft(self, running: Running) -> Running:
+        assert self._latest is not None
+        job, options = running.job, running.job.options
+        steps = {"denoise": DRAFT_DENOISE, "steps": self._num_steps(options) // 2}
+        source = self._timeline.canvas.rows(range(self.frames))
+        running.job = replace(job, options=options.model_copy(update=steps), source=source)
+        running.basis.full_seq, running.basis.is_mixed = self._latest.full_seq, True
+        running.is_draft = True
         return running
+
+    def _num_steps(self, options: GenerationOptions) -> int:
+        return int(options.steps or self._model.defaults["steps"])
 
     def _next_noise(self, now_s: float) -> PassNoise:
         """n_k = sqrt(1 - v^2) n_(k-1) + v e_k, with e_k from (seed, k): the noise stays standard normal."""

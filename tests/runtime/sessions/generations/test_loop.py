@@ -75,3 +75,50 @@ def test_a_write_wraps_and_must_fit() -> None:
     loop.generations.write(start, Piece("w", np.array([[1.0], [2.0], [3.0]]) + np.zeros((3, CHANNELS))), 1, 0.1)
     assert loop.timeline.canvas.rows([15, 0, 1, 2])[:, 0].tolist() == [1.0, 2.0, 3.0, 0.0]
     assert loop.generations.source is not None
+
+
+def drafted(loop: Loop, now_s: float = 1.0, wait_s: float = 0.0) -> bool:
+    """Whether the next generation has only the last steps."""
+    assert loop.generations.wanted_s(now_s) == now_s
+    return loop.generations.start("s", now_s + wait_s).options.denoise == 0.5
+
+
+def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> None:
+    loop = Loop(steps=7)
+    loop.generate(0.0, value=2.0)
+    loop.controls.change({"guidance": 5.0}, 1, 1.0)
+    assert loop.generations.wanted_s(1.0) == 1.0
+    draft = loop.generations.start("s", 1.0)
+    assert (draft.options.denoise, draft.options.steps, draft.options.guidance) == (0.5, 3, 5.0)
+    assert draft.source is not None
+    assert np.array_equal(draft.source, np.full((16, CHANNELS), 2.0, np.float32))
+    assert loop.generations.finish(draft.id, np.ones((16, CHANNELS), np.float32), 1.1)
+    (part,) = loop.timeline.canvas.parts
+    assert (part.first_seq, part.full_seq) == (1, 0)
+    assert loop.generations.wanted_s(1.1) == 1.1
+    complete = loop.generations.start("s", 1.1)
+    assert (complete.options.denoise, complete.options.steps, complete.source) == (None, 7, None)
+    assert loop.generations.finish(complete.id, np.zeros((16, CHANNELS), np.float32), 1.3)
+    (part,) = loop.timeline.canvas.parts
+    assert (part.first_seq, part.full_seq) == (1, 1)
+    assert loop.generations.wanted_s(1.4) is None
+    assert list(loop.generations.times.newest_s) == pytest.approx([0.0, 0.2])
+
+
+def test_there_is_no_draft_where_more_has_changed_or_slots_are_taken() -> None:
+    for name, value in (("guidance", 5.0), ("shift", 2.0), ("steps", 1), ("seed", 5), ("variation", 0.5)):
+        loop = Loop()
+        loop.generate(0.0)
+        loop.controls.change({"guidance": 4.0, name: value}, 1, 1.0)
+        assert drafted(loop) == (name == "guidance")
+    loop = Loop()
+    loop.generate(0.0)
+    loop.controls.change({"guidance": 5.0}, 1, 1.0)
+    assert not drafted(loop, wait_s=0.1)
+    loop.controls.change({"guidance": 6.0}, 2, 2.0)
+    assert not drafted(loop, 2.0)
+    written = Loop()
+    written.generate(0.0)
+    written.generations.write(0, Piece("w", np.zeros((3, CHANNELS), np.float32)), 1, 0.5)
+    written.controls.change({"guidance": 5.0}, 2, 1.0)
+    assert not drafted(written)
