@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import shutil
@@ -189,12 +190,14 @@ def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> 
     page.on("websocket", lambda socket: socket.on("framereceived", note))
     server.kill()
     page.wait_for_selector("#status:not([data-status=live])")
+    knob(page, "guidance").press("PageUp")
     page.wait_for_function(f"() => !({IS_HEARD})()")
     server.start()
     page.wait_for_selector("#status[data-status=live]")
     page.wait_for_function(IS_HEARD)
-    assert [message["resumed"] for message in ready] == [True]
-    assert (page.input_value("#seed"), value_of(page, "guidance")) == (seed, guidance)
+    assert [(message["resumed"], message["controls"]["values"]["guidance"]) for message in ready] == [(True, guidance)]
+    assert page.input_value("#seed") == seed
+    assert value_of(page, "guidance") > guidance
     assert page.inner_text("#messages") == ""
 
 
@@ -252,6 +255,18 @@ def test_a_preset_is_the_same_after_a_round_trip(server: Any, open_page: OpenPag
         with other.expect_download() as download:
             other.click("#save")
         assert json.loads(Path(download.value.path()).read_text(encoding="utf-8")) == saved
+
+
+def test_a_preset_of_another_model_opens_without_its_controls(server: Any, open_page: OpenPage) -> None:
+    preset = {
+        "version": 1, "name": "", "mode": "loop", "seconds": None, "prompts": ["calm pads", "", "", ""], "pad": [0, 0],
+        "blend": "velocity", "controls": {"reverb": 3}, "seed": 5, "band": [0, 1],
+    }  # fmt: skip
+    fragment = base64.urlsafe_b64encode(json.dumps(preset).encode()).decode().rstrip("=")
+    page = open_page(f"{server.url}#p={fragment}")
+    assert "reverb" in page.inner_text("#messages")
+    assert page.input_value("#prompt-a") == "calm pads"
+    assert page.input_value("#seed") == "5"
 
 
 @pytest.mark.parametrize("text", ["{", '{"version": 1, "prompts": []}', '{"version": 99}'])

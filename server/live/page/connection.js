@@ -7,7 +7,7 @@
  * @typedef {{
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
- *   canvas: (message: Message) => void, problem: (message: Message) => void,
+ *   canvas: (message: Message) => void, problem: (message: Message) => void, refused: () => void,
  * }} Handlers
  */
 
@@ -174,6 +174,7 @@ export class Connection {
     const waiting = ready.resumed ? [...this.#unsent.values()] : [];
     this.#unsent.clear();
     this.handlers.status("live", "");
+    for (const { values } of waiting) Object.assign(ready.controls.values, values);
     this.handlers.ready(ready);
     for (const message of waiting) this.#post({ ...message, seq: ++this.#seq });
   }
@@ -187,7 +188,10 @@ export class Connection {
       this.#session = null;
       this.#attempts = 0;
       this.handlers.problem({ ...problem, detail: "The session is gone. A new one begins as it was.", fix: null });
-    } else this.handlers.problem(problem);
+    } else {
+      if (!this.isLive) this.handlers.refused();
+      this.handlers.problem(problem);
+    }
   }
 
   /** @param {ArrayBuffer} data */

@@ -47,6 +47,7 @@ const connection = new Connection({
   applied: askForPicture,
   state: onState,
   canvas: (message) => canvas.show(message),
+  refused: forgetWhatMayBeWrong,
   problem: (problem) => notify([problem.detail, problem.fix].filter(Boolean).join(" — ")),
 });
 const transport = new Transport({ connection, figures, notify });
@@ -129,6 +130,13 @@ function setSeed(value) {
   seed = value;
   field("seed").value = value === null ? "" : String(value);
   change("set", { values: { seed: value } });
+}
+
+/** The server took no session with these settings, such as controls of another model: the next one has fewer. */
+function forgetWhatMayBeWrong() {
+  seconds = null;
+  panel.show({});
+  sources.forget();
 }
 
 let pictureTimer = 0;

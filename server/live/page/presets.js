@@ -61,10 +61,16 @@ export function parsePreset(text) {
   const isList = (/** @type {any} */ list, /** @type {string} */ type, /** @type {number} */ length) =>
     Array.isArray(list) && list.length === length && list.every((item) => typeof item === type);
   if (value?.version !== 1) throw new Error("This is not a preset of this version of the page.");
-  if (!isList(value.prompts, "string", 4) || !isList(value.pad, "number", 2) || !isList(value.band, "number", 2))
-    throw new Error("This preset is incomplete: it needs four prompts, a place on the pad and a band.");
-  if (!["loop", "extend"].includes(value.mode) || typeof value.controls !== "object" || value.controls === null)
-    throw new Error("This preset is incomplete: it needs a mode and controls.");
+  const isShare = (/** @type {number} */ share) => share >= 0 && share <= 1;
+  if (!isList(value.prompts, "string", 4)) throw new Error("This preset is incomplete: it needs four prompts.");
+  if (!isList(value.pad, "number", 2) || !value.pad.every(isShare))
+    throw new Error("This preset is wrong: its place on the pad is two numbers from 0 to 1.");
+  if (!isList(value.band, "number", 2) || !value.band.every(isShare) || value.band[0] >= value.band[1])
+    throw new Error("This preset is wrong: its band is two numbers from 0 to 1, the smaller one first.");
+  if (!["loop", "extend"].includes(value.mode) || !["velocity", "tokens"].includes(value.blend))
+    throw new Error("This preset is wrong: its mode is loop or extend, its blend velocity or tokens.");
+  if (typeof value.controls !== "object" || value.controls === null)
+    throw new Error("This preset is incomplete: it needs controls.");
   return { ...preset("", []), ...value };
 }
 

@@ -25,7 +25,10 @@ export class Sources {
     const file = /** @type {HTMLInputElement} */ (find("source-file"));
     find("choose-source").addEventListener("click", () => file.click());
     file.addEventListener("change", () => file.files?.[0] && this.upload(file.files[0]));
-    find("clear-source").addEventListener("click", () => this.#use(null, ""));
+    find("clear-source").addEventListener("click", () => {
+      this.forget();
+      this.#send();
+    });
     find("microphone").addEventListener("click", () => this.#toggleMicrophone());
     this.#listenToDrops();
   }
@@ -55,25 +58,31 @@ export class Sources {
     const { connection, notify } = this.parts;
     const body = new FormData();
     body.append("source", file);
+    const before = find("source-name").textContent;
     find("source-name").textContent = `sending ${file.name} …`;
     try {
       const response = await fetch("v1/sources", { method: "POST", body, headers: connection.headers() });
       const answer = await response.json();
       if (!response.ok) throw new Error([answer.detail, answer.fix].filter(Boolean).join(" — "));
-      this.#use(answer.id, file.name);
+      this.#show(answer.id, file.name);
+      this.#send();
     } catch (error) {
-      find("source-name").textContent = "";
+      find("source-name").textContent = before;
       notify(`${file.name}: ${/** @type {Error} */ (error).message}`);
     }
   }
 
+  /** Use no source, without a message to the server. */
+  forget() {
+    this.#show(null, "or drop audio here");
+  }
+
   /** @param {string | null} id @param {string} name */
-  #use(id, name) {
+  #show(id, name) {
     this.id = id;
-    find("source-name").textContent = name || "or drop audio here";
+    find("source-name").textContent = name;
     find("clear-source").hidden = find("source-strength").hidden = id === null;
     document.body.classList.toggle("without-source", id === null);
-    this.#send();
   }
 
   #send() {
