@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from helpers.http_harness import Served, eventually, problem, serving
-from helpers.live_player import is_audio, player
+from helpers.live_player import Player, is_audio, player
+from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.messages import Ready
+from runtime.sessions.messages import Problem, Ready
 
 Start = Callable[..., AbstractContextManager[Served]]
 
@@ -40,6 +41,10 @@ def played(served: Served) -> Iterator[Ready]:
         yield ready
 
 
+def resuming(served: Served, ready: Ready) -> AbstractContextManager[Player]:
+    return player(served, f"/v1/live/{ready.session}")
+
+
 def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Start) -> None:
     with start() as served, played(served) as ready:
         pass
@@ -47,11 +52,23 @@ def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Star
         with served.client() as http:
             listed = http.get("/v1/sessions").json()["data"]
         assert [(card["id"], card["connected"]) for card in listed] == [(ready.session, False)]
-        with player(served, f"/v1/live/{ready.session}") as client:
+        with resuming(served, ready) as client:
             again = client.open(resume=ready.resume_token)
             assert (again.session, again.resumed, again.resume_token) == (ready.session, True, ready.resume_token)
             assert again.controls.values["guidance"] == 2.5
             assert again.next_sample >= ready.next_sample
+            assert client.receive_until(is_audio).full_seq == 1
+
+
+def test_another_server_takes_over_a_session_from_redis(tiny: Callable[..., Deployment], tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis, serving(tiny(), redis=redis.url) as other:
+        with serving(tiny(), redis=redis.url) as served, played(served) as ready, resuming(other, ready) as client:
+            client.send(type="open", resume=ready.resume_token)
+            refused = client.receive()
+            assert isinstance(refused, Problem)
+            assert "in use by another server" in refused.detail
+        with resuming(other, ready) as client:
+            assert client.open(resume=ready.resume_token).controls.values["guidance"] == 2.5
             assert client.receive_until(is_audio).full_seq == 1
 
 

@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-redis = pytest.importorskip("redis", reason="needs the extra redis")
+pytest.importorskip("redis", reason="needs the extra redis")
 
-from helpers.store_contract import *  # noqa: E402, F403  (tests that every session store passes)
-from helpers.store_contract import Opened, assert_same, snapshot  # noqa: E402
+from helpers.redis_server import RedisServer, redis_server
+from helpers.store_contract import *  # noqa: F403  (tests that every session store passes)
+from helpers.store_contract import Opened, assert_same, snapshot
 
-from runtime.errors import ConfigError, StoreError  # noqa: E402
-from runtime.sessions.redis_store import open_redis_store  # noqa: E402
-from runtime.sessions.store import STORE_FORMAT  # noqa: E402
+from runtime.errors import ConfigError, StoreError
+from runtime.sessions.redis_store import open_redis_store
+from runtime.sessions.store import STORE_FORMAT
 
-START_TIMEOUT_S = 60.0
 SOON_S = 0.3
 
 
-@dataclass
-class Server:
-    """A redis-server of this test."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    client: Any
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("needs redis-server (apt-get install redis-server)")
-    path = tmp_path / "redis.sock"
-    command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process, closing(connect(path)) as client:
-        yield Server(process, f"unix://{path}", client)
-        process.kill()
-
-
-def connect(path: Path) -> Any:
-    until_s = time.monotonic() + START_TIMEOUT_S
-    with socket.socket(socket.AF_UNIX) as probe:
-        while probe.connect_ex(str(path)):
-            assert time.monotonic() < until_s, "redis-server does not start"
-            time.sleep(0.01)
-    return redis.Redis(unix_socket_path=str(path))
-
-
-@pytest.fixture
-def opened(server: Server) -> Opened:
+def opened(server: RedisServer) -> Opened:
     return lambda: open_redis_store(server.url)
 
 
@@ -84,7 +54,7 @@ def test_a_closed_store_gives_its_sessions_to_the_next_server(opened: Opened) ->
         assert_same(other.load("a"), snapshot(1))
 
 
-def test_a_server_that_restarts_under_its_name_has_its_sessions_at_once(server: Server) -> None:
+def test_a_server_that_restarts_under_its_name_has_its_sessions_at_once(server: RedisServer) -> None:
     with (
         open_redis_store(server.url, owner="replica-1") as killed,
         open_redis_store(server.url, owner="replica-1") as one,
@@ -95,7 +65,7 @@ def test_a_server_that_restarts_under_its_name_has_its_sessions_at_once(server: 
         assert_same(one.load("a"), snapshot(1))
 
 
-def test_claims_are_renewed_while_the_store_is_open(server: Server, opened: Opened) -> None:
+def test_claims_are_renewed_while_the_store_is_open(server: RedisServer, opened: Opened) -> None:
     with open_redis_store(server.url, claim_s=SOON_S) as one, opened() as other:
         one.save("a", snapshot(1))
         one.flush()
@@ -106,7 +76,7 @@ def test_claims_are_renewed_while_the_store_is_open(server: Server, opened: Open
 
 
 def test_a_session_whose_claim_expired_is_taken_over_and_not_written_by_its_old_server(
-    server: Server, opened: Opened, caplog: pytest.LogCaptureFixture
+    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened() as old, opened() as new:
         old.save("a", snapshot(1))
@@ -123,7 +93,7 @@ def test_a_session_whose_claim_expired_is_taken_over_and_not_written_by_its_old_
     assert caplog.text.count("session a is owned by another server") == 1
 
 
-def test_a_session_is_deleted_once_it_had_no_owner_for_keep_s(server: Server) -> None:
+def test_a_session_is_deleted_once_it_had_no_owner_for_keep_s(server: RedisServer) -> None:
     with open_redis_store(server.url, claim_s=6.0, keep_s=60.0) as store:
         store.save("a", snapshot(1))
         store.flush()
@@ -132,7 +102,7 @@ def test_a_session_is_deleted_once_it_had_no_owner_for_keep_s(server: Server) ->
     assert 6000 < server.client.pttl("tickrt:session:a") <= 66_000
 
 
-def test_a_newer_format_is_refused_and_kept(server: Server, opened: Opened) -> None:
+def test_a_newer_format_is_refused_and_kept(server: RedisServer, opened: Opened) -> None:
     server.client.set("tickrt:format", STORE_FORMAT + 1)
     with pytest.raises(ConfigError, match=f"format {STORE_FORMAT + 1}, this server reads formats up to {STORE_FORMAT}"):
         opened()
@@ -140,7 +110,7 @@ def test_a_newer_format_is_refused_and_kept(server: Server, opened: Opened) -> N
 
 
 def test_a_damaged_session_is_reported_and_does_not_harm_the_others(
-    server: Server, opened: Opened, caplog: pytest.LogCaptureFixture
+    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened() as store:
         store.save("a", snapshot(1, canvas=1.0))
@@ -153,7 +123,7 @@ def test_a_damaged_session_is_reported_and_does_not_harm_the_others(
 
 
 def test_full_memory_ends_persistence_and_what_was_stored_is_kept(
-    server: Server, opened: Opened, caplog: pytest.LogCaptureFixture
+    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened() as store:
         store.save("a", snapshot(1))
@@ -169,7 +139,7 @@ def test_full_memory_ends_persistence_and_what_was_stored_is_kept(
 
 
 def test_a_server_that_ends_ends_persistence_and_closing_still_works(
-    server: Server, opened: Opened, caplog: pytest.LogCaptureFixture
+    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened() as store:
         store.save("a", snapshot(1))
