@@ -2,7 +2,7 @@
  * The live protocol (server/live/PROTOCOL.md): one WebSocket that opens a session and resumes it after a loss.
  *
  * @typedef {{type: string, [member: string]: any}} Message
- * @typedef {{epoch: number, startSample: number, firstSeq: number, fullSeq: number, pcm: Float32Array, bytes: number}} Chunk
+ * @typedef {{epoch: number, startSample: number, firstSeq: number, fullSeq: number, pcm: Float32Array}} Chunk
  * @typedef {"connecting" | "live" | "waiting" | "key"} Status
  * @typedef {{
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
@@ -96,7 +96,13 @@ export class Connection {
   ack(playheadSample, worstLeadS) {
     const client_time_s = performance.now() / 1000;
     const received_bytes = this.#receivedBytes;
-    this.send({ type: "ack", playhead_sample: playheadSample, worst_lead_s: worstLeadS, received_bytes, client_time_s });
+    this.send({
+      type: "ack",
+      playhead_sample: playheadSample,
+      worst_lead_s: worstLeadS,
+      received_bytes,
+      client_time_s,
+    });
   }
 
   /** @param {string} type @param {Message} message */
@@ -244,6 +250,5 @@ export function parseChunk(data) {
     firstSeq: view.getUint32(16, true),
     fullSeq: view.getUint32(20, true),
     pcm,
-    bytes: data.byteLength,
   };
 }

@@ -10,7 +10,17 @@ import { Knob } from "./widgets/knob.js";
  */
 
 /** What is shown first, where the schema has it. The rest is behind "More". */
-const FIRST = ["guidance", "variation", "velocity_scale", "shift", "steps", "ode_noise", "rescale", "momentum", "dcw.low"];
+const FIRST = [
+  "guidance",
+  "variation",
+  "velocity_scale",
+  "shift",
+  "steps",
+  "ode_noise",
+  "rescale",
+  "momentum",
+  "dcw.low",
+];
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
 /** Set elsewhere on the page. */
@@ -22,7 +32,9 @@ export function readControls(schema) {
     const inner = branches(property, schema).find((branch) => branch.properties);
     if (ELSEWHERE.includes(name)) return [];
     if (!inner) return readControl(name, "", property, schema);
-    return Object.entries(inner.properties).flatMap(([member, part]) => readControl(name, member, part, schema, property));
+    return Object.entries(inner.properties).flatMap(([member, part]) =>
+      readControl(name, member, part, schema, property),
+    );
   });
 }
 
@@ -33,7 +45,14 @@ function branches(property, schema) {
   );
 }
 
-/** @param {string} name @param {string} member @param {any} property @param {any} schema @param {any} [outer] @returns {Control[]} */
+/**
+ * @param {string} name
+ * @param {string} member
+ * @param {any} property
+ * @param {any} schema
+ * @param {any} [outer]
+ * @returns {Control[]}
+ */
 function readControl(name, member, property, schema, outer = property) {
   const all = branches(property, schema);
   const number = all.find((branch) => branch.type === "number" || branch.type === "integer");
@@ -58,7 +77,9 @@ function readControl(name, member, property, schema, outer = property) {
       max,
       default: number ? given : (property.default ?? ""),
       choices: choices?.enum ?? [],
-      takesCurve: !member && all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
+      takesCurve:
+        !member &&
+        all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
       needsSource: Boolean(outer["x-needs-source"]),
       isStep: outer["x-kind"] === "step",
     },
@@ -93,7 +114,12 @@ export class ControlPanel extends EventTarget {
 
   /** @param {Control} control */
   #widget(control) {
-    const widget = control.type === "enum" ? this.#choice(control) : control.type === "text" ? this.#text(control) : this.#knob(control);
+    const widget =
+      control.type === "enum"
+        ? this.#choice(control)
+        : control.type === "text"
+          ? this.#text(control)
+          : this.#knob(control);
     widget.dataset.control = control.id;
     widget.classList.toggle("needs-source", control.needsSource);
     return widget;
@@ -139,7 +165,11 @@ export class ControlPanel extends EventTarget {
     this.dispatchEvent(new CustomEvent("change", { detail: { [control.name]: wire } }));
   }
 
-  /** Draw a step parameter as a curve over the canvas; null is its default. @param {string} id @param {number[] | null} curve */
+  /**
+   * Draw a step parameter as a curve over the canvas; null is its default.
+   * @param {string} id
+   * @param {number[] | null} curve
+   */
   setCurve(id, curve) {
     const control = this.controls.find((one) => one.id === id);
     if (!control) return;
@@ -147,7 +177,10 @@ export class ControlPanel extends EventTarget {
     this.#changed(control, curve ?? control.default);
   }
 
-  /** Show these values, without reporting a change; those that are the default are not kept. @param {Record<string, any>} values */
+  /**
+   * Show these values, without reporting a change; those that are the default are not kept.
+   * @param {Record<string, any>} values
+   */
   show(values) {
     // Before the schema is known all are kept: `open` sends them.
     this.values = this.controls.length ? {} : structuredClone(values);

@@ -3,7 +3,8 @@
 import { find } from "./widgets/element.js";
 
 export class Figures {
-  /** Changes whose sound is awaited, by seq. @type {Map<number, {atMs: number, isFirstHeard: boolean}>} */ #sent = new Map();
+  /** Changes whose sound is awaited, by seq. @type {Map<number, {atMs: number, isFirstHeard: boolean}>} */ #sent =
+    new Map();
   #ticks = { count: 0, atMs: 0 };
 
   /** Await the sound of a change that is sent now. @param {number} seq */
@@ -16,7 +17,11 @@ export class Figures {
     this.#sent.clear();
   }
 
-  /** Sound that these changes have a part in, or that is complete up to them, is played now. @param {number} firstSeq @param {number} fullSeq */
+  /**
+   * Sound that these changes have a part in, or that is complete up to them, is played now.
+   * @param {number} firstSeq
+   * @param {number} fullSeq
+   */
   heard(firstSeq, fullSeq) {
     const now = performance.now();
     for (const [seq, sent] of this.#sent) {
@@ -38,7 +43,10 @@ export class Figures {
     find("stat-underruns").textContent = String(underruns);
   }
 
-  /** Show a state message; returns whether there were ticks since the last one. @param {import("./connection.js").Message} state */
+  /**
+   * Show a state message; returns whether there were ticks since the last one.
+   * @param {import("./connection.js").Message} state
+   */
   state({ ticks, tick_ms, generation_s }) {
     const now = performance.now();
     const before = this.#ticks;

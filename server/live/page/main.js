@@ -2,6 +2,7 @@
 
 import { Connection } from "./connection.js";
 import { ControlPanel } from "./controls.js";
+import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
 import { MidiLearn } from "./midi.js";
 import { PresetBar } from "./preset_bar.js";
@@ -10,7 +11,6 @@ import { cornerColors, onThemeChange, tint } from "./theme.js";
 import { Transport } from "./transport.js";
 import { Band } from "./widgets/band.js";
 import { CanvasView } from "./widgets/canvas_view.js";
-import { Curve } from "./widgets/curve.js";
 import { all, element, field, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
 import { PromptPad } from "./widgets/pad.js";
@@ -57,8 +57,9 @@ const pad = new PromptPad(find("pad"), /** @type {HTMLTextAreaElement[]} */ (all
 const band = new Band(find("band"));
 const canvas = new CanvasView(find("stage"), band, {
   seek: (to_s) => connection.send({ type: "seek", to_s }),
-  curve: (values) => panel.setCurve(field("draw").value, values),
+  curve: (values) => curveEditor.drawn(values),
 });
+const curveEditor = new CurveEditor(panel, canvas);
 const sources = new Sources({ connection, player, canvas, notify });
 const glide = new Knob({
   label: "glide",
@@ -165,7 +166,7 @@ function onReady(ready) {
   hasCanvas = ready.resumed;
   isBandUnsent = !ready.resumed && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
-  offerCurves();
+  curveEditor.offer();
   askForPicture();
 }
 
@@ -251,7 +252,10 @@ function currentPreset() {
   };
 }
 
-/** Set the page, without a message to the server; a preset without a seed keeps the one that is there. @param {Preset} preset */
+/**
+ * Set the page, without a message to the server; a preset without a seed keeps the one that is there.
+ * @param {Preset} preset
+ */
 function showPreset(preset) {
   ({ name, mode, seconds } = preset);
   seed = preset.seed ?? seed;
@@ -290,27 +294,6 @@ function offerLengths(whole) {
   select.value = seconds === null ? "" : String(seconds);
 }
 
-function offerCurves() {
-  const select = /** @type {HTMLSelectElement} */ (find("draw"));
-  if (select.options.length > 1) return;
-  const curves = panel.controls.filter((control) => control.takesCurve && control.isStep);
-  select.append(...curves.map((control) => new Option(control.label, control.id)));
-}
-
-function editCurve() {
-  const control = panel.controls.find((one) => one.id === field("draw").value);
-  const knob = control && panel.knobs.get(control.id);
-  find("clear-curve").hidden = !knob;
-  if (!knob || !control) {
-    canvas.edit(null);
-    return;
-  }
-  const points = knob.curve ?? [knob.value];
-  // Over the dial's whole range a curve could not be drawn finely: it ends at twice the default, or where the dial does.
-  const max = Math.min(control.max, Math.max(1, 2 * control.default, ...points));
-  canvas.edit(new Curve(control.min, max, points));
-}
-
 /** @returns {Map<string, import("./midi.js").Target>} */
 function midiTargets() {
   const axis = (/** @type {(level: number) => void} */ turn) => ({ root: pad.root, turn, showController: () => {} });
@@ -346,11 +329,6 @@ function listen() {
   on("reset", "click", () => usePreset({ ...currentPreset(), controls: {} }));
   on("dice", "click", () => setSeed(Math.floor(Math.random() * MAX_SEED)));
   on("seed", "change", () => setSeed(/^\d+$/.test(field("seed").value) ? Number(field("seed").value) : null));
-  on("draw", "change", editCurve);
-  on("clear-curve", "click", () => {
-    panel.setCurve(field("draw").value, null);
-    editCurve();
-  });
   on("more", "click", () => {
     find("more-knobs").hidden = !find("more-knobs").hidden;
     find("more").setAttribute("aria-expanded", String(!find("more-knobs").hidden));

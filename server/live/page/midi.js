@@ -19,7 +19,8 @@ export class MidiLearn {
     this.targets = targets;
     this.notify = notify;
     find("midi").addEventListener("click", (event) => (event.shiftKey ? this.#forget() : this.#toggle()));
-    for (const type of ["pointerdown", "focusin"]) document.addEventListener(type, (event) => this.#choose(event), true);
+    for (const type of ["pointerdown", "focusin"])
+      document.addEventListener(type, (event) => this.#choose(event), true);
   }
 
   get #isLearning() {
@@ -42,7 +43,8 @@ export class MidiLearn {
 
   async #open() {
     if (this.#isOpen) return;
-    if (!navigator.requestMIDIAccess) throw new Error("this browser has no Web MIDI. Chrome, Edge and Firefox have it.");
+    if (!navigator.requestMIDIAccess)
+      throw new Error("this browser has no Web MIDI. Chrome, Edge and Firefox have it.");
     const access = await navigator.requestMIDIAccess();
     const listen = () => access.inputs.forEach((input) => (input.onmidimessage = (event) => this.#receive(event)));
     access.onstatechange = listen;
@@ -50,7 +52,10 @@ export class MidiLearn {
     this.#isOpen = true;
   }
 
-  /** Choose what the next controller turns; on an element with two targets the second comes after the first. @param {Event} event */
+  /**
+   * Choose what the next controller turns; on an element with two targets the second comes after the first.
+   * @param {Event} event
+   */
   #choose(event) {
     if (!this.#isLearning || !(event.target instanceof Element)) return;
     const touched = event.target;
@@ -76,7 +81,9 @@ export class MidiLearn {
       this.#mark(null, null);
       this.show();
     }
-    this.targets().get(this.#targetOf[controller] ?? "")?.turn(data[2] / 127);
+    this.targets()
+      .get(this.#targetOf[controller] ?? "")
+      ?.turn(data[2] / 127);
   }
 
   /** @param {string} id */

@@ -7,7 +7,8 @@ import { all, element, field, find } from "./widgets/element.js";
 
 export class PresetBar {
   /**
-   * @param {{current: () => Preset, use: (preset: Preset) => void, notify: (text: string, isNote?: boolean) => void}} page
+   * @param {{current: () => Preset, use: (preset: Preset) => void,
+   *   notify: (text: string, isNote?: boolean) => void}} page
    */
   constructor(page) {
     this.page = page;

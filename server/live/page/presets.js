@@ -30,24 +30,36 @@ export const PRESETS = [
     "fast energetic drums, bass and arpeggio in A minor",
     "bright melody, pads and drums in C major",
   ]),
-  preset("Clockwork", [
-    "fast drums and bass in E dorian",
-    "fast arpeggio and drums in E dorian",
-    "calm sparse melody in E dorian",
-    "energetic melody, arpeggio, bass and drums in E dorian",
-  ], { pad: [1, 0], controls: { guidance: 4 } }),
-  preset("Daybreak", [
-    "soft arpeggio in D major",
-    "bright energetic drums, bass and melody in D major",
-    "bright melody and pads in D lydian",
-    "calm pads and melody in D major",
-  ], { mode: "extend", pad: [1, 1] }),
-  preset("Undertow", [
-    "slow sparse pads in F minor",
-    "dark dense strings in F phrygian",
-    "dark bass and drums in F phrygian",
-    "loud bass, drums and plucks in F phrygian",
-  ], { pad: [0, 1], controls: { variation: 0.3 } }),
+  preset(
+    "Clockwork",
+    [
+      "fast drums and bass in E dorian",
+      "fast arpeggio and drums in E dorian",
+      "calm sparse melody in E dorian",
+      "energetic melody, arpeggio, bass and drums in E dorian",
+    ],
+    { pad: [1, 0], controls: { guidance: 4 } },
+  ),
+  preset(
+    "Daybreak",
+    [
+      "soft arpeggio in D major",
+      "bright energetic drums, bass and melody in D major",
+      "bright melody and pads in D lydian",
+      "calm pads and melody in D major",
+    ],
+    { mode: "extend", pad: [1, 1] },
+  ),
+  preset(
+    "Undertow",
+    [
+      "slow sparse pads in F minor",
+      "dark dense strings in F phrygian",
+      "dark bass and drums in F phrygian",
+      "loud bass, drums and plucks in F phrygian",
+    ],
+    { pad: [0, 1], controls: { variation: 0.3 } },
+  ),
 ];
 
 /** A preset from JSON text. Raises Error with a sentence for its reader. @param {string} text @returns {Preset} */

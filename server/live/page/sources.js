@@ -19,7 +19,13 @@ export class Sources {
   /** @param {Parts} parts */
   constructor(parts) {
     this.parts = parts;
-    this.strength = new Knob({ label: "strength", min: 0, max: 1, default: 0.5, help: "1 returns the source, 0 ignores it" });
+    this.strength = new Knob({
+      label: "strength",
+      min: 0,
+      max: 1,
+      default: 0.5,
+      help: "1 returns the source, 0 ignores it",
+    });
     this.strength.addEventListener("input", () => this.#send());
     find("source-strength").append(this.strength.root);
     const file = /** @type {HTMLInputElement} */ (find("source-file"));
@@ -121,7 +127,9 @@ export class Sources {
       const pcm = Int16Array.from(waiting, (value) => Math.max(-32768, Math.min(32767, Math.round(value * 32767))));
       waiting = [];
       const mode = /** @type {HTMLSelectElement} */ (find("write-mode")).value;
-      const at_s = Number(((canvas.positionS + WRITE_AHEAD_S) % (canvas.isEndless ? Infinity : canvas.seconds)).toFixed(3));
+      const at_s = Number(
+        ((canvas.positionS + WRITE_AHEAD_S) % (canvas.isEndless ? Infinity : canvas.seconds)).toFixed(3),
+      );
       connection.change("write", { at_s, mode, samples, format: "s16" }, pcm.buffer);
     };
   }

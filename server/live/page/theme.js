@@ -38,7 +38,10 @@ export function onThemeChange(changed) {
   lightTheme.addEventListener("change", changed);
 }
 
-/** Give the page the color of a blend; returns the colors that its pictures are drawn with. @param {number[]} weights */
+/**
+ * Give the page the color of a blend; returns the colors that its pictures are drawn with.
+ * @param {number[]} weights
+ */
 export function tint(weights) {
   const corners = cornerColors();
   const mix = blendColor(corners, weights);

@@ -2,7 +2,11 @@
 
 const WORKLET = new URL("worklet.js", import.meta.url);
 
-/** Captures the microphone until the returned function is called. @param {number} rateHz @param {(pcm: Float32Array) => void} block */
+/**
+ * Captures the microphone until the returned function is called.
+ * @param {number} rateHz
+ * @param {(pcm: Float32Array) => void} block
+ */
 export async function captureMicrophone(rateHz, block) {
   const audio = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
   const stream = await navigator.mediaDevices.getUserMedia({ audio });

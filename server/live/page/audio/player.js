@@ -5,7 +5,8 @@ import { wavFile } from "./wav.js";
 /**
  * @typedef {{playheadSample: number, isRunning: boolean, leadS: number, worstLeadS: number, underruns: number,
  *   peaks: [number, number]}} PlayerStatus
- * @typedef {{status: (status: PlayerStatus) => void, heard: (firstSeq: number, fullSeq: number) => void}} PlayerHandlers
+ * @typedef {{status: (status: PlayerStatus) => void,
+ *   heard: (firstSeq: number, fullSeq: number) => void}} PlayerHandlers
  */
 
 const WORKLET = new URL("worklet.js", import.meta.url);
@@ -31,7 +32,12 @@ export class Player {
     this.handlers = handlers;
   }
 
-  /** Go on at `startSample` of a new epoch. @param {number} rateHz @param {number} channels @param {number} startSample */
+  /**
+   * Go on at `startSample` of a new epoch.
+   * @param {number} rateHz
+   * @param {number} channels
+   * @param {number} startSample
+   */
   clear(rateHz, channels, startSample) {
     const isOther = rateHz !== this.rateHz || channels !== this.channels;
     if (this.context && isOther) this.#close();

@@ -1,6 +1,10 @@
 /** WAV files. */
 
-/** A WAV file of 32-bit floats: the samples as they were played. @param {Float32Array[][]} blocks @param {number} rateHz */
+/**
+ * A WAV file of 32-bit floats: the samples as they were played.
+ * @param {Float32Array[][]} blocks
+ * @param {number} rateHz
+ */
 export function wavFile(blocks, rateHz) {
   const channels = blocks[0]?.length ?? 2;
   const samples = blocks.reduce((sum, planes) => sum + planes[0].length, 0);

@@ -106,7 +106,11 @@ export class CanvasView {
     this.picture.show(message, !this.isEndless);
   }
 
-  /** Draw one frame. @param {{ink: string, shade: string}} colors @param {boolean} isStill nothing moves but the playhead */
+  /**
+   * Draw one frame.
+   * @param {{ink: string, shade: string}} colors
+   * @param {boolean} isStill nothing moves but the playhead
+   */
   paint(colors, isStill) {
     const { context } = this;
     const { width, height } = this.screen;

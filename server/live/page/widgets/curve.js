@@ -20,7 +20,7 @@ export class Curve {
     return this.points.map((point) => Number(point.toFixed(3)));
   }
 
-  /** Draw to a place, 0 to 1; points that a fast hand passed over are set, too. @param {number} x @param {number} y */
+  /** Draw to a place, 0 to 1; points that were passed over are set, too. @param {number} x @param {number} y */
   drawTo(x, y) {
     const level = (1 - y - MARGIN) / (1 - 2 * MARGIN);
     this.#set(Math.min(NUM_POINTS - 1, Math.floor(x * NUM_POINTS)), level);
@@ -66,7 +66,10 @@ export class Curve {
     context.beginPath();
     this.points.forEach((point, i) => context.lineTo(x(i), y(point)));
     context.lineJoin = "round";
-    for (const [thickness, style] of /** @type {[number, string][]} */ ([[6, "rgb(0 0 0 / 0.5)"], [2.5, color]])) {
+    for (const [thickness, style] of /** @type {[number, string][]} */ ([
+      [6, "rgb(0 0 0 / 0.5)"],
+      [2.5, color],
+    ])) {
       context.lineWidth = thickness * ratio;
       context.strokeStyle = style;
       context.stroke();

@@ -109,6 +109,11 @@ export class Knob extends EventTarget {
     this.exact = integer && Math.abs(share) === 0.01 ? null : position;
   }
 
+  /** Its curve, or its value as one of a single point. */
+  get points() {
+    return this.curve ?? [this.value];
+  }
+
   /** Change it as its user does. @param {number} value */
   set(value) {
     const inside = Math.min(this.range.max, Math.max(this.range.min, value));
@@ -144,7 +149,7 @@ export class Knob extends EventTarget {
   }
 }
 
-/** Exponent of the dial: the default lies where a hand can find values around it. @param {Range} range */
+/** Exponent of the dial: the default lies near the middle of the dial. @param {Range} range */
 function bend({ min, max, default: middle }) {
   const share = (middle - min) / (max - min);
   return share > 0.01 && share < 0.4 ? Math.log(share) / Math.log(0.4) : share <= 0.01 && max - min > 2 ? 2.5 : 1;
@@ -160,8 +165,7 @@ function valueAt(position, range) {
 /** @param {number} value @param {Range} range */
 function positionOf(value, range) {
   const { min, max } = range;
-  if (min < 0 && max === -min)
-    return 0.5 + (Math.sign(value) * (Math.abs(value) / max) ** (1 / (max > 2 ? 3 : 1))) / 2;
+  if (min < 0 && max === -min) return 0.5 + (Math.sign(value) * (Math.abs(value) / max) ** (1 / (max > 2 ? 3 : 1))) / 2;
   return (Math.max(0, value - min) / (max - min)) ** (1 / bend(range));
 }
 

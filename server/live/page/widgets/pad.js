@@ -88,7 +88,10 @@ export class PromptPad extends EventTarget {
     this.puck.style.left = place(this.x);
     this.puck.style.top = place(this.y);
     const percents = this.weights().map((weight) => Math.round(weight * 100));
-    const text = percents.map((percent, i) => (percent ? `${LETTERS[i]} ${percent} %` : "")).filter(Boolean).join(", ");
+    const text = percents
+      .map((percent, i) => (percent ? `${LETTERS[i]} ${percent} %` : ""))
+      .filter(Boolean)
+      .join(", ");
     this.puck.setAttribute("aria-valuenow", String(Math.round(this.x * 100)));
     this.puck.setAttribute("aria-valuetext", text);
     this.shares.forEach((share, i) => (share.textContent = `${percents[i]} %`));
@@ -123,7 +126,12 @@ export class PromptPad extends EventTarget {
     return items.filter((item) => item.text && item.weight >= LEAST_WEIGHT);
   }
 
-  /** Show prompts and weights without reporting a change. @param {number} x @param {number} y @param {string[]} texts */
+  /**
+   * Show prompts and weights without reporting a change.
+   * @param {number} x
+   * @param {number} y
+   * @param {string[]} texts
+   */
   show(x, y, texts) {
     this.inputs.forEach((input, i) => (input.value = texts[i] ?? ""));
     this.#place(x, y);

@@ -58,7 +58,12 @@ export class Picture {
     context.putImageData(pixels, 0, 0);
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {number} viewStartS @param {number} viewS @param {boolean} hasGlow */
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {number} viewStartS
+   * @param {number} viewS
+   * @param {boolean} hasGlow
+   */
   paint(context, viewStartS, viewS, hasGlow) {
     if (!this.#width) return;
     const { width, height } = context.canvas;
@@ -70,7 +75,12 @@ export class Picture {
     if (hasGlow) this.#paintGlow(context, left, length / this.#freshAt.length);
   }
 
-  /** Columns that were just made again glow. @param {CanvasRenderingContext2D} context @param {number} left @param {number} column */
+  /**
+   * Columns that were just made again glow.
+   * @param {CanvasRenderingContext2D} context
+   * @param {number} left
+   * @param {number} column
+   */
   #paintGlow(context, left, column) {
     const now = performance.now();
     for (let i = 0, end = 0; i < this.#freshAt.length; i = end) {
