@@ -64,6 +64,7 @@ class AudioSchedule:
         self._checked_version = -1
         self._has_begun = False  # Something was requested in this epoch.
         self._has_underrun = False  # The client has no audio, and nothing was requested since.
+        self._counted_until = -1  # `sent_until` at the last underrun: no other one before more is sent.
 
     def start_epoch(self) -> None:
         """A client that holds no audio has connected: send from the playhead on."""
@@ -80,11 +81,13 @@ class AudioSchedule:
         """
         if playhead_sample <= self._playhead.sent_until:
             return
-        if self._has_begun and not self._has_underrun:
+        if self._has_begun and self._counted_until != self._playhead.sent_until:
             self._playhead.underruns += 1
             self._has_underrun = True
         if playhead_sample > self.requested_until:
+            self._has_underrun = self._has_begun
             self._continue_at(self._playhead.reach(now_s))
+        self._counted_until = self._playhead.sent_until
 
     def windows(self, now_s: float) -> list[DecodeWindow]:
         """The windows to decode now."""

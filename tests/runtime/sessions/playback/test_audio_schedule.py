@@ -145,6 +145,16 @@ def test_a_new_epoch_sends_again_from_the_playhead() -> None:
     assert (chunk.epoch, chunk.start_sample) == (1, 0)
 
 
+def test_an_underrun_is_not_counted_again_while_what_comes_next_is_decoded() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    for sample, now_s in ((600, 0.6), (650, 0.65), (1200, 1.2)):
+        schedule.playhead.ack(Ack(playhead_sample=sample), now_s)
+        schedule.audio.skip_missing(sample, now_s)
+        schedule.audio.windows(now_s)
+    assert schedule.playhead.underruns == 1
+
+
 def test_a_lost_window_is_an_underrun() -> None:
     schedule = Schedule()
     (window,) = schedule.audio.windows(0.0)
