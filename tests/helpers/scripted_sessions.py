@@ -18,7 +18,7 @@ from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
 from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
+from runtime.sessions.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.store import SessionSnapshot
 from runtime.tick.events import Finished
 from runtime.tick.loop import TickLoop
@@ -75,6 +75,8 @@ class ScriptedSession:
 
     def handle(self, message: Any, now_s: float, latents: Any = None) -> None:
         self.calls.append(("handle", message, latents))
+        if isinstance(message, Ack):
+            self.due = now_s
         if getattr(message, "values", {}).get("guidance") == -1.0:
             raise RequestError("needs 0 or more", field="values.guidance")
 

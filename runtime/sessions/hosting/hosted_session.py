@@ -23,6 +23,7 @@ from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import ControlTimes, Kind, Observer
 from runtime.sessions.hosting.slots import Demand, TickTimes
 from runtime.sessions.messages import (
+    Ack,
     Applied,
     ClientMessage,
     Closed,
@@ -235,7 +236,8 @@ class HostedSession:
         self._times.receive(received.message, self._services.clock())
         if received.reply is not None:
             received.reply(None)
-        self._change()
+        if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
+            self._change()
 
     def _refuse(self, received: _Received, error: TickError) -> None:
         if received.reply is not None:
