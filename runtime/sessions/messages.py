@@ -366,7 +366,7 @@ def seq_of(data: str | bytes) -> int | None:
     except ValueError:
         return None
     seq = values.get("seq") if isinstance(values, dict) else None
-    return seq if isinstance(seq, int) and 0 < seq <= MAX_SEQ else None
+    return seq if type(seq) is int and 0 < seq <= MAX_SEQ else None
 
 
 def message_text(message: ClientMessage | ServerMessage) -> str:

@@ -24,6 +24,7 @@ from runtime.sessions.messages import (
     parse_client_message,
     parse_server_message,
     problem_of,
+    seq_of,
 )
 
 EXAMPLES = [
@@ -140,3 +141,18 @@ def test_messages_are_constructed_by_name() -> None:
     assert SetControls(seq=1, values={"guidance": 3}).type == "set"
     assert WriteAudio(seq=1, at_s=0.0, samples=1).format == "s16"
     assert Ack(playhead_sample=0).worst_lead_s is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seq"),
+    [
+        ('{"seq": 7}', 7),
+        ('{"seq": true}', None),
+        ('{"seq": -1}', None),
+        ('{"seq": 1.5}', None),
+        ("[7]", None),
+        ("{", None),
+    ],
+)
+def test_a_refused_message_is_named_by_its_seq_where_it_has_one(text: str, seq: int | None) -> None:
+    assert seq_of(text) == seq
