@@ -39,13 +39,15 @@ from runtime.sessions.messages import (
 )
 from server.metrics import Outcome
 
-MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
+MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 SESSIONS = 8
 KEEP_S = 2.0
 # Zero while nothing is left to do.
 GAUGES = ("live_sessions", "live_connected", "generations_in_flight", "slots_active", "queue_depth")
 SETTLE_S = 60.0
-GROWTH_BYTES = 32 * 2**20
+GROWTH_BYTES = 48 * 2**20
+# Threads of pools and connections that end come and go.
+MORE_FDS, MORE_THREADS = 4, 8
 # A server that keeps every chunk of audio that it sends.
 LEAKING = """
 from runtime.sessions import frames
@@ -223,7 +225,8 @@ def test_sessions_and_generations_run_for_long_without_a_trace(config: Path) -> 
     assert counted["tickrt_underruns_total"] == 0
     check_accounts(counted, halves)
     assert after.rss_bytes - before.rss_bytes < GROWTH_BYTES
-    assert (after.fds, after.threads) == (before.fds, before.threads)
+    assert after.fds <= before.fds + MORE_FDS
+    assert after.threads <= before.threads + MORE_THREADS
 
 
 def check_accounts(counted: dict[str, float], halves: list[Seen]) -> None:

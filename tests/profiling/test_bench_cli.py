@@ -11,6 +11,7 @@ from conftest import Built
 from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
+from profiling.bench.live import script
 from profiling.bench_cli import app
 from runtime.tick.record import PHASES
 
@@ -140,3 +141,22 @@ def test_an_error_names_its_fix(built: Built, tmp_path: Path, arguments: list[st
     assert (done.exit_code, done.stdout) == (status, "")
     assert message in done.stderr
     assert "fix: " in done.stderr
+
+
+def test_live_sessions_are_measured_against_a_server_of_their_own(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "WARM_UP_S", 0.5)
+    monkeypatch.setattr(script, "SETTLE_S", 0.5)
+    plot, saved = tmp_path / "live.svg", tmp_path / "live.json"
+    command = [str(built(max_rows=16).path), "--live", "1,2", "--minutes", "0.02", "--interval", "0.3"]
+    result = last_line(*command, "--plot", str(plot), "--json", str(saved))
+    assert (result["kind"], result["values"], result["mode"]) == ("live sweep", [1, 2], "loop")
+    for point, sessions in zip(result["points"], (1, 2), strict=True):
+        assert (point["sessions"], point["problems"]) == (sessions, 0)
+        assert sum(point["controls"].values()) > 0
+        assert point["control_to_sound_ms"].keys() == {"step_parameter", "generation_parameter"}
+        assert point["ticks_per_s"] > 0 < point["server_cpu"]
+    assert plot.read_text().startswith("<svg")
+    one = last_line(*command[:1], "--live", "1", *command[3:], "--mode", "extend", "--compare", str(saved), "--force")
+    assert (one["kind"], one["sessions"], one["mode"], one["changes"]) == ("live", 1, "extend", {})

@@ -58,3 +58,4 @@ def test_controls_that_were_never_heard_leave_their_cells_empty() -> None:
     result = {**ABOUT, "over": "sessions", "points": [point(1, 100.0), unheard]}
     assert ["2", "2", "0.050", "1.5", "80%", "1.25", "kept"] in text_of(result)
     assert plot_live(result).count("<circle") == 4
+    assert "no control was heard" in plot_live({**result, "points": [unheard]})
