@@ -23,11 +23,12 @@ def kind_of(message: ClientMessage) -> Kind | None:
 
 @dataclass(slots=True)
 class _Change:
-    """A change, when it came, the milliseconds until its stages, and what was observed of it."""
+    """A change, when it came, the milliseconds until its stages, first and last, and what was observed of it."""
 
     kind: Kind
     received_s: float
-    stages_ms: dict[str, float] = field(default_factory=dict)
+    first_ms: dict[str, float] = field(default_factory=dict)
+    last_ms: dict[str, float] = field(default_factory=dict)
     observed: set[str] = field(default_factory=set)
 
 
@@ -55,10 +56,14 @@ class ControlTimes:
         """The changes up to `seq` have reached a stage, one of the fields of Stages."""
         for number, change in self._changes.items():
             if number <= seq:
-                change.stages_ms.setdefault(stage, (now_s - change.received_s) * 1e3)
+                change.last_ms[stage] = (now_s - change.received_s) * 1e3
+                change.first_ms.setdefault(stage, change.last_ms[stage])
 
     def apply(self, message: Applied, playhead_sample: int, sample_rate_hz: int, now_s: float) -> Applied:
-        """The message with its stages; observes when its samples will be heard."""
+        """The message with its stages: the first ones, or, where it is complete, the last ones before this.
+
+        Observes when its samples will be heard.
+        """
         change = self._changes.get(message.seq)
         if change is None:
             return message
@@ -67,6 +72,7 @@ class ControlTimes:
                 change.observed.add(stage)
                 ahead_s = max(0, sample - playhead_sample) / sample_rate_hz
                 self._observe(change.kind, stage, now_s - change.received_s + ahead_s)
-        if message.full_sample is not None:
-            del self._changes[message.seq]
-        return message.model_copy(update={"stages_ms": Stages(**change.stages_ms)})
+        if message.full_sample is None:
+            return message.model_copy(update={"stages_ms": Stages(**change.first_ms)})
+        del self._changes[message.seq]
+        return message.model_copy(update={"stages_ms": Stages(**change.last_ms)})

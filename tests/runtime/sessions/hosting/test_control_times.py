@@ -56,6 +56,20 @@ def test_stages_are_the_first_times_that_cover_a_change() -> None:
         assert stages.decoded is None
 
 
+def test_a_complete_change_has_the_stages_of_what_completed_it() -> None:
+    times = ControlTimes(lambda *values: None)
+    times.receive(step(1), 1.0)
+    for stage, now_s in (("submitted", 1.0), ("finished", 1.1), ("submitted", 1.1)):
+        times.mark(stage, 1, now_s)
+    first = times.apply(Applied(seq=1, first_sample=1), 0, RATE_HZ, 1.15).stages_ms
+    times.mark("finished", 1, 1.3)
+    full = times.apply(Applied(seq=1, full_sample=9), 0, RATE_HZ, 1.35).stages_ms
+    assert first is not None
+    assert full is not None
+    assert (first.submitted, first.finished) == pytest.approx((0.0, 100.0))
+    assert (full.submitted, full.finished) == pytest.approx((100.0, 300.0))
+
+
 def test_changes_that_are_never_heard_are_forgotten() -> None:
     times = ControlTimes(lambda *values: None)
     for seq in range(1, MAX_CHANGES + 2):
