@@ -198,9 +198,12 @@ class LiveSession:
         size = self._generations.frames if self.mode == "loop" else canvas.end
         return offset, canvas.rows(frame % size for frame in range(start, start + frames))
 
-    def advance(self, now_s: float, *, may_generate: bool = True) -> list[Action]:
-        """Everything that is to be done now; at most one Generate, and none unless `may_generate`."""
-        actions = [*self._generate(now_s, may_generate)]
+    def advance(self, now_s: float, *, may_generate: bool = True, may_draft: bool = True) -> list[Action]:
+        """Everything that is to be done now; at most one Generate, and none unless `may_generate`.
+
+        may_draft: the tick loop has time for a draft before a complete generation.
+        """
+        actions = [*self._generate(now_s, may_generate, may_draft)]
         if self.is_active(now_s):
             actions += [Decode(window) for window in self._audio.windows(now_s)]
         for item in self._audio.sendable(now_s):
@@ -286,7 +289,7 @@ class LiveSession:
         stored.load_generations(session._generations, meta["generations"], pieces, now_s)
         return session
 
-    def _generate(self, now_s: float, may_generate: bool) -> Iterator[Action]:
+    def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:
         """Bring the generations up to what holds now."""
         if not self.is_active(now_s):
             return
@@ -300,7 +303,7 @@ class LiveSession:
         if (update := self._generations.update(now_s)) is not None:
             yield update
         if may_generate and self._generations.wanted_s(now_s) is not None:
-            yield Generate(self._generations.start(self._job_prefix, now_s))
+            yield Generate(self._generations.start(self._job_prefix, now_s, may_draft=may_draft))
 
     @property
     def _job_prefix(self) -> str:

@@ -95,7 +95,7 @@ class ScriptedSession:
     def due_s(self) -> float | None:
         return self.due
 
-    def advance(self, now_s: float, *, may_generate: bool = True) -> list[Action]:
+    def advance(self, now_s: float, *, may_generate: bool = True, may_draft: bool = True) -> list[Action]:
         self.calls.append(("advance", now_s))
         if self.due is not None and self.due <= now_s:
             self.due = None

@@ -98,9 +98,9 @@ class Generations(ABC):
             self._wanted_since_s = now_s
         return self._wanted_since_s
 
-    def start(self, session: str, now_s: float) -> GenerationJob:
-        """The next generation, with the newest values."""
-        running = self._new(f"{session}/{self.num_started}", now_s)
+    def start(self, session: str, now_s: float, *, may_draft: bool = True) -> GenerationJob:
+        """The next generation, with the newest values; a draft of it only where that `may_draft`."""
+        running = self._new(f"{session}/{self.num_started}", now_s, may_draft)
         self.num_started += 1
         self.running.append(running)
         self._latest = running.basis
@@ -217,7 +217,7 @@ class Generations(ABC):
         """Whether one more generation is wanted."""
 
     @abstractmethod
-    def _new(self, job_id: str, now_s: float) -> Running:
+    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
         """The next generation."""
 
     @abstractmethod

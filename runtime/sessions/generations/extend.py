@@ -58,7 +58,7 @@ class ExtendGenerations(Generations):
         here = self._timeline.at(sample)
         return 0 if here is None else here.canvas_frame_at(sample // self._model.hop_samples)
 
-    def _new(self, job_id: str, now_s: float) -> Running:
+    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
         canvas, is_dirty = self._timeline.canvas, self._is_dirty(now_s)
         cut = self._cut(now_s) if is_dirty else canvas.end
         keep = min(self._model.overlap_frames, self.frames // 2, cut - canvas.start)

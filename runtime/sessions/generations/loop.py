@@ -17,8 +17,6 @@ from runtime.sessions.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
 
-# A generation waits for a slot where it starts this long after it was wanted.
-WAIT_S = 0.01
 DRAFT_DENOISE = 0.5
 
 
@@ -66,7 +64,7 @@ class LoopGenerations(Generations):
     def _variation(self, now_s: float) -> float:
         return float(self._controls.value("variation", now_s))
 
-    def _new(self, job_id: str, now_s: float) -> Running:
+    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
         state = self._newest_noise = self._next_noise(now_s)
         running = self._running(
             job_id,
@@ -78,13 +76,12 @@ class LoopGenerations(Generations):
             is_refresh=self._timeline.newest is not None,
         )
         self._noises[running.number] = state
-        return self._draft(running) if self._is_draft(running.basis.key, now_s) else running
+        return self._draft(running) if may_draft and self._can_draft(running.basis.key, now_s) else running
 
-    def _is_draft(self, key: Key, now_s: float) -> bool:
-        """Whether only step controls have changed since the canvas was made, and slots are free."""
+    def _can_draft(self, key: Key, now_s: float) -> bool:
+        """Whether only step controls have changed since the canvas was made, and nothing is in flight."""
         latest, steps = self._latest, self._num_steps(key[0])
-        is_waiting = self._wanted_since_s is not None and now_s > self._wanted_since_s + WAIT_S
-        if latest is None or latest.is_mixed or is_waiting or self.running or self.source is not None:
+        if latest is None or latest.is_mixed or self.running or self.source is not None:
             return False
         if steps < 2 or self._variation(now_s) > 0.0:
             return False

@@ -334,16 +334,20 @@ class SessionHost:
                 self._end(hosted, "expired")
         return list(due)
 
-    def _advance(self, hosted: HostedSession, *, may_generate: bool = False) -> None:
-        if not hosted.is_ended and hosted.advance(may_generate=may_generate):
+    def _advance(self, hosted: HostedSession, *, may_generate: bool = False, may_draft: bool = False) -> None:
+        if not hosted.is_ended and hosted.advance(may_generate=may_generate, may_draft=may_draft):
             self._end(hosted, "closed")
 
     def _grant_slots(self) -> None:
-        """Let sessions that want a slot have one, as long as there are slots for live sessions."""
+        """Let sessions that want a slot have one, as long as there are slots for live sessions.
+
+        Where more than half of these are taken, drafts would only delay complete generations.
+        """
         demands = {hosted.id: hosted.demand for hosted in list(self._sessions.values())}
         while (name := next_session(demands.values(), self._capacity)) is not None:
             hosted, held = self._sessions[name], demands[name].held
-            self._advance(hosted, may_generate=True)
+            num_held = sum(demand.held for demand in demands.values())
+            self._advance(hosted, may_generate=True, may_draft=num_held <= self._capacity // 2)
             has_started = not hosted.is_ended and hosted.demand.held > held
             demands[name] = hosted.demand if has_started else Demand(name, held)
 

@@ -247,10 +247,10 @@ class HostedSession:
 
     # Actions.
 
-    def advance(self, *, may_generate: bool = False) -> bool:
+    def advance(self, *, may_generate: bool = False, may_draft: bool = False) -> bool:
         """Carry out what the session asks for; returns whether the client has closed it."""
         is_closed, is_changed = False, False
-        for action in self.session.advance(self.clock(), may_generate=may_generate):
+        for action in self.session.advance(self.clock(), may_generate=may_generate, may_draft=may_draft):
             is_closed |= isinstance(action, actions.End)
             is_changed |= isinstance(action, actions.Commit)
             if not self.is_ended:

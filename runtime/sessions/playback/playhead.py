@@ -10,9 +10,11 @@ from runtime.errors import RequestError
 from runtime.sessions.messages import Ack
 
 REACH_S = 0.06  # Audio this close after the playhead is not replaced: it could not arrive in time.
-LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.25, 0.1, 2.0
-LEAD_GROWTH, LEAD_GROWTH_INTERVAL_S, LEAD_SHRINK_PER_S = 1.5, 0.25, 0.05
-LEAD_LOW_S, LEAD_HIGH_SHARE = 0.05, 0.6
+LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.25, 0.2, 2.0
+# A dip is how far the client's buffer was below the lead. The lead is this much more than the largest dip of the last
+# minutes; changes replace what was sent, so a long lead delays nothing.
+LEAD_PER_DIP, DIP_DECAY_PER_S = 2.5, 0.005
+LEAD_GROWTH_INTERVAL_S, LEAD_SHRINK_PER_S = 0.25, 0.05
 ACK_TIMEOUT_S = 5.0
 # A playhead may run this much faster than the clock, and be this much ahead of it.
 ACK_RATE, ACK_SLACK_S = 1.1, 1.0
@@ -25,7 +27,7 @@ class Playhead:
     """Position on the play axis in samples, from the newest ack and the time since; it never runs backwards.
 
     It stands still before the first ack, while paused or detached, and where the audio that was sent ends
-    (`sent_until`). `lead_s` grows when the client's buffer runs low and shrinks slowly when it stays full.
+    (`sent_until`). `lead_s` grows when the client's buffer runs low and shrinks slowly when it has long stayed full.
     """
 
     def __init__(self, sample_rate_hz: int, position: int = 0, lead_s: float = LEAD_START_S) -> None:
@@ -41,8 +43,9 @@ class Playhead:
         self._attached_s = 0.0
         self._known_s = 0.0  # when the client's own playhead was known last
         self._is_running = False
+        self._dip_s = lead_s / LEAD_PER_DIP
         self._grown_s = -math.inf
-        self._shrunk_s = 0.0
+        self._adapted_s = 0.0
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         """JSON values that `restore` takes."""
@@ -147,11 +150,15 @@ class Playhead:
         self._is_running = False
 
     def _adapt(self, worst_lead_s: float, now_s: float) -> None:
-        """Grow at once, but not again before audio sent with the new lead can have arrived; shrink slowly."""
-        if worst_lead_s < LEAD_LOW_S and now_s >= self._grown_s + LEAD_GROWTH_INTERVAL_S:
-            self.lead_s = min(self.lead_s * LEAD_GROWTH, LEAD_MAX_S)
-            self._grown_s = now_s
-        elif worst_lead_s > LEAD_HIGH_SHARE * self.lead_s:
-            elapsed_s = min(max(0.0, now_s - self._shrunk_s), 1.0)
-            self.lead_s = max(self.lead_s * (1 - LEAD_SHRINK_PER_S) ** elapsed_s, LEAD_MIN_S)
-        self._shrunk_s = now_s
+        """Follow the dips. After growing, dips count again once audio that was sent with the new lead can be there."""
+        elapsed_s = min(max(0.0, now_s - self._adapted_s), 1.0)
+        self._adapted_s = now_s
+        self._dip_s *= (1 - DIP_DECAY_PER_S) ** elapsed_s
+        has_audio = self.sent_until != self._first_sample
+        if has_audio and now_s >= self._grown_s + LEAD_GROWTH_INTERVAL_S:
+            self._dip_s = min(max(self._dip_s, self.lead_s - worst_lead_s), LEAD_MAX_S / LEAD_PER_DIP)
+        wanted_s = max(LEAD_PER_DIP * self._dip_s, LEAD_MIN_S)
+        if wanted_s > self.lead_s:
+            self.lead_s, self._grown_s = wanted_s, now_s
+        else:
+            self.lead_s = max(wanted_s, self.lead_s * (1 - LEAD_SHRINK_PER_S) ** elapsed_s)

@@ -77,10 +77,10 @@ def test_a_write_wraps_and_must_fit() -> None:
     assert loop.generations.source is not None
 
 
-def drafted(loop: Loop, now_s: float = 1.0, wait_s: float = 0.0) -> bool:
+def drafted(loop: Loop, now_s: float = 1.0, *, may_draft: bool = True) -> bool:
     """Whether the next generation has only the last steps."""
     assert loop.generations.wanted_s(now_s) == now_s
-    return loop.generations.start("s", now_s + wait_s).options.denoise == 0.5
+    return loop.generations.start("s", now_s, may_draft=may_draft).options.denoise == 0.5
 
 
 def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> None:
@@ -105,7 +105,7 @@ def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> Non
     assert list(loop.generations.times.newest_s) == pytest.approx([0.0, 0.2])
 
 
-def test_there_is_no_draft_where_more_has_changed_or_slots_are_taken() -> None:
+def test_there_is_no_draft_where_more_has_changed_or_ticks_are_busy() -> None:
     for name, value in (("guidance", 5.0), ("shift", 2.0), ("steps", 1), ("seed", 5), ("variation", 0.5)):
         loop = Loop()
         loop.generate(0.0)
@@ -114,7 +114,7 @@ def test_there_is_no_draft_where_more_has_changed_or_slots_are_taken() -> None:
     loop = Loop()
     loop.generate(0.0)
     loop.controls.change({"guidance": 5.0}, 1, 1.0)
-    assert not drafted(loop, wait_s=0.1)
+    assert not drafted(loop, may_draft=False)
     loop.controls.change({"guidance": 6.0}, 2, 2.0)
     assert not drafted(loop, 2.0)
     written = Loop()

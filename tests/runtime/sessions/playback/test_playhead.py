@@ -87,14 +87,33 @@ def test_the_lead_grows_at_once_and_shrinks_slowly_within_its_limits() -> None:
     for index in range(20):
         playhead.ack(Ack(playhead_sample=0, worst_lead_s=0.0), index / 10)
         leads.append(playhead.lead_s)
-    assert leads[0] == pytest.approx(0.375)
-    assert leads[-1] == LEAD_MAX_S
+    assert leads[0] == pytest.approx(0.625)
+    assert leads[-1] == pytest.approx(LEAD_MAX_S, rel=0.01)
     playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 3.0)
     playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 4.0)
     assert LEAD_MAX_S * 0.9 < playhead.lead_s < LEAD_MAX_S
-    for index in range(200):
+    for index in range(120):
         playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 5.0 + index)
+    assert 1.0 < playhead.lead_s < LEAD_MAX_S
+    for index in range(600):
+        playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 125.0 + index)
     assert playhead.lead_s == LEAD_MIN_S
+
+
+def test_the_lead_stays_where_dips_come_now_and_then() -> None:
+    playhead = attached()
+    for index in range(600):
+        dip_s = 0.12 if index % 300 == 0 else 0.01
+        playhead.ack(Ack(playhead_sample=0, worst_lead_s=playhead.lead_s - dip_s), index / 10)
+        assert playhead.lead_s >= 0.2
+    assert playhead.lead_s == pytest.approx(0.27, abs=0.04)
+
+
+def test_an_empty_buffer_before_the_first_audio_is_no_dip() -> None:
+    playhead = Playhead(RATE)
+    playhead.attach(0.0)
+    playhead.ack(Ack(playhead_sample=0, worst_lead_s=0.0), 0.1)
+    assert playhead.lead_s <= 0.25
 
 
 def test_a_stored_playhead_goes_on_at_its_position() -> None:
