@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from helpers.scripted_sessions import WAIT_S, Driven, wait_for
 
 from runtime.errors import RequestError, UnknownSessionError
@@ -23,8 +24,38 @@ from runtime.sessions.messages import (
     WriteAudio,
 )
 from runtime.tick.events import Finished
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
 
 Drive = Callable[..., Driven]
+
+
+class Ticks:
+    """Lets a test hold the tick thread at the end of a tick."""
+
+    def __init__(self, loop: TickLoop) -> None:
+        self._loop = loop
+        self._may_go_on = threading.Event()
+
+    def hold(self) -> None:
+        """Stop after the next tick."""
+        self._loop.observers.append(self._wait)
+
+    def release(self) -> None:
+        """Go on."""
+        self._may_go_on.set()
+        if self._wait in self._loop.observers:
+            self._loop.observers.remove(self._wait)
+
+    def _wait(self, record: TickRecord) -> None:
+        self._may_go_on.wait(WAIT_S)
+
+
+@pytest.fixture
+def ticks(pipeline: Pipeline) -> Iterator[Ticks]:
+    held = Ticks(pipeline.loop)
+    yield held
+    held.release()
 
 
 def test_a_refused_message_gives_a_problem_with_its_seq(drive: Drive) -> None:
@@ -113,8 +144,9 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
     assert all(len(session.of("finished")) == 2 for session in sessions)
 
 
-def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive) -> None:
+def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive, ticks: Ticks) -> None:
     driven = drive()
+    ticks.hold()
     others = [driven.open()[0] for _ in range(3)]
     session, _ = driven.open()
     for other in (*others, session):
@@ -125,13 +157,15 @@ def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Driv
         driven.run()
     assert not session.job_ids
     session.options["seed"] = 2
+    ticks.release()
     driven.run(lambda: bool(session.of("finished")))
     latents = [made.of("finished")[0][1] for made in (others[0], session)]
     assert not np.array_equal(*latents)
 
 
-def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive) -> None:
+def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive, ticks: Ticks) -> None:
     driven = drive()
+    ticks.hold()
     session, _ = driven.open()
     session.options["steps"] = 200
     session.wants = 1
@@ -140,6 +174,8 @@ def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive) ->
     session.next_actions = [UpdateSteps(tuple(session.job_ids), {"velocity_scale": 0.5}, 7)]
     (job_id,) = session.job_ids
     driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    ticks.release()
     driven.run(lambda: bool(session.of("finished")))
     assert session.of("step_applied") == [(7, (job_id,))]
 
