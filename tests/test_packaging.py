@@ -45,7 +45,9 @@ def test_serving_needs_no_torch() -> None:
 
 def test_every_imported_distribution_is_declared() -> None:
     """Of the packages that are installed here; the standard library and our own packages have no distribution."""
-    declared = names([*PROJECT["dependencies"], *(item for extra in ("cpu", "export") for item in EXTRAS[extra])])
+    declared = names(
+        [*PROJECT["dependencies"], *(item for extra in ("cpu", "export", "redis") for item in EXTRAS[extra])]
+    )
     distributions = {
         root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()
     }

@@ -16,6 +16,8 @@ from server.config import load_settings
 
 Serve = Callable[..., Served]
 KEY = "only-for-admins"
+# Of the test server: its metrics, its live sessions, and the recorder of the tests.
+NUM_OBSERVERS = 3
 PATH = "/admin/profile"
 
 
@@ -80,7 +82,7 @@ def test_the_trace_holds_the_next_ticks(serve: Serve) -> None:
     executes = [event for event in slices if event["tid"] > 1]
     assert [event["args"]["rows"] for event in executes] == [2] * 4
     assert served.pipeline.loop.observers.count(served.observe) == 1
-    assert len(served.pipeline.loop.observers) == 2
+    assert len(served.pipeline.loop.observers) == NUM_OBSERVERS
 
 
 def test_the_trace_ends_after_wait_s(serve: Serve) -> None:
@@ -114,7 +116,7 @@ def test_a_disconnect_ends_the_profile(serve: Serve) -> None:
         connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
         eventually(lambda: served.service.is_profiling)
     eventually(lambda: not served.service.is_profiling)
-    assert len(served.pipeline.loop.observers) == 2
+    assert len(served.pipeline.loop.observers) == NUM_OBSERVERS
 
 
 def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
