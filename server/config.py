@@ -104,6 +104,13 @@ class ServerSettings(BaseSettings):
                 )
         return origins
 
+    @field_validator(*PATHS, mode="before")
+    @classmethod
+    def _is_a_path(cls, path: Any) -> Any:
+        if path == "":
+            raise ValueError("is empty; omit it")
+        return path
+
     @field_validator("api_key", "admin_key")
     @classmethod
     def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:

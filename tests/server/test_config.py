@@ -45,6 +45,12 @@ def test_loopback_hosts(host: str, expected: bool) -> None:
     assert is_loopback_host(host) is expected
 
 
+def test_an_empty_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_STATE", "")
+    with pytest.raises(ConfigError, match="is empty; omit it"):
+        load_settings({})
+
+
 def test_relative_paths_of_a_table_begin_at_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_PRIVATE_KEY", "key.pem")
     settings = load_settings({"state": "state", "certificate": "/etc/cert.pem"}, Path("/srv"))
