@@ -56,7 +56,8 @@ def parse_sessions(text: str) -> tuple[int, ...]:
 def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     """One run per number of sessions, against one server. Raises TickError."""
     this_commit()
-    settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(max(load.sessions))}
+    # The sum, because sessions of the run before may still be ending.
+    settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(load.sessions))}
     with server_process(deployment.path, settings, options=("--target", deployment.target)) as server:
         points = [_measure(server, deployment.target, load.script, sessions) for sessions in load.sessions]
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
