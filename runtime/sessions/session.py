@@ -219,11 +219,16 @@ class LiveSession:
         """When `advance` has to be called if nothing else happens; None: only after another call."""
         return self._due_s
 
-    def generation_finished(self, job_id: str, latents: Latents, tick: int, now_s: float) -> None:
-        """A generation's latents `[T, C]`; they belong to the session from now on. Unknown ids are ignored."""
+    def generation_finished(
+        self, job_id: str, latents: Latents, tick: int, now_s: float, took_s: float | None = None
+    ) -> None:
+        """A generation's latents `[T, C]`; they belong to the session from now on. Unknown ids are ignored.
+
+        took_s: how long it took, where the session's time is not that of a clock.
+        """
         self._problem = ""
         self._generations.note(now_s)
-        if self._generations.finish(job_id, latents, now_s):
+        if self._generations.finish(job_id, latents, now_s, took_s):
             self._audio.tick = tick
             self._is_changed = True
 

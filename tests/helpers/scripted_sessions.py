@@ -118,7 +118,7 @@ class ScriptedSession:
         self.job_ids.append(job.id)
         return job
 
-    def generation_finished(self, job_id: str, latents: Any, tick: int, now_s: float) -> None:
+    def generation_finished(self, job_id: str, latents: Any, tick: int, now_s: float, took_s: float) -> None:
         self.job_ids.remove(job_id)
         self.wants -= 1
         self.calls.append(("finished", job_id, latents))

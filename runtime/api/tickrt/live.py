@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,13 +21,26 @@ from runtime.requests.segments import Latents
 from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import HostLimits, SessionHost
-from runtime.sessions.messages import Ack, Closed, Open, Problem, Ready, ServerMessage, State, parse_client_message
+from runtime.sessions.messages import (
+    Ack,
+    Applied,
+    Closed,
+    Open,
+    Problem,
+    Ready,
+    ServerMessage,
+    State,
+    parse_client_message,
+)
 from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 
 NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"))
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
+# While a change is being made, what can be read is what a player in real time would have played, and this much more.
+PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
+PACED = ("set", "prompts", "source")
 
 
 class _Receiver:
@@ -36,9 +50,11 @@ class _Receiver:
         self.ring = AudioRing(sample_rate_hz, channels)
         self.state: State | None = None
         self.seed = 0
-        self._channels = channels
+        self._rate_hz, self._channels = sample_rate_hz, channels
         self._error: TickError | None = None
         self._changed = threading.Condition()
+        # The newest change that is not heard yet, when it was sent, and what had been read by then.
+        self._pending_seq, self._pending_s, self._pending_sample = 0, 0.0, 0
 
     def on_audio(self, chunk: AudioChunk) -> None:
         with self._changed:
@@ -53,17 +69,27 @@ class _Receiver:
                     self.seed = message.controls.seed
                 case State():
                     self.state = message
+                case Applied(seq=seq, first_sample=first_sample):
+                    if seq >= self._pending_seq and first_sample is not None:
+                        self._pending_seq = 0
                 case Problem():
                     self._error = _error_of(message)
                 case Closed():
                     self._error = self._error or DrainingError(f"the session has ended: {message.reason}")
             self._changed.notify_all()
 
+    def expect(self, seq: int) -> None:
+        """A change is sent: until it is heard, read() is not faster than real time, which would outrun it. 0: none."""
+        with self._changed:
+            self._pending_seq = seq
+            self._pending_s, self._pending_sample = time.monotonic(), self.ring.playhead_sample
+
     def read(self, most: int) -> NDArray[np.float32]:
         """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._num_ready > 0)
-            if not self._num_ready:
+            while self._error is None and self._num_ready <= 0:
+                self._changed.wait(PACE_SLACK_S / 10 if self._pending_seq else None)
+            if self._num_ready <= 0:
                 error, self._error = self._error, None
                 assert error is not None
                 raise error
@@ -73,7 +99,10 @@ class _Receiver:
 
     @property
     def _num_ready(self) -> int:
-        return self.ring.end_sample - self.ring.playhead_sample
+        end, elapsed_s = self.ring.end_sample, time.monotonic() - self._pending_s
+        if self._pending_seq and elapsed_s < PACE_MAX_S:
+            end = min(end, self._pending_sample + round((elapsed_s + PACE_SLACK_S) * self._rate_hz))
+        return end - self.ring.playhead_sample
 
 
 class Live:
@@ -81,8 +110,8 @@ class Live:
 
     Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
     as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
-    yet, as soon as the model has made it. One thread iterates; any thread may change. Methods raise RequestError where
-    an argument is wrong; then nothing has changed.
+    yet, as soon as the model has made it; until then audio is not given faster than in real time. One thread iterates;
+    any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed.
     """
 
     def __init__(self, sessions: LiveSessions, message: Open, chunk_s: float, owner: object) -> None:
@@ -175,7 +204,14 @@ class Live:
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
         """Post a message that changes sound."""
         with self._sending:
-            self._post({"type": type, "seq": next(self._seqs), **members}, pcm)
+            seq = next(self._seqs)
+            if type in PACED and members.get("at") is None:
+                self._receiver.expect(seq)
+            try:
+                self._post({"type": type, "seq": seq, **members}, pcm)
+            except TickError:
+                self._receiver.expect(0)
+                raise
 
     def _post(self, members: dict[str, Any], pcm: NDArray[np.float32] | None = None) -> None:
         """Post a message, and wait until it is handled."""

@@ -111,13 +111,13 @@ class Generations(ABC):
         """Generations that are not worth finishing any more; they are forgotten."""
         return []
 
-    def finish(self, job_id: str, latents: Latents, now_s: float) -> bool:
-        """Take a generation's latents `[T, C]`; False where the canvas stays as it is."""
+    def finish(self, job_id: str, latents: Latents, now_s: float, took_s: float | None = None) -> bool:
+        """Take a generation's latents `[T, C]`; False where the canvas stays as it is. took_s: since it was started."""
         done = self._take(job_id)
         if done is None:
             return False
         if not done.is_draft:
-            self.times.newest_s.append(now_s - done.started_s)
+            self.times.newest_s.append(now_s - done.started_s if took_s is None else took_s)
         self._num_failed, self._retry_s = 0, -math.inf
         if not self._place(done, Piece(f"latents/{done.number}", latents), now_s):
             return False

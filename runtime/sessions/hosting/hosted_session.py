@@ -95,6 +95,7 @@ class _Job:
 
     segment: Segment
     newest_seq: int
+    submitted_s: float
     seqs: deque[int] = field(default_factory=deque)
 
 
@@ -325,7 +326,7 @@ class HostedSession:
     def _submit(self, job: GenerationJob) -> None:
         services = self._services
         inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client=self.id)
-        self._jobs[job.id] = _Job(job.segment, job.full_seq)
+        self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock())
         self._mark("submitted", job.full_seq)
         services.generations_started += 1
         try:
@@ -357,7 +358,8 @@ class HostedSession:
         elif isinstance(event, Finished):
             self._remove(job_id, "finished")
             self._mark("finished", job.newest_seq)
-            self.session.generation_finished(job_id, event.latents, event.tick, self.clock())
+            took_s = self._services.clock() - job.submitted_s
+            self.session.generation_finished(job_id, event.latents, event.tick, self.clock(), took_s)
         elif isinstance(event, Failed):
             self._lose(job_id, event.error)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from itertools import islice
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 from conftest import Built
 
 import tickrt
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import Applied
+from tickrt import live as live_module
 
 WAIT_S = 60.0
 
@@ -49,6 +53,36 @@ def test_a_change_is_heard(mode: str, model: tickrt.Model) -> None:
             if np.abs(take(one, 1) - take(other, 1)).max() > 1e-3:
                 return
     raise AssertionError("the change was never heard")
+
+
+def test_a_change_that_is_being_made_is_not_outrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the test sets: 1000 samples per second are there, 4 s of them."""
+    now_s = 10.0
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: now_s)
+    receiver = live_module._Receiver(1000, 1)
+    receiver.on_audio(AudioChunk(1, 0, np.ones((4000, 1), np.float32)))
+    slack = round(live_module.PACE_SLACK_S * 1000)
+    assert len(receiver.read(100)) == 100
+    receiver.expect(7)
+    assert len(receiver.read(4000)) == slack
+    now_s += 0.5
+    assert len(receiver.read(4000)) == 500
+    receiver.on_message(Applied(seq=6, first_sample=700))
+    now_s += 0.1
+    assert len(receiver.read(4000)) == 100
+    receiver.on_message(Applied(seq=7, first_sample=900))
+    assert len(receiver.read(4000)) == 4000 - 700 - slack
+
+
+def test_a_change_is_heard_soon_by_a_fast_reader(model: tickrt.Model) -> None:
+    with model.live("a", mode="extend", seed=3) as live:
+        take(live, 50)
+        begin_s, begin = time.monotonic(), live._receiver.ring.playhead_sample
+        live.prompts("b")
+        while live._receiver._pending_seq:
+            take(live, 1)
+        heard_s = (live._receiver.ring.playhead_sample - begin) / model.sample_rate_hz
+        assert heard_s <= time.monotonic() - begin_s + 2 * live_module.PACE_SLACK_S
 
 
 def test_errors_are_raised_where_they_are_made(model: tickrt.Model) -> None:

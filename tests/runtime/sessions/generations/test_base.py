@@ -37,6 +37,13 @@ def test_the_estimate_is_a_high_quantile_of_the_newest() -> None:
     assert times.estimate_s == pytest.approx(0.22)
 
 
+def test_the_host_knows_how_long_a_generation_took_where_the_session_s_time_is_no_clock() -> None:
+    loop = Loop()
+    job = loop.generations.start("s", 1.0)
+    loop.generations.finish(job.id, np.zeros((16, CHANNELS), np.float32), 7.0, 0.2)
+    assert loop.generations.times.estimate_s == pytest.approx(0.22)
+
+
 def test_a_generation_is_wanted_until_one_has_all_changes() -> None:
     loop = Loop()
     assert loop.generations.wanted_s(0.0) == 0.0
