@@ -240,8 +240,9 @@ class SessionHost:
             what = f"this client has {limits.client_sessions} sessions open, the limit per client"
             raise SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
         steps = self._pipeline.bundle.sampler.steps
-        refresh_s = projected_refresh_s(len(sessions) + 1, self._capacity, steps, self._services.tick_times)
-        if sessions and refresh_s > limits.max_refresh_s:
+        num_playing = sum(hosted.expires_s is None for hosted in sessions)
+        refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, self._services.tick_times)
+        if num_playing and refresh_s > limits.max_refresh_s:
             raise SessionsFullError(
                 f"with one more session a change would take {refresh_s:.1f} s, the limit is {limits.max_refresh_s:g} s",
                 retry_after_s=RETRY_AFTER_S,

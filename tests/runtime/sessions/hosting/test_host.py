@@ -166,6 +166,16 @@ class TestLimits:
             with pytest.raises(SessionsFullError, match="a change would take"):
                 driven.host.open(Open(), Client())
 
+    def test_a_session_without_a_connection_takes_no_room_of_others(self, drive: Drive) -> None:
+        driven = drive(limits=HostLimits(max_refresh_s=1e-6))
+        driven.host._services.tick_times.note(1, 10.0)
+        session, _ = driven.open()
+        driven.host.detach(session.id)
+        driven.run()
+        driven.open()
+        with pytest.raises(SessionsFullError, match="a change would take"):
+            driven.host.open(Open(), Client())
+
 
 class TestTime:
     def test_sessions_are_advanced_when_they_are_due(self, drive: Drive) -> None:
