@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import exact_options, session
 from runtime.config.bundle import Bundle
-from runtime.engines.engine import NodeTimes
-from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.timesteps import schedule
 
@@ -77,9 +76,7 @@ def _shortened(prompt: str, text_encoder: TextEncoder) -> str:
 
 
 class _GraphEngine:
-    """A graph as an Engine of which only `run` works."""
-
-    manifest: Manifest
+    """A graph that ONNX Runtime runs as it is."""
 
     def __init__(self, graph: Graph, threads: int) -> None:
         self.name = graph.label
@@ -90,12 +87,3 @@ class _GraphEngine:
     def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         names = list(self.outputs)
         return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
-
-    def bind(self, tensors: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def profile(self, feeds: Arrays, runs: int) -> tuple[NodeTimes, ...]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        del self._session

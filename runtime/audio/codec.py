@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
-from runtime.engines.engine import Engine, run_once
+from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 
 
@@ -24,7 +24,7 @@ class Codec:
     Raises ConfigError where the bundle has no codec.
     """
 
-    def __init__(self, bundle: Bundle, decode: Engine, encode: Engine | None = None) -> None:
+    def __init__(self, bundle: Bundle, decode: RunnableGraph, encode: RunnableGraph | None = None) -> None:
         if bundle.codec is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [codec]: it makes latents, not audio")
         self.spec = bundle.codec

@@ -33,19 +33,24 @@ class Execution(Protocol):
         """Return the resources that warm_up took, if any. Graphs that captured this execution must be closed."""
 
 
-class Engine(Protocol):
-    """One graph, compiled for one target."""
+class RunnableGraph(Protocol):
+    """One graph that runs on host arrays: what codec and text encoder need of an engine."""
 
     name: str
-    manifest: Manifest
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
-        """Bind every input and output. Raises ShapeError where a tensor does not fit the graph."""
-
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute on host arrays, with new outputs: for work outside the tick."""
+
+
+class Engine(RunnableGraph, Protocol):
+    """One graph, compiled for one target."""
+
+    manifest: Manifest
+
+    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
+        """Bind every input and output. Raises ShapeError where a tensor does not fit the graph."""
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
         """Times of every node over `runs` executes after a warm-up, in execution order; profiling slows the execute."""
@@ -54,10 +59,10 @@ class Engine(Protocol):
         """Release the engine's memory."""
 
 
-def run_once(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run_once(graph: RunnableGraph, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """One blocking execute with checked inputs and new outputs. Raises ShapeError, EngineError."""
-    check_tensors(engine.name, engine.inputs, feeds)
-    return engine.run(feeds)
+    check_tensors(graph.name, graph.inputs, feeds)
+    return graph.run(feeds)
 
 
 def features_of(name: str) -> frozenset[str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from runtime.config.bundle import Bundle
-from runtime.engines.engine import Engine, run_once
+from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError
 
 Tokens = NDArray[np.float32]
@@ -26,7 +26,7 @@ class TextEncoder:
     Raises ConfigError where the bundle has no text encoder or its tokenizer cannot be read.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, *, cache_entries: int = CACHE_ENTRIES) -> None:
+    def __init__(self, bundle: Bundle, engine: RunnableGraph, *, cache_entries: int = CACHE_ENTRIES) -> None:
         if bundle.text_encoder is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [text_encoder]: it takes no text")
         self.spec = bundle.text_encoder

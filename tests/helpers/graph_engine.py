@@ -11,17 +11,13 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from runtime.devices.device import Tensor
-from runtime.engines.engine import Execution
-from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.manifest import TensorInfo
 
 DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 
 
 class GraphEngine:
     """Runs a graph; keeps its feeds, and fails when two threads run it at once."""
-
-    manifest: Manifest
 
     def __init__(self, model: onnx.ModelProto) -> None:
         options = onnxruntime.SessionOptions()
@@ -33,9 +29,6 @@ class GraphEngine:
         self.feeds: list[dict[str, NDArray[Any]]] = []
         self._busy = threading.Lock()
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
-        raise NotImplementedError("only run")
-
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         assert self._busy.acquire(blocking=False), "two threads run one engine at once"
         try:
@@ -44,9 +37,6 @@ class GraphEngine:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
         finally:
             self._busy.release()
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def _info(item: Any) -> TensorInfo:
