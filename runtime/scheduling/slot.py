@@ -11,8 +11,8 @@ class Submission:
     """What waits for a slot.
 
     `runner` executes it, `work` is what was prepared for that; `bucket` is the length T that it shares with others. At
-    most one submission of a `session` waits; clients take turns, urgent ones
-    first. It begins at `step`, later than 0 where it resumes.
+    most one submission of a `session` waits; urgent ones go first, and clients take turns. It begins at `step`, later
+    than 0 where it resumes.
     """
 
     id: str
