@@ -224,7 +224,7 @@ def test_the_demo_models_figures_are_the_bundles() -> None:
     bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
     section = README.partition("## The demo model")[2].partition("##")[0]
     measured = bundle["evaluation"]
-    names = ("in_key", "layers_present", "layers_absent", "tempo")
+    names = ("in_key", "layers_present", "layers_absent", "tempo", "live_in_key")
     assert re.findall(r"([\d.]+) %", section) == [f"{100 * measured[name]:.1f}" for name in names]
     assert f"On {measured['prompts']} prompts" in section
     assert f"A {bundle['training']['parameters'] / 1e6:.1f} M parameter" in section

@@ -70,7 +70,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     },
-    "sampler": {"steps": 16, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
+    "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
 }
 
 

@@ -183,9 +183,10 @@ class TextEncoderSpec(_Section):
 
 
 class SamplerSpec(_Section):
-    """Defaults of a generation."""
+    """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon."""
 
     steps: int = Field(default=8, ge=1)
+    live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     shift: float = Field(default=1.0, gt=0)
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)

@@ -55,7 +55,7 @@ class LiveModel:
             window_frames=codec.spec.decode.window_frames,
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
-            defaults={"guidance": sampler.guidance, "steps": sampler.steps, "shift": sampler.shift},
+            defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
         )
 
 

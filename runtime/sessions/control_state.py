@@ -164,9 +164,8 @@ class ControlState:
         names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
         values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
-        return GenerationOptions(
-            prompt=self._prompt(now_s), blend=self.blend, **{"seed": self.defaults["seed"], **changed}
-        )
+        always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
+        return GenerationOptions(prompt=self._prompt(now_s), blend=self.blend, **always | changed)
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         """JSON values that `restore` takes; times are relative to now."""

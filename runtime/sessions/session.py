@@ -261,6 +261,7 @@ class LiveSession:
             "format": self.format,
             "slots": self.slots,
             "frames": self._generations.frames,
+            "signal": stored.signal_of(self.model),
             "epoch": self._audio.epoch,
             "controls": self._controls.snapshot(now_s),
             "playhead": self._playhead.snapshot(now_s),

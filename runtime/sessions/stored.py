@@ -33,10 +33,17 @@ class Pieces:
         return self._pieces.setdefault(name, Piece(name, self.arrays[name]))
 
 
+def signal_of(model: LiveModel) -> list[int]:
+    """What the arrays and sample numbers of a snapshot depend on."""
+    return [model.latent_channels, model.hop_samples, model.sample_rate_hz]
+
+
 def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
-    """Raise RequestError where a snapshot is of another version, or of a model with other lengths."""
+    """Raise RequestError where a snapshot is of another version, or of a model with other lengths or another codec."""
     if meta.get("version") != VERSION:
         raise RequestError(f"the session was stored in format {meta.get('version')}, expected {VERSION}")
+    if meta["signal"] != signal_of(model):
+        raise RequestError("the session was stored with a model of other latents or audio", fix="open a new session")
     if meta["frames"] not in model.lengths:
         raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {model.lengths}")
 

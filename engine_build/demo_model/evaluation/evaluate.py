@@ -59,13 +59,16 @@ def score(requests: Sequence[Request], rolls: Iterable[FloatArray]) -> Scores:
 
 
 def evaluate(player: Player) -> dict[str, Any]:
-    """All figures: of the bundle, and of the corpus itself under the same detectors (`ceiling_`)."""
+    """All figures: of the bundle, also in live sessions, and of the corpus itself under the same detectors."""
     requests = held_out_requests()
-    rolls = levels_from_latents(player.play([request.prompt for request in requests], seed=1000))
+    prompts = [request.prompt for request in requests]
+    rolls = levels_from_latents(player.play(prompts, seed=1000))
+    live_rolls = levels_from_latents(player.play(prompts, seed=1000, live=True))
     ceiling = score(requests, (render(request.song, CANVAS_FRAMES) for request in requests))
     return {
         "prompts": len(requests),
         **score(requests, rolls).rounded(),
+        **score(requests, live_rolls).rounded("live_"),
         **seed_figures(player, requests[:16], rolls[:16]),
         **continuation_scores(player, [request for request in requests if request.names_tempo]).rounded("continued_"),
         **ceiling.rounded("ceiling_"),

@@ -41,9 +41,15 @@ class Player:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
-        """Latents f32 `[B, T, C]` of one canvas per prompt; the seeds are `seed`, `seed + 1` and so on."""
-        return self._run([self.pipeline.request(prompt, seed=seed + index) for index, prompt in enumerate(prompts)])
+    def play(self, prompts: Sequence[str], seed: int, *, live: bool = False) -> FloatArray:
+        """Latents f32 `[B, T, C]` of one canvas per prompt, in a live session's steps where asked.
+
+        The seeds are `seed`, `seed + 1` and so on.
+        """
+        sampler = self.pipeline.bundle.sampler
+        steps = sampler.live_steps if live else sampler.steps
+        seeded = enumerate(prompts, start=seed)
+        return self._run([self.pipeline.request(prompt, seed=number, steps=steps) for number, prompt in seeded])
 
     def continue_from(self, prompts: Sequence[str], tails: FloatArray, seed: int) -> FloatArray:
         """Latents f32 `[B, T, C]` of one canvas that begins with `tails` f32 `[B, n, C]`, as in a continued stream."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
-from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.controls import STEP_CONTROLS
@@ -80,10 +79,10 @@ class LoopGenerations(Generations):
 
     def _can_draft(self, key: Key, now_s: float) -> bool:
         """Whether only step controls have changed since the canvas was made, and nothing is in flight."""
-        latest, steps = self._latest, self._num_steps(key[0])
+        latest, steps = self._latest, key[0].steps
         if latest is None or latest.is_mixed or self.running or self.source is not None:
             return False
-        if steps < 2 or self._variation(now_s) > 0.0:
+        if (steps or 1) < 2 or self._variation(now_s) > 0.0:
             return False
         before = key[0].model_copy(update={name: getattr(latest.key[0], name) for name in STEP_CONTROLS})
         return (before, key[1]) == latest.key != key
@@ -91,15 +90,12 @@ class LoopGenerations(Generations):
     def _draft(self, running: Running) -> Running:
         assert self._latest is not None
         job, options = running.job, running.job.options
-        steps = {"denoise": DRAFT_DENOISE, "steps": self._num_steps(options) // 2}
+        steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2}
         source = self._timeline.canvas.rows(range(self.frames))
         running.job = replace(job, options=options.model_copy(update=steps), source=source)
         running.basis.full_seq, running.basis.is_mixed = self._latest.full_seq, True
         running.is_draft = True
         return running
-
-    def _num_steps(self, options: GenerationOptions) -> int:
-        return int(options.steps or self._model.defaults["steps"])
 
     def _next_noise(self, now_s: float) -> PassNoise:
         """n_k = sqrt(1 - v^2) n_(k-1) + v e_k, with e_k from (seed, k): the noise stays standard normal."""

@@ -239,7 +239,7 @@ class SessionHost:
         if limits.client_sessions and sum(hosted.client == client for hosted in sessions) >= limits.client_sessions:
             what = f"this client has {limits.client_sessions} sessions open, the limit per client"
             raise SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
-        steps = self._pipeline.bundle.sampler.steps
+        steps = self._pipeline.bundle.sampler.live_steps
         num_playing = sum(hosted.expires_s is None for hosted in sessions)
         refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, self._services.tick_times)
         if num_playing and refresh_s > limits.max_refresh_s:

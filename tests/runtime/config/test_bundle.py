@@ -30,6 +30,14 @@ def test_latent_layout_and_context_channels(tmp_path: Path) -> None:
     assert bundle.graph_path(bundle.decoder.graph).is_file()
 
 
+def test_live_sessions_take_the_steps_of_others_unless_the_bundle_says_otherwise(tmp_path: Path) -> None:
+    sampler = load_bundle(tiny_bundle(tmp_path, steps=6)).sampler
+    assert (sampler.steps, sampler.live_steps) == (6, 6)
+    (tmp_path / "other").mkdir()
+    other = load_bundle(replaced(tmp_path / "other", "shift = 3.0", "live_steps = 3")).sampler
+    assert (other.steps > 3, other.live_steps) == (True, 3)
+
+
 def test_without_context_silence_is_zero(tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path, context=False))
     assert bundle.context_channels == 0
@@ -49,6 +57,7 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ("[codec]", "[codec", "is not TOML"),
         ("max_tokens", 'template = "always the same"\nmax_tokens', "template has no {prompt}"),
         ('velocity = "velocity"', "", "decoder.outputs.velocity: Field required"),
+        ("shift = 3.0", "live_steps = 0", "sampler.live_steps: Input should be greater"),
     ],
 )
 def test_an_invalid_bundle_names_file_key_and_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def test_the_facts_of_a_pipeline(built: Built) -> None:
         assert model.hop_samples * model.frame_rate_hz == pytest.approx(model.sample_rate_hz)
         assert model.lengths == pipeline.lengths
         assert model.defaults["guidance"] == pipeline.bundle.sampler.guidance
+        assert model.defaults["steps"] == pipeline.bundle.sampler.live_steps
         with pytest.raises(ConfigError, match="codec"):
             LiveModel.of(dataclasses.replace(pipeline, codec=None))
 

@@ -22,6 +22,11 @@ def test_null_goes_back_to_the_default() -> None:
     assert controls.options(0.0, has_source=False) == state().options(0.0, has_source=False)
 
 
+def test_options_name_the_live_steps_which_may_not_be_those_of_a_generation_over_http() -> None:
+    assert state().options(0.0, has_source=False).steps == MODEL.defaults["steps"]
+    assert state(steps=4).options(0.0, has_source=False).steps == 4
+
+
 def test_options_leave_out_what_needs_a_source_where_there_is_none() -> None:
     controls = state(denoise=0.5, x0_strength=0.2)
     assert controls.options(0.0, has_source=False).denoise is None

@@ -42,8 +42,8 @@ def test_a_piece_keeps_its_content_under_its_name() -> None:
     assert len(pieces) == len(simulation.jobs)
 
 
-def test_another_version_or_length_is_refused() -> None:
+def test_another_version_length_or_codec_is_refused() -> None:
     snapshot = played().session.snapshot(2.0)
-    for change in ({"version": 99}, {"frames": 1000}):
+    for change in ({"version": 99}, {"frames": 1000}, {"signal": [4, 40, 44100]}):
         with pytest.raises(RequestError):
             LiveSession.restore(SessionSnapshot({**snapshot.meta, **change}, snapshot.pieces), MODEL, 0.0)

@@ -16,7 +16,7 @@ class CorpusPlayer:
     def __init__(self) -> None:
         self.songs = {request.prompt: request.song for request in held_out_requests()}
 
-    def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
+    def play(self, prompts: Sequence[str], seed: int, *, live: bool = False) -> FloatArray:
         rolls = [np.roll(render(self.songs[prompt], CANVAS_FRAMES), seed, axis=0) for prompt in prompts]
         return latents_from_levels(np.stack(rolls))
 
@@ -27,7 +27,7 @@ class CorpusPlayer:
 class DeafPlayer:
     """Answers every prompt with one and the same song."""
 
-    def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
+    def play(self, prompts: Sequence[str], seed: int, *, live: bool = False) -> FloatArray:
         roll = render(draw_song(np.random.default_rng(1)), CANVAS_FRAMES)
         return latents_from_levels(np.stack([roll for _ in prompts]))
 
@@ -48,6 +48,7 @@ def deaf() -> dict[str, float]:
 def test_the_corpus_itself_scores_one(perfect: dict[str, float]) -> None:
     for name in ("in_key", "layers_present", "layers_absent", "tempo"):
         assert perfect[name] > 0.98
+        assert perfect[f"live_{name}"] == perfect[name]
         assert perfect[f"ceiling_{name}"] > 0.98
         assert perfect[f"continued_{name}"] > 0.9
     assert perfect["seeds_differ"] == 1.0
@@ -67,7 +68,7 @@ def test_held_out_prompts_are_always_the_same() -> None:
 
 def test_silence_has_no_layer() -> None:
     class SilentPlayer(DeafPlayer):
-        def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
+        def play(self, prompts: Sequence[str], seed: int, *, live: bool = False) -> FloatArray:
             return latents_from_levels(np.zeros((len(prompts), CANVAS_FRAMES, CHANNELS)))
 
     figures = evaluate(SilentPlayer())

@@ -42,8 +42,10 @@ def test_it_plays_what_it_is_asked_for(player: Player) -> None:
 def test_a_seed_gives_one_piece_and_another_seed_another(player: Player) -> None:
     first, again = (levels_from_latents(player.play([PROMPT], seed=3))[0] for _ in range(2))
     other = levels_from_latents(player.play([PROMPT], seed=4))[0]
+    live = levels_from_latents(player.play([PROMPT], seed=3, live=True))[0]
     assert difference(first, again) < 1e-3
     assert difference(first, other) > 0.1
+    assert 0.0 < difference(first, live) < difference(first, other)
 
 
 def test_it_continues_known_frames(player: Player) -> None:
