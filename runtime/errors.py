@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class TickError(Exception):
     """Base class of TickRT's errors.
@@ -160,3 +163,9 @@ class StoreError(TickError):
     """Session snapshots or sources cannot be written or read, or one of them is damaged."""
 
     code = "store_error"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The question "did you mean NAME?" with the most similar of `names`; "" where none is similar."""
+    similar = get_close_matches(name, list(names), n=1)
+    return f"did you mean {similar[0]}?" if similar else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, did_you_mean
 from runtime.requests.request import DCW_READS, MAX_SEED, MAX_STEPS
 
 MAX_SECONDS = 600.0
@@ -260,6 +259,6 @@ def options_error(error: ValidationError, names: Iterable[str] = GenerationOptio
     field = ".".join(str(part) for part in first["loc"])
     fix = ""
     if first["type"] == "extra_forbidden":
-        similar = get_close_matches(field, names, n=1)
-        fix = f"leave {field} out" + "".join(f", or did you mean {name}?" for name in similar)
+        similar = did_you_mean(field, names)
+        fix = f"leave {field} out" + (f", or {similar}" if similar else "")
     return RequestError(first["msg"], field=field, fix=fix)

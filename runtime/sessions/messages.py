@@ -8,14 +8,13 @@ all messages that change sound, larger each time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import PydanticCustomError, from_json
 
-from runtime.errors import RequestError, TickError
+from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
 from runtime.requests.request import MAX_SEED
 
@@ -419,6 +418,5 @@ def _parse(data: str | bytes, models: Mapping[str, type[_Parsed]]) -> _Parsed:
 def _model_of(name: Any, models: Mapping[str, type[_Parsed]]) -> type[_Parsed]:
     if isinstance(name, str) and name in models:
         return models[name]
-    similar = get_close_matches(name, models, n=1) if isinstance(name, str) else []
-    fix = "".join(f"did you mean {match}?" for match in similar)
+    fix = did_you_mean(name, models) if isinstance(name, str) else ""
     raise RequestError(f"expected one of {', '.join(models)}", field="type", fix=fix)

@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from runtime import errors
-from runtime.errors import EngineDeadError, EngineError, QueueFullError, RequestError, TickError
+from runtime.errors import EngineDeadError, EngineError, QueueFullError, RequestError, TickError, did_you_mean
 
-KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
 
 
 def test_every_error_is_a_tick_error_with_a_code_of_its_own() -> None:
@@ -27,6 +27,11 @@ def test_a_request_error_names_the_field() -> None:
     error = RequestError("must be finite", field="guidance.scale")
     assert (error.field, error.what) == ("guidance.scale", "guidance.scale: must be finite")
     assert RequestError("is empty").what == "is empty"
+
+
+def test_a_similar_name_is_asked_for() -> None:
+    assert did_you_mean("guidnce", ["steps", "guidance"]) == "did you mean guidance?"
+    assert did_you_mean("colour", ["steps", "guidance"]) == ""
 
 
 def test_a_full_queue_says_when_to_retry() -> None:
