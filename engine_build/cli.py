@@ -17,21 +17,15 @@ from engine_build.build.rebuild_check import check_rebuilds
 from engine_build.config import BuildRequest, load_request, read_options
 from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
+from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
-from runtime.terminal import EXIT_STATUS_HELP, DefaultCommandGroup, exit_on_error, print_line, shown_path
+from runtime.terminal import exit_on_error, print_line, shown_path
 
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"
 
-
-app = typer.Typer(
-    cls=DefaultCommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+app = CommandLine(cls=DefaultCommandGroup)
 
 
 class TargetName(StrEnum):
@@ -42,13 +36,12 @@ class TargetName(StrEnum):
     TENSORRT = "tensorrt"
 
 
-Config = Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")]
 OneTarget = Annotated[TargetName | None, typer.Option("--target", help="Engines of this target only; else of all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.callback(epilog=EXIT_STATUS_HELP)
-def tickrt_build() -> None:
+@app.callback()
+def tickrt_build(version: Version = False) -> None:
     """Build a deployment's engines: tickrt-build CONFIG. Also: list CONFIG, inspect ENGINE, clean CONFIG."""
 
 
@@ -89,7 +82,7 @@ def list_command(config: Config, target: OneTarget = None, as_json: AsJson = Fal
             for entry in inventory.entries(folder, probe_environment(name, options))
         ]
         if as_json:
-            print(json.dumps([entry.as_json() for entry in found], indent=1))
+            print_line(json.dumps([entry.as_json() for entry in found], indent=1))
         else:
             print_entries(Console(), found, shown_path(deployment.engines))
 
@@ -103,7 +96,7 @@ def inspect_command(
     with exit_on_error(INTERRUPTED):
         about = inventory.inspect(engine)
         if as_json:
-            print(json.dumps(about, indent=1))
+            print_line(json.dumps(about, indent=1))
         else:
             print_inspection(Console(), about)
 

@@ -24,20 +24,21 @@ from profiling.bench.session import open_session
 from profiling.bench.steady_stream import Competitors
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result
 from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
+from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
 from runtime.sessions.messages import Mode
-from runtime.terminal import EXIT_OVER_LIMIT, EXIT_STATUS_HELP, exit_on_error
+from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 VARIED_BY_BUDGETS = ("variant", "guidance", "depth")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = CommandLine()
 Measured = tuple[dict[str, Any], Callable[[Console], None]]
 
 
-@app.command(epilog=EXIT_STATUS_HELP)
+@app.command()
 def bench(
-    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+    config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
     depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.")] = 8,
     guidance: Annotated[
@@ -85,6 +86,7 @@ def bench(
             "--fail-over-budget", "--fail-over-goal", help="Exit 1 over budget, or where a live goal is missed."
         ),
     ] = False,
+    version: Version = False,
 ) -> None:
     """Measure ticks. The last line of output is one JSON object.
 

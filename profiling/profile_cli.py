@@ -18,31 +18,29 @@ from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records, write_json
+from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineNotBuiltError
-from runtime.terminal import EXIT_OVER_LIMIT, EXIT_STATUS_HELP, DefaultCommandGroup, exit_on_error
+from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 HALF_PRECISIONS = ("fp16", "bf16")
 
+app = CommandLine(cls=DefaultCommandGroup)
 
-app = typer.Typer(
-    cls=DefaultCommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Layer times of engines. `tickrt-profile CONFIG` is short for `tickrt-profile run CONFIG`.",
-    epilog=EXIT_STATUS_HELP,
-)
+
+@app.callback()
+def tickrt_profile(version: Version = False) -> None:
+    """Layer times of engines: tickrt-profile CONFIG, which is short for tickrt-profile run CONFIG. Also: diff."""
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
+    config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
     engine: Annotated[
         str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), text_encoder.")

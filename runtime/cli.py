@@ -20,6 +20,7 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.cli_options import description, file_values, flag_values, option_flags
+from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, FileError
 from runtime.pipeline.building import open_built_pipeline
@@ -29,7 +30,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
-from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_line, sigterm_as_interrupt
+from runtime.terminal import exit_on_error, print_line
 
 STDOUT = Path("-")
 
@@ -50,9 +51,7 @@ class Job:
 
 
 def tickrt_generate(
-    config: Annotated[
-        Path, typer.Argument(help="The deployment file, such as configs/demo.toml, or the name of a shipped one: demo.")
-    ],
+    config: Config,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The file to write; its suffix sets the format. - is standard output.")
     ],
@@ -79,6 +78,7 @@ def tickrt_generate(
         Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    version: Version = False,
     **flags: Any,
 ) -> None:
     """Generate audio or latents from a text.
@@ -87,7 +87,7 @@ def tickrt_generate(
     complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated over the
     generation.
     """
-    with exit_on_error("interrupted; nothing was written"), sigterm_as_interrupt():
+    with exit_on_error("interrupted; nothing was written"):
         values = {} if options is None else file_values(options)
         values |= flag_values(prompt or [], repaint or [], flags)
         _run(Job(config, out, format_of(out, format), values, condition, source, target_source, target, quiet))
@@ -101,8 +101,8 @@ def _make_app() -> typer.Typer:
     tickrt_generate.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*parameters, *option_flags()]
     )
-    made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made.command(epilog=EXIT_STATUS_HELP)(tickrt_generate)
+    made = CommandLine()
+    made.command()(tickrt_generate)
     return made
 
 

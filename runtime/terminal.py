@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import NoReturn
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from runtime.errors import BuildError, ConfigError, EngineError, FileError, RequestError, ShapeError, TickError
 
@@ -37,8 +37,8 @@ EXIT_STATUS_BY_ERROR: dict[type[TickError], int] = {
 }
 EXIT_STATUS_HELP = (
     "Exit status: 0 success; 1 a result exceeds the limit that an option sets; 2 the configuration, the bundle or an"
-    " option is invalid; 3 an engine is missing, cannot be built or fails; 4 another failure; 5 a file cannot be read"
-    " or written; 130 interrupted."
+    " option is invalid; 3 an engine is missing, cannot be built or fails; 4 another failure; 5 a file or standard"
+    " output cannot be read or written; 130 interrupted (Ctrl-C, SIGTERM)."
 )
 
 
@@ -57,34 +57,56 @@ def print_error(text: str) -> None:
     print_line(f"error: {text}", Console(stderr=True))
 
 
-class DefaultCommandGroup(TyperGroup):
-    """Commands of which the first one runs where the arguments begin with no command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the first command's name before arguments without one."""
-        has_command = not args or args[0] in self.commands or args[0] == "--help"
-        return list(super().parse_args(ctx, args if has_command else [next(iter(self.commands)), *args]))
-
-
 @contextmanager
 def exit_on_error(interrupted: str = "interrupted") -> Iterator[None]:
     """Turn errors into a message and an exit status, without a traceback.
 
-    These are TickErrors, OSErrors about a file, and Ctrl-C, whose message is `interrupted`.
+    These are TickErrors, arguments that a command does not take, OSErrors of the system, and Ctrl-C, whose message is
+    `interrupted`. There is no message where the reader of standard output has closed it. Raises SystemExit.
     """
     try:
         yield
     except TickError as error:
-        print_error(str(error))
-        raise typer.Exit(exit_status(error)) from None
+        _exit(exit_status(error), str(error))
+    except typer.TyperException as error:
+        _exit(EXIT_INVALID, _usage_error(error))
     except OSError as error:
-        if error.filename is None:
+        if error.strerror is None:
             raise
-        print_error(f"{error.filename}: {error.strerror}")
-        raise typer.Exit(EXIT_FILE) from None
-    except KeyboardInterrupt:
-        print_error(interrupted)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        _exit(EXIT_FILE, f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    except (KeyboardInterrupt, typer.Abort):
+        _exit(EXIT_INTERRUPTED, interrupted)
+    except SystemExit as end:
+        # Rich and Typer answer a closed standard output with SystemExit(1).
+        if isinstance(end.__context__, BrokenPipeError):
+            _exit(EXIT_FILE)
+        raise
+
+
+def flush_output() -> None:
+    """Write what standard output buffers. Raises OSError, and SystemExit where its reader has closed it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _exit(EXIT_FILE)
+
+
+def _exit(status: int, message: str = "") -> NoReturn:
+    """Print the message and end the process. What standard output does not take is dropped."""
+    if message:
+        print_error(message)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(status) from None
+
+
+def _usage_error(error: typer.TyperException) -> str:
+    """The message of a wrong argument, with the most similar option and the command that lists all of them."""
+    similar, context = getattr(error, "possibilities", None), getattr(error, "ctx", None)
+    text = f"{error.message}, did you mean {similar[0]}?" if similar else error.format_message()
+    return text if context is None else f"{text}\n  fix: see {context.command_path} --help"
 
 
 @contextmanager

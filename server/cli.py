@@ -10,23 +10,22 @@ from typing import Annotated, get_args
 
 import typer
 
+from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.terminal import EXIT_STATUS_HELP, exit_on_error
+from runtime.terminal import print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import open_socket, serve, url_of
 
-cli = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = CommandLine()
 
 
-@cli.command(epilog=EXIT_STATUS_HELP)
-def command(
-    config: Annotated[
-        Path, typer.Argument(help="Deployment file, such as configs/demo.toml, or the name of a shipped one: demo.")
-    ],
+@app.command()
+def tickrt_serve(
+    config: Config,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 selects a free one. [default: 8000]")] = None,
     target: Annotated[
@@ -36,15 +35,14 @@ def command(
         bool, typer.Option("--insecure", help="Allow an address that other machines can reach without an API key.")
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    version: Version = False,
 ) -> None:
     """Serve a deployment over HTTP until SIGTERM or Ctrl-C. SIGHUP replaces the engines by the current builds.
 
     The API key comes from TICKRT_API_KEY or the file's [server] table; every setting has a TICKRT_ variable.
     """
     _log_to_stderr(log_level)
-    with exit_on_error():
-        code = run(config, host=host, port=port, insecure=insecure or None, target=target)
-    raise typer.Exit(code)
+    raise typer.Exit(run(config, host=host, port=port, insecure=insecure or None, target=target))
 
 
 def run(
@@ -61,17 +59,19 @@ def run(
     settings = load_settings(table, deployment.path.parent, host=host, port=port, insecure=insecure)
 
     def open_and_start() -> Pipeline:
-        # Engines of a deployment that is given by its name are built where they are missing.
-        pipeline = (open_pipeline if config.is_file() else open_built_pipeline)(deployment, target=target)
+        pipeline = built or open_pipeline(deployment, target=target)
         pipeline.start()
         return pipeline
 
     with open_socket(settings.host, settings.port, settings.send_buffer_bytes) as listener:
         url = url_of(listener, settings.scheme)
-        app = create_app(open_and_start, settings)
-        typer.echo(f"{deployment.path.name}: opening engines for {url}")
-        code = serve(app, settings, listener, on_ready=partial(print_ready, url, settings))
-    failure: TickError | None = app.state.service.failure
+        asgi_app = create_app(open_and_start, settings)
+        print_line(f"{deployment.path.name}: opening engines for {url}")
+        # Engines of a deployment that is given by its name are built where they are missing: here, in the main thread,
+        # where Ctrl-C and SIGTERM end the build.
+        built = None if config.is_file() else open_built_pipeline(deployment, target=target)
+        code = serve(asgi_app, settings, listener, on_ready=partial(print_ready, url, settings))
+    failure: TickError | None = asgi_app.state.service.failure
     if failure is not None:
         raise failure
     return code
@@ -97,4 +97,4 @@ def _log_to_stderr(level: str) -> None:
 
 def main() -> None:
     """Entry point of tickrt-serve."""
-    cli()
+    app(prog_name="tickrt-serve")

@@ -31,6 +31,7 @@ SESSIONS = PIPELINE | {"runtime.sessions"}
 MAY_IMPORT = {
     "runtime.errors": set[str](),
     "runtime.terminal": BASE,
+    "runtime.command_line": ENGINES | {"runtime.terminal"},
     "runtime.config": CONFIG,
     "runtime.devices": DEVICES,
     "runtime.engines": ENGINES,

@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train, export, evaluate and plot the demo bundle.", no_args_is_help=True)
+from runtime.command_line import CommandLine, need_packages
+from runtime.terminal import print_line
 
+app = CommandLine(add_completion=False, help="Train, export, evaluate and plot the demo bundle.")
+
+TRAINING = ("torch", "diffusers", "onnxscript")
 DEFAULT_FOLDER = Path("configs/demo")
 DEFAULT_CHECKPOINT = Path("build/demo_model/checkpoint.pt")
 
@@ -22,7 +26,8 @@ def train(
     minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 50.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
-    """Train on the corpus and export the bundle."""
+    """Train on the corpus and export the bundle. Needs pip install 'tickrt[export]'."""
+    need_packages(*TRAINING)
     from engine_build.demo_model import train
     from engine_build.demo_model.bundle import export_bundle
 
@@ -33,7 +38,8 @@ def train(
 
 @app.command()
 def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
-    """Export a checkpoint's averaged weights as the bundle."""
+    """Export a checkpoint's averaged weights as the bundle. Needs pip install 'tickrt[export]'."""
+    need_packages(*TRAINING)
     from engine_build.demo_model.bundle import export_bundle
 
     export_bundle(checkpoint, folder)
@@ -51,7 +57,7 @@ def evaluate(
 
     with open_player(folder) as player:
         figures = evaluate(player)
-    typer.echo(json.dumps(figures))
+    print_line(json.dumps(figures))
     if write:
         write_bundle_file(folder, read_bundle_file(folder)["training"], figures)
 
@@ -61,7 +67,8 @@ def plot(
     folder: Folder = DEFAULT_FOLDER,
     out: Annotated[Path | None, typer.Option(help="The PNG; samples.png in the bundle's folder by default.")] = None,
 ) -> None:
-    """Draw spectrograms and piano rolls of three prompts."""
+    """Draw spectrograms and piano rolls of three prompts. Needs matplotlib."""
+    need_packages("matplotlib")
     from engine_build.demo_model.evaluation.player import open_player
     from engine_build.demo_model.evaluation.plot import plot
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from runtime.errors import BuildError, ConfigError
-from runtime.terminal import EXIT_STATUS_HELP, exit_on_error, print_line, shown_path
+from runtime.command_line import CommandLine, need_packages
+from runtime.errors import ConfigError
+from runtime.terminal import print_line, shown_path
 
 if TYPE_CHECKING:
     from engine_build.export.acestep.sources import Source
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = CommandLine(add_completion=False)
 
 
 @app.callback()
@@ -25,7 +25,7 @@ def export() -> None:
     """Model checkpoints as bundles: ONNX graphs and bundle.toml. Needs pip install 'tickrt[export]'."""
 
 
-@app.command(epilog=EXIT_STATUS_HELP)
+@app.command()
 def acestep(
     out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
     checkpoint: Annotated[
@@ -67,23 +67,14 @@ def acestep(
         "head_dim": head_dim,
         "encoder_hidden_size": condition,
     }
-    with exit_on_error():
-        _need_packages()
-        source = _source(checkpoint, random, seed, _given(sizes))
-        _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
+    need_packages(*NEEDED)
+    source = _source(checkpoint, random, seed, _given(sizes))
+    _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
 
 
 def main() -> None:
     """python -m engine_build.export."""
     app(prog_name="python -m engine_build.export")
-
-
-def _need_packages() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise BuildError(
-            f"exporting needs {', '.join(missing)}, not installed here", fix="pip install 'tickrt[export]'"
-        )
 
 
 def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int]) -> Source:
@@ -112,10 +103,12 @@ def _export(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(deployment_text(facts, out, path), encoding="utf-8")
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
-    print(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
+    print_line(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
     if facts.text_encoder is None:
-        print("No text encoder: " + ("null condition only" if facts.has_null_condition else "condition tokens only"))
-    print(f"tickrt-build {shown_path(path)}\ntickrt-bench {shown_path(path)}")
+        print_line(
+            "No text encoder: " + ("null condition only" if facts.has_null_condition else "condition tokens only")
+        )
+    print_line(f"tickrt-build {shown_path(path)}\ntickrt-bench {shown_path(path)}")
 
 
 def _given(values: dict[str, int | None]) -> dict[str, int]:

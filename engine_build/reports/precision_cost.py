@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,13 +17,13 @@ from engine_build.precision.node_rules import NODE_RULES
 from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sample_states import decoder_sample_states
 from engine_build.reports.end_to_end import compare_end_to_end
+from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.terminal import EXIT_STATUS_HELP, exit_on_error
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = CommandLine(add_completion=False)
 
 
 class Choice(StrEnum):
@@ -41,9 +40,9 @@ class TargetChoice(StrEnum):
     TENSORRT = "tensorrt"
 
 
-@app.command(epilog=EXIT_STATUS_HELP)
+@app.command()
 def precision(
-    config: Annotated[Path, typer.Argument(help="The deployment file, such as configs/demo.toml.")],
+    config: Config,
     recipe: Annotated[list[Choice], typer.Option(help="The recipe; may be given twice to compare.")] = [Choice.BF16],  # noqa: B006
     target: Annotated[TargetChoice, typer.Option(help="Its missing kernels stay in fp32.")] = TargetChoice.TENSORRT,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node with its rule.")] = False,
@@ -56,12 +55,11 @@ def precision(
     Errors are against the float32 graph, over the states of a generation; 16-bit arithmetic is emulated on the CPU.
     """
     console = Console(width=None if Console().is_terminal else 160)
-    with exit_on_error():
-        deployment = load_deployment(config)
-        for choice in recipe:
-            _report(console, deployment, choice.value, target.value, nodes)
-            if end_to_end:
-                _report_end_to_end(console, deployment, choice.value, end_to_end)
+    deployment = load_deployment(config)
+    for choice in recipe:
+        _report(console, deployment, choice.value, target.value, nodes)
+        if end_to_end:
+            _report_end_to_end(console, deployment, choice.value, end_to_end)
 
 
 def _report(console: Console, deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> None:

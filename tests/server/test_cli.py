@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from runtime.config.deployment import Deployment
 from runtime.sessions.sqlite_store import open_sqlite_store
-from server.cli import cli, print_ready
+from server.cli import app, print_ready
 from server.config import ServerSettings
 from server.process import open_socket
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return result.exit_code, result.output
 
 
