@@ -28,6 +28,7 @@ from runtime.errors import EngineNotBuiltError
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
+TOKENS = 16
 HALF_PRECISIONS = ("fp16", "bf16")
 
 app = CommandLine(cls=DefaultCommandGroup)
@@ -47,7 +48,9 @@ def run(
     ] = "decoder",
     rows: Annotated[int, typer.Option(min=1, help="Rows (for step engines: slots).")] = 1,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the bundle's canvas.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Condition tokens.")] = 16,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Condition tokens. Default: 16, or the nearest that the shapes hold.")
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Executes to measure.")] = 20,
     top: Annotated[int, typer.Option(min=1, help="Layers to show.")] = 15,
     depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to show.")] = 2,
@@ -71,7 +74,8 @@ def run(
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
         bundle = load_bundle(deployment.bundle)
-        sizes = sizes_of(bundle, rows, frames or bundle.latents.canvas_frames, tokens)
+        frames = frames or bundle.latents.canvas_frames
+        sizes = sizes_of(bundle, rows, frames, tokens or deployment.shapes[0].tokens.nearest(TOKENS))
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
         show(profile, top, depth, Console())
         if json_path is not None:

@@ -21,7 +21,8 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.cli_options import description, file_values, flag_values, option_flags
 from runtime.command_line import CommandLine, Config, Version
-from runtime.config.deployment import Target, load_deployment
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, FileError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
@@ -116,9 +117,11 @@ def main() -> None:
 
 def _run(job: Job) -> None:
     console = Console(stderr=True)
+    deployment = load_deployment(job.config)
     condition = None if job.condition is None else read_condition(job.condition)
-    options = parse_options(job.values if condition is None else {"prompt": "", **job.values})
-    with _open(job) as pipeline, _output(job.out) as file:
+    needs_text = condition is None and load_bundle(deployment.bundle).text_encoder is not None
+    options = parse_options(job.values if needs_text else {"prompt": "", **job.values})
+    with _open(job, deployment) as pipeline, _output(job.out) as file:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
@@ -129,9 +132,8 @@ def _run(job: Job) -> None:
         print_line(f"{job.out}: {progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}", console)
 
 
-def _open(job: Job) -> Pipeline:
+def _open(job: Job, deployment: Deployment) -> Pipeline:
     """The job's pipeline. Missing engines are built for a deployment that is given by name, not for a file."""
-    deployment = load_deployment(job.config)
     if job.config.is_file():
         return open_pipeline(deployment, target=job.target)
     return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)

@@ -120,12 +120,13 @@ class Service:
         raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
 
     def live_host(self) -> SessionHost:
-        """What runs the live sessions. Raises ProblemError: 503 while loading or draining, 501 without a codec."""
+        """What runs the live sessions. Raises ProblemError: 503 while loading or draining, 501 where there are none."""
         pipeline = self.ready_pipeline()
         if self.admission.is_draining:
             raise draining()
         if self.host is None:
-            raise ProblemError(501, "no_codec", f"model {pipeline.bundle.name!r} makes latents only, no audio")
+            code = "no_codec" if pipeline.codec is None else "needs_condition"
+            raise ProblemError(501, code, pipeline.live_refusal)
         return self.host
 
     async def _open(self) -> None:
@@ -144,8 +145,9 @@ class Service:
         self.first_audio_tracker.size = runtime.depth
         self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
         pipeline.loop.observers.append(self.metrics.observe_tick)
-        if pipeline.codec is not None:
+        if not pipeline.live_refusal:
             self._open_host(pipeline)
+        self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
         self.pipeline = pipeline
 
     def _open_sources(self, pipeline: Pipeline) -> SourceStore:
@@ -220,7 +222,7 @@ def warm_up(pipeline: Pipeline) -> None:
         elif isinstance(event, Failed):
             done.set_exception(event.error)
 
-    pipeline.loop.submit(pipeline.request("", steps=1, seed=0), on_event)
+    pipeline.loop.submit(pipeline.warm_up_request(), on_event)
     finished = done.result(WARM_UP_TIMEOUT_S)
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)

@@ -14,7 +14,7 @@ from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
-from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, TextEncoderSpec
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs, TextEncoderSpec
 from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.denoise.slot_fields import TickTensor, rows_inputs, step_inputs
@@ -69,22 +69,19 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
 
 def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
     names = bundle.decoder.inputs
-    ports = [
-        Port("decoder.inputs.latents", names.latents, "RTC"),
-        Port("decoder.inputs.time", names.time, "R", values="unit"),
-        Port("decoder.inputs.condition", names.condition, "RLD"),
-    ]
-    if names.condition_mask is not None:
-        ports.append(Port("decoder.inputs.condition_mask", names.condition_mask, "RL", values="keep"))
-    if names.context is not None:
-        ports.append(Port("decoder.inputs.context", names.context, "RTX"))
-    outputs = (Port("decoder.outputs.velocity", bundle.decoder.outputs.velocity, "RTC"),)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    ports = _decoder_ports(graph, names)
+    outputs = (Port("decoder.outputs.velocity", bundle.decoder.outputs.velocity, "RTC"),)
     known = {"C": bundle.latents.channels, "X": bundle.context_channels}
     sizes = check_ports(graph, ports, outputs, known)
-    if "D" not in sizes:
+    if names.condition is not None and "D" not in sizes:
         raise ConfigError(f"{graph.label}: the last dimension of {names.condition!r} is free, expected a fixed width")
     free = _extent(deployment)
+    if deployment.max_tokens > 1 and not any("L" in port.letters for port in ports):
+        raise ConfigError(
+            f"{deployment.path}: [[shapes]] has {deployment.max_tokens} tokens, the decoder has no token dimension",
+            fix="remove tokens from [[shapes]]",
+        )
     check_free(graph, (*ports, *outputs), free)
     return EngineSpec(
         name="decoder",
@@ -96,6 +93,16 @@ def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
         ranges=decoder_ranges(deployment),
         shapes=deployment.shapes,
     )
+
+
+def _decoder_ports(graph: Graph, names: DecoderInputs) -> list[Port]:
+    ranks = {info.name: len(info.shape) for info in graph.inputs}
+    letters = names.letters(ranks.get(names.condition or "", 3))
+    values = {"time": "unit", "condition_mask": "keep"}
+    return [
+        Port(f"decoder.inputs.{role}", name, letters[name], values=values.get(role, "normal"))
+        for role, name in names.model_dump(exclude_none=True).items()
+    ]
 
 
 def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:

@@ -19,6 +19,7 @@ from runtime.requests.timesteps import schedule
 STEPS = 8
 LONGEST_FRAMES = 256
 GUIDANCE = 3.0
+FREE_TOKENS = 8
 PROMPTS = ("", "slow piano and strings in C major at 80 bpm")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -47,11 +48,14 @@ def decoder_sample_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, t
 def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[str, NDArray[Any]]]:
     """The condition of both rows, padded to one length, and its mask where the decoder takes one."""
     names = bundle.decoder.inputs
+    if names.condition is None:
+        return
     tokens = list(_tokens(bundle, graph, threads))
     if names.condition_mask is None:
         tokens = [tokens[1], tokens[1]]
     longest = max(len(row) for row in tokens)
-    yield names.condition, np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
+    stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
+    yield names.condition, stacked if len(_condition_shape(bundle, graph)) == 3 else stacked[:, 0]
     if names.condition_mask is not None:
         mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]
         yield names.condition_mask, np.array(mask, np.float32)
@@ -59,12 +63,17 @@ def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[st
 
 def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.float32]]:
     if bundle.text_encoder is None:
-        width = next(info.shape[-1] for info in graph.inputs if info.name == bundle.decoder.inputs.condition)
-        yield from np.random.default_rng(1).standard_normal((2, 8, int(width))).astype(np.float32)
+        _, *length, width = _condition_shape(bundle, graph)
+        tokens = length[0] if length and isinstance(length[0], int) else FREE_TOKENS
+        yield from np.random.default_rng(1).standard_normal((2, tokens, int(width))).astype(np.float32)
         return
     engine = _GraphEngine(read_graph(bundle.graph_path(bundle.text_encoder.graph)), threads)
     text_encoder = TextEncoder(bundle, engine)
     yield from (text_encoder.encode(_shortened(prompt, text_encoder)) for prompt in PROMPTS)
+
+
+def _condition_shape(bundle: Bundle, graph: Graph) -> tuple[int | str, ...]:
+    return next(info.shape for info in graph.inputs if info.name == bundle.decoder.inputs.condition)
 
 
 def _shortened(prompt: str, text_encoder: TextEncoder) -> str:

@@ -10,7 +10,7 @@ from profiling.bench.workload import Workload
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, Replay, Tensor
-from runtime.engines.engine import EngineSet, Execution
+from runtime.engines.engine import EngineSet, Execution, decoder_shapes
 from runtime.errors import CaptureError
 
 
@@ -67,11 +67,11 @@ class DecoderBaseline:
 def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
     """Bind random inputs; the mask is 1 everywhere."""
     decoder, roles, random = engines.decoder, bundle.decoder.inputs, np.random.default_rng(rows)
-    latents, condition = decoder.inputs[roles.latents].shape, decoder.inputs[roles.condition].shape
-    sizes = {latents[0]: rows, latents[1]: load.frames, condition[1]: load.tokens}
+    shapes = decoder_shapes(decoder, roles, rows=rows, frames=load.frames, tokens=load.tokens)
+    shapes[bundle.decoder.outputs.velocity] = shapes[roles.latents]
     tensors: dict[str, Tensor] = {}
     for name, info in {**decoder.inputs, **decoder.outputs}.items():
-        shape = tuple(size if isinstance(size, int) else sizes[size] for size in info.shape)
+        shape = shapes[name]
         tensors[name] = device.zeros(shape, info.dtype)
         values = np.ones(shape) if name == roles.condition_mask else random.uniform(0.1, 1.0, shape)
         device.upload(tensors[name], values.astype(info.dtype), device.main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, condition_width
 from runtime.errors import ConfigError
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
@@ -81,12 +81,13 @@ def workload_of(
         more=frozenset(features) - {"guidance", "dcw"},
         sessions=sessions,
     )
-    if deployment.range_for(1, load.frames, load.tokens) is None:
+    ranges = next((shape for shape in deployment.shapes if shape.frames.holds(load.frames)), None)
+    if ranges is None:
         raise ConfigError(f"{deployment.path} has no shape range for {load.frames} frames", fix="choose other --frames")
     if load.frames % bundle.latents.frame_multiple:
         multiple = bundle.latents.frame_multiple
         raise ConfigError(f"{load.frames} frames are not a multiple of {multiple}", fix="choose other --frames")
-    return load
+    return replace(load, tokens=ranges.tokens.nearest(TOKENS))
 
 
 def at_depth(deployment: Deployment, depth: int) -> Deployment:
@@ -102,8 +103,7 @@ def with_runtime(deployment: Deployment, **changes: Any) -> Deployment:
 def make_request(load: Workload, bundle: Bundle, engines: EngineSet, index: int) -> GenerationRequest:
     """Generation `index` of the workload. Its conditions `[L, D]` are random, which changes no time."""
     random = np.random.default_rng(index)
-    width = engines.decoder.inputs[bundle.decoder.inputs.condition].shape[2]
-    assert isinstance(width, int)
+    width = condition_width(engines.decoder, bundle.decoder.inputs)
     first, second, negative = (random.standard_normal((load.tokens, width), dtype=np.float32) for _ in range(3))
     ramp = _ramp(load.frames)
     blended = (Condition(first, ramp[::-1]), Condition(second, ramp))

@@ -18,11 +18,11 @@ from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command
+from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
-from runtime.engines.engine import Engine, run_once
+from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
 from runtime.engines.loading import open_engine, tool_versions
-from runtime.errors import ConfigError
 
 WARM_UP_RUNS = 3
 # CUDA's environment variable that makes every launch wait for its kernel.
@@ -30,12 +30,34 @@ BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
-    """Sizes of the free dimensions, by their names in the graphs."""
+    """Sizes of the free dimensions, by shape letter: W samples, B bands of a step engine."""
     hop = bundle.codec.hop_samples if bundle.codec else 1
-    return {
-        "rows": rows, "slots": rows, "batch": rows, "frames": frames, "tokens": tokens, "samples": frames * hop,
-        "bands": -(-frames // 2), "positives": 1, "negatives": 1,
-    }  # fmt: skip
+    return {"R": rows, "S": rows, "T": frames, "L": tokens, "W": frames * hop, "B": -(-frames // 2), "K": 1, "N": 1}
+
+
+def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
+    """Input name -> its shape letters. What the graph's author called the dimensions does not count."""
+    kind, features = engine.name.partition(".")[0], features_of(engine.name)
+    if kind in ("rows", "step"):
+        tensors = rows_inputs(features) if kind == "rows" else step_inputs(features)
+        return {tensor.name: tensor.letters for tensor in tensors}
+    if kind == "text_encoder" and bundle.text_encoder is not None:
+        return dict.fromkeys((bundle.text_encoder.inputs.tokens, bundle.text_encoder.inputs.mask), "RL")
+    if kind == "codec_encode" and bundle.codec is not None and bundle.codec.encode is not None:
+        return {bundle.codec.encode.inputs.audio: "RAW"}
+    if kind == "codec_decode" and bundle.codec is not None:
+        inputs = bundle.codec.decode.inputs
+        return {inputs.latents: "RTC"} | ({} if inputs.start_frame is None else {inputs.start_frame: "R"})
+    return bundle.decoder.inputs.letters(len(condition_shape(engine, bundle.decoder.inputs)))
+
+
+def feeds_of(engine: Engine, bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+    """Inputs of an engine at these sizes by letter; masks are 1 everywhere."""
+    letters = letters_of(engine, bundle)
+    shapes = {name: sized(info.shape, letters[name], sizes) for name, info in engine.inputs.items()}
+    text = bundle.text_encoder
+    masks = {"mask", bundle.decoder.inputs.condition_mask, None if text is None else text.inputs.mask}
+    return make_feeds(engine, shapes, {name for name in masks if name is not None})
 
 
 def measure(
@@ -45,17 +67,13 @@ def measure(
     sizes: Mapping[str, int],
     runs: int,
 ) -> Profile:
-    """Open one engine of a deployment and profile it. Raises TickError."""
+    """Open one engine of a deployment and profile it, at `sizes` by letter. Raises TickError."""
     fix = build_command(deployment.path, deployment.target)
     engine = open_engine(deployment.engine_folder(), name, device, threads=deployment.runtime.threads, fix=fix)
     try:
-        feeds = make_feeds(engine, sizes)
-        origins = origins_of(engine, deployment.engine_folder(), load_bundle(deployment.bundle))
-        return profile_engine(engine, device, feeds, runs, origins)
-    except KeyError as missing:
-        free = sorted({str(size) for info in engine.inputs.values() for size in info.shape if isinstance(size, str)})
-        what = f"engine {name!r} has the free dimensions {', '.join(free)}; no size for {missing}"
-        raise ConfigError(what) from None
+        bundle = load_bundle(deployment.bundle)
+        origins = origins_of(engine, deployment.engine_folder(), bundle)
+        return profile_engine(engine, device, feeds_of(engine, bundle, sizes), runs, origins)
     finally:
         engine.close()
 

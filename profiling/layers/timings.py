@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -140,17 +140,15 @@ def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: W
     )
 
 
-def make_feeds(engine: Engine, sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Random inputs: normal noise for floats, zeros for integers (valid as index), ones for masks.
-
-    `sizes` maps the engine's free dimensions to their sizes. Raises KeyError with the missing dimension.
-    """
+def make_feeds(
+    engine: Engine, shapes: Mapping[str, tuple[int, ...]], masks: Collection[str] = (), seed: int = 0
+) -> dict[str, NDArray[Any]]:
+    """Random inputs: normal noise for floats, zeros for integers (valid as index), ones for those in `masks`."""
     random = np.random.default_rng(seed)
     feeds: dict[str, NDArray[Any]] = {}
     for name, info in engine.inputs.items():
-        shape = tuple(size if isinstance(size, int) else sizes[size] for size in info.shape)
-        dtype = np.dtype(info.dtype)
-        if name.endswith("mask"):
+        shape, dtype = shapes[name], np.dtype(info.dtype)
+        if name in masks:
             feeds[name] = np.ones(shape, dtype)
         elif dtype.kind == "f":
             feeds[name] = random.standard_normal(shape).astype(dtype)

@@ -44,13 +44,33 @@ class LatentSpec(_Section):
 
 
 class DecoderInputs(_Section):
-    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`."""
+    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
+
+    The condition may also be one vector per row, `[R,D]`.
+    """
 
     latents: str
     time: str
-    condition: str
+    condition: str | None = None
     condition_mask: str | None = None
     context: str | None = None
+
+    @model_validator(mode="after")
+    def _check_mask(self) -> Self:
+        if self.condition is None and self.condition_mask is not None:
+            raise ValueError("condition_mask belongs to a condition: name that too")
+        return self
+
+    def letters(self, condition_rank: int = 3) -> dict[str, str]:
+        """Tensor name -> its shape letters, where the condition has `condition_rank` dimensions."""
+        roles = {
+            self.latents: "RTC",
+            self.time: "R",
+            self.condition: "RD" if condition_rank == 2 else "RLD",
+            self.condition_mask: "RL",
+            self.context: "RTX",
+        }
+        return {name: letters for name, letters in roles.items() if name is not None}
 
 
 class DecoderOutputs(_Section):
@@ -210,6 +230,20 @@ class Bundle(_Section):
     sampler: SamplerSpec = SamplerSpec()
     training: dict[str, Any] = {}
     evaluation: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _check_condition(self) -> Self:
+        if self.decoder.inputs.condition is not None:
+            return self
+        for key, value in (
+            ("text_encoder", self.text_encoder),
+            ("decoder.null_condition", self.decoder.null_condition),
+        ):
+            if value is not None:
+                raise ValueError(f"{key} needs decoder.inputs.condition: the decoder takes no condition")
+        if self.sampler.guidance != 1.0:
+            raise ValueError("sampler.guidance is not 1, but the decoder takes no condition: there is nothing to guide")
+        return self
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:

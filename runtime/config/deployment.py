@@ -40,15 +40,19 @@ class ShapeRange(BaseModel):
         """Whether `value` lies inside."""
         return self.min <= value <= self.max
 
+    def nearest(self, value: int) -> int:
+        """The size inside that is nearest to `value`."""
+        return min(max(value, self.min), self.max)
+
 
 class ShapeRanges(BaseModel):
-    """Shapes that one engine accepts: rows R, frames T, condition tokens L."""
+    """Shapes that one engine accepts: rows R, frames T, condition tokens L (1 for a decoder without tokens)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: ShapeRange
     frames: ShapeRange
-    tokens: ShapeRange
+    tokens: ShapeRange = ShapeRange(min=1, opt=1, max=1)
 
     def holds(self, rows: int, frames: int, tokens: int) -> bool:
         """Whether all three lie inside."""

@@ -17,7 +17,7 @@ from runtime.config.bundle import Bundle
 from runtime.denoise.row_layout import Row, RowLayout
 from runtime.denoise.slot_state import PackedVectors, host_view
 from runtime.devices.device import Device, Stream, Tensor
-from runtime.engines.engine import Engine
+from runtime.engines.engine import Engine, condition_shape, condition_width
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
@@ -73,16 +73,17 @@ class RowBuffers:
         self.channels = bundle.latents.channels
         self.context_channels = bundle.context_channels
         inputs = decoder.inputs
-        width = inputs[self._roles.condition].shape[2]
-        assert isinstance(width, int)
-        self.width = width
+        self.width = condition_width(decoder, self._roles)
+        self._has_tokens = len(condition_shape(decoder, self._roles)) == 3
         size = frames * self.channels
         self.hidden_states = device.zeros((capacity * size,), np.float32)
         self.velocity = device.zeros((capacity * size,), np.float32)
         self.row_slots = Buffer(device, capacity, np.int64)
-        self._condition_stride = _round_up(tokens * width)
-        self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
-        self._padding = np.zeros((tokens, width), self.condition.dtype)
+        self.condition = None
+        self._condition_stride = _round_up(tokens * self.width)
+        if self._roles.condition is not None:
+            self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
+            self._padding = np.zeros((tokens, self.width), self.condition.dtype)
         self.mask = None
         self._mask_stride = _round_up(tokens)
         if self._roles.condition_mask is not None:
@@ -125,8 +126,10 @@ class RowBuffers:
         tensors = {
             self._roles.latents: hidden_states.view(rows, frames, channels, start=begin * frames * channels),
             self._roles.time: self._time.view(rows, start=begin * ALIGNED),
-            self._roles.condition: self.condition.view(rows, tokens, self.width, start=begin * self._condition_stride),
         }
+        if self.condition is not None and self._roles.condition is not None:
+            shape = (rows, tokens, self.width) if self._has_tokens else (rows, self.width)
+            tensors[self._roles.condition] = self.condition.view(*shape, start=begin * self._condition_stride)
         if self.mask is not None and self._roles.condition_mask is not None:
             tensors[self._roles.condition_mask] = self.mask.view(rows, tokens, start=begin * self._mask_stride)
         if self.context is not None and self._roles.context is not None:
@@ -137,11 +140,12 @@ class RowBuffers:
     def _write_row(self, index: int, row: Row, begin: int, tokens: int) -> None:
         """One row's condition, padded to the execute's tokens, with its mask and context."""
         values, place = row.condition.tokens, index - begin
-        start = begin * self._condition_stride + place * tokens * self.width
-        self._upload(self.condition.view(*values.shape, start=start), values)
-        if missing := tokens - len(values):
-            end = start + values.size
-            self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
+        if self.condition is not None:
+            start = begin * self._condition_stride + place * tokens * self.width
+            self._upload(self.condition.view(*values.shape, start=start), values)
+            if missing := tokens - len(values):
+                end = start + values.size
+                self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
         if self.mask is not None:
             start = begin * self._mask_stride + place * tokens
             keep = self.mask.array(tokens, start=start)

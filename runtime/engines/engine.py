@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config.bundle import DecoderInputs
 from runtime.devices.device import Stream, Tensor
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.errors import EngineNotBuiltError, ShapeError
@@ -63,6 +64,33 @@ def run_once(graph: RunnableGraph, feeds: Mapping[str, NDArray[Any]]) -> dict[st
     """One blocking execute with checked inputs and new outputs. Raises ShapeError, EngineError."""
     check_tensors(graph.name, graph.inputs, feeds)
     return graph.run(feeds)
+
+
+def condition_shape(decoder: RunnableGraph, roles: DecoderInputs) -> tuple[int | str, ...]:
+    """The shape of the decoder's condition: `[R, L, D]`, or `[R, D]`; `[R, 0]` where it takes none."""
+    rows = decoder.inputs[roles.latents].shape[0]
+    return (rows, 0) if roles.condition is None else decoder.inputs[roles.condition].shape
+
+
+def condition_width(decoder: RunnableGraph, roles: DecoderInputs) -> int:
+    """D, the condition's width; 0 where the decoder takes none."""
+    width = condition_shape(decoder, roles)[-1]
+    assert isinstance(width, int)
+    return width
+
+
+def decoder_shapes(
+    decoder: RunnableGraph, roles: DecoderInputs, *, rows: int, frames: int, tokens: int
+) -> dict[str, tuple[int, ...]]:
+    """Input name -> its shape at R rows, T frames and L tokens. The graph's own names of its axes do not count."""
+    sizes = {"R": rows, "T": frames, "L": tokens}
+    letters = roles.letters(len(condition_shape(decoder, roles)))
+    return {name: sized(info.shape, letters[name], sizes) for name, info in decoder.inputs.items()}
+
+
+def sized(shape: Sequence[int | str], letters: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape whose free dimensions have the sizes of their letters."""
+    return tuple(size if isinstance(size, int) else sizes[letter] for size, letter in zip(shape, letters, strict=True))
 
 
 def features_of(name: str) -> frozenset[str]:

@@ -14,7 +14,7 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
-from runtime.engines.engine import Engine, EngineSet, features_of, variant_name
+from runtime.engines.engine import Engine, EngineSet, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -43,18 +43,13 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
     """Execute the decoder once at the smallest shape, to load its kernels. Raises EngineError, also for NaN outputs."""
-    shape, roles = deployment.shapes[0], bundle.decoder.inputs
-    inputs = engines.decoder.inputs
-    rows, frames = inputs[roles.latents].shape[:2]
-    sizes = {rows: shape.rows.min, frames: shape.frames.min, inputs[roles.condition].shape[1]: shape.tokens.min}
-    feeds = {name: np.ones([_size(size, sizes) for size in info.shape], info.dtype) for name, info in inputs.items()}
-    outputs = engines.decoder.run(feeds)
+    decoder, least = engines.decoder, deployment.shapes[0]
+    shapes = decoder_shapes(
+        decoder, bundle.decoder.inputs, rows=least.rows.min, frames=least.frames.min, tokens=least.tokens.min
+    )
+    outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
     if not all(np.isfinite(values).all() for values in outputs.values()):
         raise EngineMismatchError("the new decoder's outputs are not finite", fix="build it again with --force")
-
-
-def _size(size: int | str, sizes: Mapping[int | str, int]) -> int:
-    return size if isinstance(size, int) else sizes[size]
 
 
 def _check_tensors(old: Engine, new: Engine) -> None:

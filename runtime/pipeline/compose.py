@@ -19,6 +19,7 @@ from runtime.requests.request import Condition, GenerationRequest, LatentMask, S
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
 
 COVER_DENOISE = 0.7
+SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
 SEED_BITS = 32
 
 T = TypeVar("T")
@@ -96,15 +97,31 @@ class RequestComposer:
         if self.text_encoder is not None:
             canvas_s = segment.frames / self.bundle.latents.frame_rate_hz
             return self.text_encoder.encode(text, seconds=canvas_s, field=field)
-        null = self.bundle.null_condition()
-        if text or null is None:
+        if text:
             raise RequestError(
-                f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]"
-                + ("" if null is None else ", only its null condition"),
+                f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]",
                 field=field,
-                fix="export it with its text encoder" if null is None else "leave the text empty",
+                fix="leave the text empty" if self.has_null else SEND_CONDITION,
+            )
+        if self.bundle.decoder.inputs.condition is None:
+            return Condition.none().tokens
+        null = self.bundle.null_condition()
+        if null is None:
+            raise RequestError(
+                f"bundle {self.bundle.name!r} has neither a text encoder nor a null condition: its generations need "
+                "condition tokens",
+                field="condition" if field == "prompt" else field,
+                fix=SEND_CONDITION
+                if field == "prompt"
+                else "guidance 1, or null_condition in [decoder] of bundle.toml",
             )
         return null
+
+    @property
+    def has_null(self) -> bool:
+        """Whether a generation needs neither a text nor a condition."""
+        takes_none = self.bundle.decoder.inputs.condition is None
+        return takes_none or self.text_encoder is not None or self.bundle.null_condition() is not None
 
     def _conditions(
         self, options: GenerationOptions, segment: Segment, condition: Tokens | None
@@ -122,9 +139,19 @@ class RequestComposer:
         )
 
     def _negatives(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
-        """Empty where the bundle has no null condition and the options ask for neither guidance nor a negative."""
-        has_null = self.text_encoder is not None or self.bundle.null_condition() is not None
-        if not has_null and not options.negative_prompt and options.guidance in (None, 1.0):
+        """Empty where the bundle has no null condition and the options ask for neither guidance nor a negative.
+
+        Guidance of a decoder without condition has only the initial noise to push away from (mode "self").
+        """
+        asks_nothing = not options.negative_prompt and options.guidance in (None, 1.0)
+        if self.bundle.decoder.inputs.condition is None:
+            if asks_nothing or (options.guidance_mode == "self" and not options.negative_prompt):
+                return ()
+            field = "negative_prompt" if options.negative_prompt else "guidance"
+            raise RequestError(
+                "the decoder takes no condition", field=field, fix='leave it out, or guidance_mode "self"'
+            )
+        if asks_nothing and not self.has_null:
             return ()
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 

@@ -14,11 +14,11 @@ import numpy as np
 from runtime.audio.codec import Codec
 from runtime.audio.decoding import convert_audio, read_audio
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle, DecoderInputs, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
-from runtime.engines.engine import Engine, EngineSet
+from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer
@@ -95,6 +95,30 @@ class Pipeline:
             *self.engines.steps.values(),
             *self.other_engines,
         )
+
+    @property
+    def needs_condition(self) -> bool:
+        """Whether every generation has to bring condition tokens: no text encoder makes them."""
+        return not RequestComposer(self.bundle, self.text_encoder).has_null
+
+    @property
+    def live_refusal(self) -> str:
+        """Why there are no live sessions; "" where there are."""
+        if self.codec is None:
+            return f"bundle {self.bundle.name!r} has no [codec]: it makes latents, and live sessions need audio"
+        if self.needs_condition:
+            return f"bundle {self.bundle.name!r} has neither a text encoder nor a null condition for live sessions"
+        return ""
+
+    def warm_up_request(self) -> GenerationRequest:
+        """A generation of one step, with a condition of zeros where the model needs one."""
+        tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
+        condition = np.zeros((tokens, width), np.float32) if self.needs_condition else None
+        return self.request("", GenerationInputs(condition), steps=1, seed=0)
+
+    @property
+    def _roles(self) -> DecoderInputs:
+        return self.bundle.decoder.inputs
 
     @property
     def canvas_frames(self) -> int:

@@ -33,7 +33,7 @@ def array(value: Any, name: str, ndim: int) -> Array:
         result = np.ascontiguousarray(value, np.float32)
     except (TypeError, ValueError):
         raise RequestError("expected an array of numbers", field=name) from None
-    if result.ndim != ndim or result.size == 0:
+    if result.ndim != ndim or len(result) == 0:
         raise RequestError(f"expected {ndim} dimensions, got shape {np.shape(value)}", field=name)
     if not is_finite(result):
         raise RequestError("has a value that is not finite", field=name)
@@ -42,7 +42,7 @@ def array(value: Any, name: str, ndim: int) -> Array:
 
 def is_finite(values: NDArray[np.float32]) -> bool:
     """True when no value is NaN or infinite; allocates nothing."""
-    return math.isfinite(float(values.min())) and math.isfinite(float(values.max()))
+    return not values.size or (math.isfinite(float(values.min())) and math.isfinite(float(values.max())))
 
 
 def is_everywhere(value: Curve, number: float) -> bool:

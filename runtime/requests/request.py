@@ -32,7 +32,7 @@ class Condition:
     """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is
     active.
 
-    Active at step k of K when `start <= k/K < end`.
+    Active at step k of K when `start <= k/K < end`. D is 0 for a decoder that takes no condition.
     """
 
     tokens: Array
@@ -45,6 +45,11 @@ class Condition:
         _set(self, "weight", curve(self.weight, "condition.weight"))
         if not 0.0 <= self.start < self.end:
             raise RequestError(f"needs 0 <= start < end, got {self.start}, {self.end}", field="condition.start")
+
+    @classmethod
+    def none(cls) -> Condition:
+        """What a generation of a decoder that takes no condition has: one token of width 0."""
+        return cls(np.zeros((1, 0), np.float32))
 
     def active(self, step: int, steps: int) -> bool:
         """Whether it takes part in step `step` of `steps`."""

@@ -60,6 +60,8 @@ def _check_context(request: GenerationRequest, bundle: Bundle) -> None:
 
 def _check_condition(condition: Condition, name: str, width: int, frames: int, deployment: Deployment) -> None:
     tokens, found = condition.tokens.shape
+    if width == 0 and found:
+        raise RequestError("the decoder takes no condition", field=name, fix="leave it out")
     if found != width:
         raise RequestError(f"has width {found}, the decoder takes {width}", field=f"{name}.tokens")
     if deployment.rows_limit(frames, tokens) == 0 and not _can_pad(frames, tokens, deployment):

@@ -38,10 +38,10 @@ class LiveModel:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:
-        """The facts of a pipeline. Raises ConfigError where its bundle has no codec: it makes no audio."""
+        """The facts of a pipeline. Raises ConfigError where its model has no live sessions, as without a codec."""
         codec, bundle = pipeline.codec, pipeline.bundle
-        if codec is None:
-            raise ConfigError(f"bundle {bundle.name!r} has no [codec]: live sessions need audio")
+        if codec is None or pipeline.live_refusal:
+            raise ConfigError(pipeline.live_refusal)
         sampler = bundle.sampler
         return cls(
             sample_rate_hz=codec.sample_rate_hz,

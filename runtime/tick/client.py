@@ -13,7 +13,7 @@ from typing import Any
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, condition_width
 from runtime.errors import DrainingError, EngineDeadError, EngineError, QueueFullError, RequestError, TickError
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
@@ -298,7 +298,8 @@ class LoopClient:
     def _enter(
         self, request: GenerationRequest, listener: Listener, snapshot: SlotSnapshot | None, *, wait: bool = False
     ) -> str:
-        check_request(request, self.bundle, self.deployment, self._condition_width)
+        width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
+        check_request(request, self.bundle, self.deployment, width)
         self._check_open()
         self._registry.enter(request, listener, wait=wait)
         try:
@@ -338,12 +339,6 @@ class LoopClient:
         """The same generation with its session's step parameters over its own."""
         overrides = StepParameters(**self._registry.overrides(work.request.session))
         return replace(work, values=resolve(work.request, overrides))
-
-    @property
-    def _condition_width(self) -> int:
-        width = self.engines.decoder.inputs[self.bundle.decoder.inputs.condition].shape[2]
-        assert isinstance(width, int)
-        return width
 
     def _end_leftovers(self, unanswered: Sequence[Message] = ()) -> None:
         """End generations and messages that the loop, which has stopped, cannot serve any more."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import Field, create_model
-from pydantic.json_schema import models_json_schema
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import SkipJsonSchema, models_json_schema
 
 from runtime.audio.formats import FORMATS, FormatName
+from runtime.config.bundle import Bundle
 from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 
@@ -63,12 +66,38 @@ class GenerationBody(GenerationOptions):
     )
 
 
-def body_model(max_seconds: float) -> type[GenerationBody]:
-    """GenerationBody with this server's limit on `seconds`."""
+def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[GenerationBody]:
+    """GenerationBody with this server's limit on `seconds`, and the defaults of its model where that is known."""
     limit = min(max_seconds, MAX_SECONDS)
     description = GenerationOptions.model_fields["seconds"].description
     seconds = Field(default=None, ge=min(MIN_SECONDS, limit), le=limit, description=description)
-    return create_model("GenerationBody", __base__=GenerationBody, seconds=(float | None, seconds))
+    fields = {} if bundle is None else _model_fields(bundle)
+    return create_model("GenerationBody", __base__=GenerationBody, seconds=(float | None, seconds), **fields)
+
+
+def _model_fields(bundle: Bundle) -> dict[str, Any]:
+    """Fields that differ by model: the sampler's defaults; no text without text encoder, no audio without codec."""
+    fields: dict[str, Any] = {
+        name: _shown(name, default=getattr(bundle.sampler, name)) for name in ("guidance", "shift", "steps")
+    }
+    if bundle.text_encoder is None:
+        for name in ("prompt", "negative_prompt"):
+            annotation, info = _shown(name)
+            info.default = ""
+            fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
+    if bundle.codec is None:
+        annotation, info = _shown("response_format", enum=["latents"])
+        info.default = "latents"
+        fields["response_format"] = (annotation, info)
+    return fields
+
+
+def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:
+    """A field of the body with other members in its JSON schema."""
+    info = copy(GenerationBody.model_fields[name])
+    extra = info.json_schema_extra
+    info.json_schema_extra = {**(extra if isinstance(extra, dict) else {}), **schema}
+    return info.annotation, info
 
 
 def body_schema(model: type[GenerationBody]) -> dict[str, Any]:

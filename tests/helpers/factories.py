@@ -24,7 +24,11 @@ START_TOKEN = "<s>"
 
 @dataclass(frozen=True)
 class TinySpec:
-    """Sizes and features of a tiny bundle."""
+    """Sizes and features of a tiny bundle.
+
+    condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
+    calls R, T and L; an empty name leaves the dimension without one.
+    """
 
     channels: int = 8
     condition_width: int = 12
@@ -44,6 +48,8 @@ class TinySpec:
     steps: int = 4
     seed: int = 0
     prefix: str = ""
+    condition: str = "tokens"
+    axes: tuple[str, str, str] = ("rows", "frames", "tokens")
 
     @property
     def context_channels(self) -> int:
@@ -91,7 +97,7 @@ target = "cpu"
 [[shapes]]
 rows = {{ min = 1, opt = {min(4, max_rows)}, max = {max_rows} }}
 frames = {{ min = 2, opt = 32, max = 64 }}
-tokens = {{ min = 1, opt = 8, max = 32 }}
+{"" if changes.get("condition", "tokens") != "tokens" else "tokens = { min = 1, opt = 8, max = 32 }"}
 
 [runtime]
 depth = {depth}
@@ -108,21 +114,22 @@ threads = 1
 def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
     """Latents, time, pooled condition and context are added up, the mean over time is mixed in, tanh, out."""
     graph, weight = GraphWriter("decoder"), Weights(spec.seed)
-    latents = graph.input(f"{spec.prefix}hidden_states", ("rows", "frames", spec.channels))
-    time = graph.input(f"{spec.prefix}timestep", ("rows",))
-    condition = graph.input(f"{spec.prefix}encoder_hidden_states", ("rows", "tokens", spec.condition_width))
+    rows, frames, _ = spec.axes
+    latents = graph.input(f"{spec.prefix}hidden_states", (rows, frames, spec.channels))
+    time = graph.input(f"{spec.prefix}timestep", (rows,))
     hidden = graph.op("MatMul", latents, weight(graph, "w_in", spec.channels, WIDTH))
     hidden = graph.op("Add", hidden, _time_features(graph, time, weight(graph, "w_time", 1, WIDTH)))
-    pooled = _pooled(graph, condition, spec)
-    hidden = graph.op("Add", hidden, graph.op("MatMul", pooled, weight(graph, "w_cond", spec.condition_width, WIDTH)))
+    if spec.condition:
+        w_condition = weight(graph, "w_cond", spec.condition_width, WIDTH)
+        hidden = graph.op("Add", hidden, graph.op("MatMul", _pooled(graph, spec), w_condition))
     if spec.context:
-        context = graph.input(f"{spec.prefix}context_latents", ("rows", "frames", spec.context_channels))
+        context = graph.input(f"{spec.prefix}context_latents", (rows, frames, spec.context_channels))
         w_context = weight(graph, "w_context", spec.context_channels, WIDTH)
         hidden = graph.op("Add", hidden, graph.op("MatMul", context, w_context))
     mean = graph.op("ReduceMean", graph.op("Tanh", hidden), graph.constant([1], np.int64), keepdims=1)
     hidden = graph.op("Tanh", graph.op("Add", hidden, mean))
     velocity = graph.op("MatMul", hidden, weight(graph, "w_out", WIDTH, spec.channels))
-    graph.output(f"{spec.prefix}velocity", velocity, ("rows", "frames", spec.channels))
+    graph.output(f"{spec.prefix}velocity", velocity, (rows, frames, spec.channels))
     return graph.model()
 
 
@@ -200,11 +207,15 @@ def _time_features(graph: GraphWriter, time: str, weight: str) -> str:
     return _unsqueeze(graph, graph.op("MatMul", column, weight), 1)
 
 
-def _pooled(graph: GraphWriter, condition: str, spec: TinySpec) -> str:
-    axis = graph.constant([1], np.int64)
+def _pooled(graph: GraphWriter, spec: TinySpec) -> str:
+    rows, _, tokens = spec.axes
+    name, axis = f"{spec.prefix}encoder_hidden_states", graph.constant([1], np.int64)
+    if spec.condition == "vector":
+        return _unsqueeze(graph, graph.input(name, (rows, spec.condition_width)), 1)
+    condition = graph.input(name, (rows, tokens, spec.condition_width))
     if not spec.mask:
         return graph.op("ReduceMean", condition, axis, keepdims=1)
-    mask = graph.input(f"{spec.prefix}condition_mask", ("rows", "tokens"))
+    mask = graph.input(f"{spec.prefix}condition_mask", (rows, tokens))
     kept = _unsqueeze(graph, mask, 2)
     total = graph.op("ReduceSum", graph.op("Mul", condition, kept), axis, keepdims=1)
     count = graph.op("Max", graph.op("ReduceSum", kept, axis, keepdims=1), graph.constant(1.0))
@@ -233,6 +244,7 @@ def _unsqueeze(graph: GraphWriter, value: str, axis: int) -> str:
 
 def _bundle_toml(spec: TinySpec) -> str:
     p = spec.prefix
+    condition = f'condition = "{p}encoder_hidden_states"\n' if spec.condition else ""
     mask = f'condition_mask = "{p}condition_mask"\n' if spec.mask else ""
     context = f'context = "{p}context_latents"\n' if spec.context else ""
     parts = [
@@ -254,8 +266,7 @@ graph = "decoder.onnx"
 [decoder.inputs]
 latents = "{p}hidden_states"
 time = "{p}timestep"
-condition = "{p}encoder_hidden_states"
-{mask}{context}[decoder.outputs]
+{condition}{mask}{context}[decoder.outputs]
 velocity = "{p}velocity"
 
 [sampler]

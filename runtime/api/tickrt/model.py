@@ -195,7 +195,7 @@ class Model:
         self._check_open()
         options = {name: plain_values(value) for name, value in arguments.items() if name not in INPUTS}
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
-        if prompt is not None or condition is not None:
+        if prompt is not None or condition is not None or self._pipeline.text_encoder is None:
             options["prompt"] = plain_values(prompt or "")
         parsed = parse_options(options)
         inputs = GenerationInputs(

@@ -53,6 +53,16 @@ def test_a_decoder_without_mask_or_context_has_fewer_inputs(tmp_path: Path) -> N
     assert [port.name for port in made["decoder"].inputs] == ["hidden_states", "timestep", "encoder_hidden_states"]
 
 
+@pytest.mark.parametrize(("condition", "letters"), [("", ["RTC", "R"]), ("vector", ["RTC", "R", "RD"])])
+def test_a_decoder_without_tokens(tmp_path: Path, condition: str, letters: list[str]) -> None:
+    few = {"condition": condition, "mask": False, "context": False, "text_encoder": False, "guidance": 1.0}
+    assert [port.letters for port in specs(tmp_path, **few)["decoder"].inputs] == letters
+    path = tiny_deployment(tmp_path, **few)  # type: ignore[arg-type]
+    path.write_text(path.read_text().replace("[runtime]", "tokens = { min = 1, opt = 4, max = 8 }\n\n[runtime]"))
+    with pytest.raises(ConfigError, match=r"has 8 tokens, the decoder has no token dimension\n  fix: remove tokens"):
+        engine_specs(load_request(path))
+
+
 def test_features_are_in_the_job(tmp_path: Path) -> None:
     made = specs(tmp_path)
     assert made["step.dcw+guidance"].features == ("dcw", "guidance")

@@ -15,23 +15,34 @@ from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.build.builder import build_deployment
 from profiling.layers.kinds import OPAQUE
-from profiling.layers.measure import measure, notes_of, sizes_of
-from profiling.layers.timings import layer_timings, make_feeds
+from profiling.layers.measure import feeds_of, measure, notes_of, sizes_of
+from profiling.layers.timings import layer_timings
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
 from runtime.engines.engine import NodeTimes
 from runtime.engines.loading import open_engine
-from runtime.errors import ConfigError, EngineNotBuiltError
+from runtime.errors import EngineNotBuiltError
 
 
-@pytest.mark.parametrize("name", ["decoder", "step.dcw+guidance", "codec_decode", "codec_encode", "text_encoder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decoder",
+        "step.dcw+guidance",
+        "step.blend+guidance",
+        "rows.mask",
+        "codec_decode",
+        "codec_encode",
+        "text_encoder",
+    ],
+)
 def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
     deployment = built()
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
     engine = open_engine(deployment.engine_folder(), name, HostDevice())
-    feeds = make_feeds(engine, sizes)
+    feeds = feeds_of(engine, load_bundle(deployment.bundle), sizes)
     engine.close()
     profile = measure(deployment, HostDevice(), name, sizes, runs=3)
     assert_adds_up(profile)
@@ -84,13 +95,14 @@ def test_an_unbuilt_engine_is_named(built: Built) -> None:
         measure(built(backend=CPU), HostDevice(), "nope", {}, runs=1)
 
 
-def test_a_missing_size_is_named(built: Built) -> None:
-    engine = open_engine(built().engine_folder(), "decoder", HostDevice())
-    with pytest.raises(KeyError, match="tokens"):
-        make_feeds(engine, {"rows": 1, "frames": 16})
+def test_masks_are_ones_by_their_role(built: Built) -> None:
+    deployment = built(prefix="their_", axes=("a", "b", "c"))
+    engine = open_engine(deployment.engine_folder(), "decoder", HostDevice())
+    bundle = load_bundle(deployment.bundle)
+    feeds = feeds_of(engine, bundle, sizes_of(bundle, rows=2, frames=16, tokens=4))
     engine.close()
-    with pytest.raises(ConfigError, match=r"frames, rows, tokens; no size for 'tokens'"):
-        measure(built(), HostDevice(), "decoder", {"rows": 1, "frames": 16}, runs=1)
+    assert feeds["their_hidden_states"].shape == (2, 16, 8)
+    assert feeds["their_condition_mask"].tolist() == [[1.0] * 4] * 2
 
 
 def test_a_profile_of_the_cuda_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

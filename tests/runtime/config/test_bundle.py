@@ -163,3 +163,24 @@ def test_a_template_is_filled_with_prompt_and_whole_seconds(tmp_path: Path) -> N
     assert spec.text("a {seconds} b", 3.0) == "a {seconds} b"
     filled = spec.model_copy(update={"template": "# {prompt}\n- {seconds} seconds"}).text("{seconds} {prompt}", 59.6)
     assert filled == "# {seconds} {prompt}\n- 59 seconds"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"text_encoder": False}, "sampler.guidance is not 1"),
+        ({"guidance": 1.0}, "text_encoder needs decoder.inputs.condition"),
+        ({"text_encoder": False, "guidance": 1.0, "mask": True}, "condition_mask belongs to a condition"),
+    ],
+)
+def test_what_needs_a_condition_is_refused_without_one(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_bundle(tiny_bundle(tmp_path, **{"condition": "", "mask": False, **changes}))  # type: ignore[arg-type]
+
+
+def test_the_letters_of_the_decoders_inputs(tmp_path: Path) -> None:
+    inputs = load_bundle(tiny_bundle(tmp_path)).decoder.inputs
+    assert list(inputs.letters().values()) == ["RTC", "R", "RLD", "RL", "RTX"]
+    alone = {"condition": "", "mask": False, "context": False, "text_encoder": False, "guidance": 1.0}
+    inputs = load_bundle(tiny_bundle(tmp_path / "alone", **alone)).decoder.inputs
+    assert inputs.letters() == {"hidden_states": "RTC", "timestep": "R"}

@@ -120,3 +120,13 @@ def test_engines_of_an_installed_package_are_built_in_the_cache_folder(
     folder = cache if variable == "TICKRT_CACHE" else cache / "tickrt"
     assert deployment.engines.relative_to(folder).parts == ("engines", version("tickrt"), "demo")
     assert build_command(deployment.path, "cpu") == "tickrt-build demo --target cpu"
+
+
+def test_tokens_may_be_left_out(tmp_path: Path) -> None:
+    text = "\n".join(line for line in GOOD.splitlines() if not line.startswith("tokens"))
+    assert load(tmp_path, text).max_tokens == 1
+
+
+def test_the_nearest_size_of_a_range(tmp_path: Path) -> None:
+    frames = load(tmp_path).shapes[0].frames
+    assert [frames.nearest(size) for size in (1, 2, 20, 32, 99)] == [2, 2, 20, 32, 32]

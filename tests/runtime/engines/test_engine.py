@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 from conftest import Built
 
+from runtime.config.bundle import load_bundle
 from runtime.devices.device import HostDevice
-from runtime.engines.engine import features_of, run_once, smallest_superset, variant_name
+from runtime.engines.engine import (
+    condition_width,
+    decoder_shapes,
+    features_of,
+    run_once,
+    smallest_superset,
+    variant_name,
+)
 from runtime.engines.loading import open_engine
 from runtime.errors import EngineNotBuiltError, ShapeError
 
@@ -55,3 +63,15 @@ def test_a_tensor_of_wrong_dtype_or_shape_is_refused_by_name(
     with pytest.raises(ShapeError, match=message):
         run_once(engine, feeds)
     engine.close()
+
+
+@pytest.mark.parametrize("axes", [("rows", "frames", "tokens"), ("", "", ""), ("tokens", "rows", "frames")])
+def test_shapes_follow_roles_not_names_of_axes(built: Built, axes: tuple[str, str, str]) -> None:
+    deployment = built(axes=axes)
+    roles = load_bundle(deployment.bundle).decoder.inputs
+    decoder = open_engine(deployment.engine_folder(), "decoder", DEVICE)
+    assert list(decoder_shapes(decoder, roles, rows=2, frames=6, tokens=3).values()) == [
+        (2, 6, 8), (2,), (2, 3, 12), (2, 3), (2, 6, 16)
+    ]  # fmt: skip
+    assert condition_width(decoder, roles) == 12
+    decoder.close()

@@ -90,3 +90,9 @@ def test_a_changed_byte_is_refused(position: int, flip: int) -> None:
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError):
         loads(data)
+
+
+def test_a_generation_without_a_condition_is_read_back() -> None:
+    plain = GenerationRequest(frames=8, conditions=(Condition.none(),))
+    snapshot = SlotSnapshot(plain, 0, False, {"latents": rand(8, 2)}, "tiny")
+    assert loads(dumps(snapshot)).request.conditions[0].tokens.shape == (1, 0)
