@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 
 from engine_build.export.cleanup import tidy
+from engine_build.graphs.reference_session import onnxruntime
 
 OPSET: Final = 20
 # An ONNX file holds at most 2 GiB; external weights are easier to copy and to map from a much smaller size on.
@@ -78,6 +78,7 @@ def free(name: str, largest: int = MAX_LENGTH) -> Any:
 
 def open_without_copies(file: Path) -> Any:
     """An ONNX Runtime session without optimization and without a second copy of the weights."""
+    ort = onnxruntime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
