@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# A longer name is compared by its beginning: the comparison takes quadratic time.
+MAX_NAME_CHARACTERS = 100
+
 
 class TickError(Exception):
     """Base class of TickRT's errors.
@@ -167,5 +170,5 @@ class StoreError(TickError):
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The question "did you mean NAME?" with the most similar of `names`; "" where none is similar."""
-    similar = get_close_matches(name, list(names), n=1)
+    similar = get_close_matches(name[:MAX_NAME_CHARACTERS], list(names), n=1)
     return f"did you mean {similar[0]}?" if similar else ""

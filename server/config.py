@@ -60,7 +60,7 @@ class ServerSettings(BaseSettings):
     private_key: Path | None = None
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
 
-    json_bytes: int = Field(default=8 * MIB, ge=KIB, le=256 * MIB)
+    json_bytes: int = Field(default=2 * MIB, ge=KIB, le=256 * MIB)
     upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
     body_budget_bytes: int = Field(default=512 * MIB, ge=KIB)
     max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0)

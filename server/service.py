@@ -116,7 +116,7 @@ class Service:
         if self.pipeline is not None:
             return self.pipeline
         if self.failure:
-            raise ProblemError(503, "failed", str(self.failure))
+            raise ProblemError(503, "failed", self.failure.what, fix=self.failure.fix)
         raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
 
     def live_host(self) -> SessionHost:

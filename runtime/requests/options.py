@@ -50,7 +50,7 @@ class OneOf:
 def bounded(low: float, high: float) -> OneOf:
     """A number or a curve, every value inside `low..high`."""
     number = Annotated[float, Field(ge=low, le=high)]
-    numbers = Annotated[list[number], Field(min_length=1, max_length=MAX_CURVE_VALUES)]
+    numbers = Annotated[list[number], Field(min_length=1, max_length=MAX_CURVE_VALUES, fail_fast=True)]
     return OneOf(
         f"expected a number from {low:g} to {high:g}, or a list of 1 to {MAX_CURVE_VALUES} such numbers",
         number | numbers,
@@ -65,9 +65,13 @@ UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
 DcwStrength = Annotated[Values, bounded(-10.0, 10.0)]
 NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
 GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
-GainChannels = Annotated[list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS, json_schema_extra=PER_CHANNEL)]
+GainChannels = Annotated[
+    list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS, fail_fast=True, json_schema_extra=PER_CHANNEL)
+]
 Gain = Annotated[
-    GainValue | GainChannels | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES)],
+    GainValue
+    | GainChannels
+    | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES, fail_fast=True)],
     OneOf("expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
 ]
 

@@ -17,11 +17,14 @@ from pydantic_core import PydanticCustomError, from_json
 from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
 from runtime.requests.request import MAX_SEED
+from runtime.untrusted import one_line, parse_json_object
 
 SUBPROTOCOL = "tickrt.live.v1"
 MAX_MESSAGE_BYTES = 2**20
 MAX_WRITE_S = 10.0
 MAX_MESSAGES_PER_S = 1000
+MAX_DETAIL_CHARACTERS = 1000
+MAX_FIELD_CHARACTERS = 200
 MAX_RAMP_MS = 60_000.0
 MAX_SLOTS = 4
 MAX_CONTROLS = 64
@@ -235,7 +238,7 @@ class Limits(_Message):
     """Limits of a connection and of the session."""
 
     message_bytes: Count = MAX_MESSAGE_BYTES
-    messages_per_s: Count = MAX_MESSAGES_PER_S
+    messages_per_s: Count = Field(default=MAX_MESSAGES_PER_S, description="A text counts once per KiB begun.")
     write_s: float = MAX_WRITE_S
     prompts: Count = MAX_PROMPTS
     keep_s: float = Field(description="How long a session is kept without a connection.")
@@ -350,21 +353,24 @@ SERVER_MESSAGES: dict[str, type[ServerMessage]] = _by_type(ServerMessage)
 
 def parse_client_message(data: str | bytes) -> ClientMessage:
     """A client's message from JSON text. Raises RequestError that names the first wrong member and what it takes."""
-    return _parse(data, CLIENT_MESSAGES)
+    return _validate(parse_json_object(data), CLIENT_MESSAGES)
 
 
 def parse_server_message(data: str | bytes) -> ServerMessage:
     """A server's message from JSON text. Raises RequestError."""
-    return _parse(data, SERVER_MESSAGES)
+    try:
+        values = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the message is not JSON: {error}") from None
+    return _validate(values, SERVER_MESSAGES)
 
 
 def seq_of(data: str | bytes) -> int | None:
     """The `seq` of a message that was refused, where it has one."""
     try:
-        values = from_json(data)
-    except ValueError:
+        seq = parse_json_object(data).get("seq")
+    except RequestError:
         return None
-    seq = values.get("seq") if isinstance(values, dict) else None
     return seq if type(seq) is int and 0 < seq <= MAX_SEQ else None
 
 
@@ -379,9 +385,9 @@ def problem_of(error: TickError, seq: int | None = None) -> Problem:
         urn=f"urn:tickrt:problem:{error.code}",
         title=error.code.replace("_", " ").capitalize(),
         status=error.status,
-        detail=error.what,
+        detail=one_line(error.what, MAX_DETAIL_CHARACTERS),
         code=error.code,
-        field=getattr(error, "field", "") or None,
+        field=one_line(getattr(error, "field", ""), MAX_FIELD_CHARACTERS) or None,
         fix=error.fix or None,
         seq=seq,
         retry_after_s=getattr(error, "retry_after_s", None),
@@ -401,11 +407,7 @@ def messages_schema() -> dict[str, Any]:
     return schema
 
 
-def _parse(data: str | bytes, models: Mapping[str, type[_Parsed]]) -> _Parsed:
-    try:
-        values = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"the message is not JSON: {error}") from None
+def _validate(values: Any, models: Mapping[str, type[_Parsed]]) -> _Parsed:
     if not isinstance(values, dict):
         raise RequestError("a message is a JSON object with the member type")
     model = _model_of(values.get("type"), models)

@@ -21,11 +21,15 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from runtime.errors import RequestError, TickError
+from runtime.untrusted import one_line
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED_REQUEST = 499
+MAX_DETAIL_CHARACTERS = 1000
+MAX_POINTER_CHARACTERS = 200
+MAX_FINDINGS = 20
 logger = logging.getLogger("tickrt.server")
 
 
@@ -36,6 +40,12 @@ class Finding(BaseModel):
 
     pointer: str = Field(examples=["/guidance"])
     detail: str
+
+    def bounded(self) -> Finding:
+        """The same on one line each, no longer than is sent."""
+        return Finding(
+            pointer=one_line(self.pointer, MAX_POINTER_CHARACTERS), detail=one_line(self.detail, MAX_DETAIL_CHARACTERS)
+        )
 
 
 class ProblemDocument(BaseModel):
@@ -80,17 +90,12 @@ class ProblemError(Exception):
             type=f"urn:tickrt:problem:{self.code}",
             title=self.code.replace("_", " ").capitalize(),
             status=self.status,
-            detail=printable(self.what),
+            detail=one_line(self.what, MAX_DETAIL_CHARACTERS),
             code=self.code,
             instance=f"urn:tickrt:request:{request_id}" if request_id else None,
-            fix=self.fix or None,
-            errors=[Finding(pointer=printable(f.pointer), detail=printable(f.detail)) for f in self.errors] or None,
+            fix=one_line(self.fix, MAX_DETAIL_CHARACTERS) or None,
+            errors=[finding.bounded() for finding in self.errors] or None,
         )
-
-
-def printable(text: str) -> str:
-    """`text` without lone surrogates, which JSON escapes can make and UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def problem_of(error: TickError) -> ProblemError:
@@ -155,7 +160,7 @@ def allowed_methods(scope: Scope) -> str:
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
     """422 for query and path parameters. The values are not repeated: JSON cannot represent all of them."""
-    findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in error.errors()]
+    findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in error.errors()[:MAX_FINDINGS]]
     return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
 
 

@@ -24,7 +24,7 @@ from runtime.sessions.messages import (
 from server.asgi.connection import abort_of, first_completed
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, parse_text
+from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted, parse_text
 from server.live.metrics import LiveMetrics
 from server.live.outbox import Outbox
 
@@ -119,7 +119,7 @@ class LiveConnection:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
             data = await self._receive()
-            await asyncio.sleep(limit.wait_s())
+            await asyncio.sleep(limit.wait_s(num_counted(data)))
             try:
                 incoming.take(data)
             except ViolationError:

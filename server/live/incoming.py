@@ -17,6 +17,7 @@ from runtime.sessions.messages import (
     WriteAudio,
     parse_client_message,
 )
+from server.config import KIB
 
 
 class ViolationError(RequestError):
@@ -45,12 +46,13 @@ class RateLimit:
         self._clock = clock
         self._times: deque[float] = deque(maxlen=count)
 
-    def wait_s(self) -> float:
-        """Count an event; how long it has to wait to keep to the limit."""
-        now_s = self._clock()
-        is_full = len(self._times) == self._times.maxlen
-        wait_s = max(0.0, self._times[0] + self._period_s - now_s) if is_full else 0.0
-        self._times.append(now_s + wait_s)
+    def wait_s(self, num_events: int = 1) -> float:
+        """Count events; how long the last one has to wait to keep to the limit."""
+        now_s, wait_s = self._clock(), 0.0
+        for _ in range(num_events):
+            is_full = len(self._times) == self._times.maxlen
+            wait_s = max(0.0, self._times[0] + self._period_s - now_s) if is_full else 0.0
+            self._times.append(now_s + wait_s)
         return wait_s
 
 
@@ -109,6 +111,11 @@ class Incoming:
             raise ViolationError(what, fix=fix)
         self._has_stray_audio = True
         raise RequestError(what, fix=fix)
+
+
+def num_counted(data: str | bytes) -> int:
+    """What a message counts against the limit: a text, which is parsed, one per KiB."""
+    return 1 + len(data) // KIB if isinstance(data, str) else 1
 
 
 def parse_text(text: str) -> ClientMessage:

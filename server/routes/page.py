@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from runtime.untrusted import quoted
 from server.asgi.problems import ProblemError
 
 FOLDER = Path(__file__).parents[1] / "live" / "page"
@@ -65,7 +66,7 @@ async def part(request: Request, name: str) -> Response:
     """A module, a stylesheet or an image of the page."""
     file = static_files().get(name)
     if file is None:
-        raise ProblemError(404, "not_found", f"the page has no file {name!r}")
+        raise ProblemError(404, "not_found", f"the page has no file {quoted(name)}")
     return _response(request, file)
 
 

@@ -15,7 +15,7 @@ def test_precedence_is_flags_environment_table_default(monkeypatch: pytest.Monke
     monkeypatch.setenv("TICKRT_DRAIN_S", "4.5")
     settings = load_settings(table, port=3, host=None)
     assert (settings.port, settings.drain_s, settings.keep_alive_s) == (3, 4.5, 7)
-    assert settings.json_bytes == 8 * 2**20
+    assert settings.json_bytes == 2 * 2**20
     assert settings.upload_bytes == 64 * 2**20
 
 

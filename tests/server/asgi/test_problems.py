@@ -48,7 +48,7 @@ def test_pointers_are_escaped() -> None:
 
 def test_lone_surrogates_do_not_break_the_document() -> None:
     response = problem_response(ProblemError(400, "bad", "has \ud800"), "id")
-    assert b"has ?" in response.body
+    assert response.body.count(rb"has \\ud800") == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 426, 501])

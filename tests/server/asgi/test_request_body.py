@@ -141,6 +141,74 @@ def test_a_malformed_form_is_refused(served: Served, content: bytes) -> None:
         problem(response, response.status_code)
 
 
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+
+
+def part(name: str, content: bytes, headers: str = "") -> bytes:
+    """One part of a form with the boundary x."""
+    return f'--x\r\nContent-Disposition: form-data; name="{name}"{headers}\r\n\r\n'.encode() + content + b"\r\n"
+
+
+REQUEST = part("request", b'{"prompt": "a", "seconds": 0.4, "steps": 1}')
+SOURCE = part("source", b"RIFF" * 100, '; filename="s.wav"')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        REQUEST,
+        REQUEST + SOURCE,
+        REQUEST + SOURCE + b"--x",
+        REQUEST + SOURCE + b"--x-",
+        REQUEST + SOURCE + b"--x\r\n",
+        REQUEST + SOURCE[:-50],
+        REQUEST + SOURCE[:30],
+    ],
+)
+@pytest.mark.parametrize("path", [GENERATIONS, "/v1/sources"])
+def test_a_form_without_its_end_is_refused(served: Served, path: str, body: bytes) -> None:
+    with served.client() as client:
+        document = problem(client.post(path, content=body, headers=FORM), 400, "malformed_multipart")
+    assert "does not end with its boundary" in document["detail"]
+
+
+def test_a_complete_form_is_taken_and_what_follows_its_end_is_ignored(served: Served) -> None:
+    for after in (b"--x--", b"--x--\r\n", b"--x--\r\nan epilogue"):
+        assert post(served, REQUEST + after, FORM).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ("\r\nContent-Type: application/json; charset=utf-8", 200, ""),
+        ("\r\nContent-Type: text/plain", 200, ""),
+        ("\r\nContent-Type: audio/wav", 415, "audio/wav"),
+        ("\r\nContent-Transfer-Encoding: 8bit", 200, ""),
+        ("\r\nContent-Transfer-Encoding: base64", 415, "base64"),
+    ],
+)
+def test_parts_in_another_type_or_encoding_are_refused(served: Served, headers: str, status: int, words: str) -> None:
+    response = post(served, part("request", b'{"prompt": "a", "seconds": 0.4, "steps": 1}', headers) + b"--x--", FORM)
+    assert response.status_code == status
+    if status != 200:
+        assert words in problem(response, status, "unsupported_media_type")["detail"]
+
+
+def test_names_of_fields_are_bounded_in_problems(served: Served) -> None:
+    name = "n" * 3000
+    document = problem(post(served, json.dumps({"prompt": "a", name: 1}).encode()), 422)
+    assert len(json.dumps(document)) < 2500
+    document = problem(post(served, REQUEST + part(name, b"1") + b"--x--", FORM), 422)
+    assert len(json.dumps(document)) < 1500
+
+
+def test_a_body_with_too_many_members_is_refused_whatever_they_are(served: Served) -> None:
+    unknown = json.dumps({"prompt": "a", **{f"k{number}": 1 for number in range(1000)}}).encode()
+    assert "more than 1000 members" in problem(post(served, unknown), 400, "malformed_json")["detail"]
+    fewer = json.dumps({"prompt": "a", **{f"k{number}": 1 for number in range(999)}}).encode()
+    assert len(problem(post(served, fewer), 422)["errors"]) == 20
+
+
 def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_read(serve: Callable[..., Served]) -> None:
     server = serve(json_bytes=4096, upload_bytes=8192)
     for kind, length in (("application/json", 4097), ("multipart/form-data; boundary=x", 4096 + 8192 + 1)):
