@@ -123,15 +123,25 @@ def test_a_disconnect_detaches_the_session(stage: Stage) -> None:
     stage.listener.on_message(Applied(seq=1))
 
 
-@pytest.mark.parametrize("first", ["{}", '{"type": "play"}', "no json", '{"type": "open", "slots": 9}'])
-def test_a_first_message_that_is_no_open_ends_the_connection(stage: Stage, first: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "status", "problem_code"),
+    [
+        ("{}", 422, "invalid_request"),
+        ('{"type": "play"}', 422, "invalid_request"),
+        ("no json", 400, "malformed_json"),
+        ('{"type": "open", "slots": 9}', 422, "invalid_request"),
+    ],
+)
+def test_a_first_message_that_is_no_open_ends_the_connection(
+    stage: Stage, first: str, status: int, problem_code: str
+) -> None:
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_text(first)
         problem, closed, code = received_end(websocket)
     assert problem is not None
-    assert (problem.status, closed.reason, closed.resumable, code) == (422, "refused", False, 1008)
+    assert (problem.status, closed.reason, closed.resumable, code) == (status, "refused", False, 1008)
     assert not stage.host.listeners
-    assert stage.value("live_refused_total", code="invalid_request") == 1
+    assert stage.value("live_refused_total", code=problem_code) == 1
 
 
 def test_without_an_open_message_the_connection_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost
 
 from runtime.errors import RequestError
 from runtime.sessions.messages import MAX_MESSAGE_BYTES, WriteAudio
-from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError
+from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted
 
 WRITE = {"type": "write", "seq": 3, "at_s": 0.5, "samples": 4, "format": "s16"}
 
@@ -82,6 +82,16 @@ def test_a_message_that_is_too_large_is_a_violation(incoming: Incoming) -> None:
     assert error.value.reason == "too_large"
 
 
+def test_a_message_with_too_many_members_is_refused(host: FakeHost, incoming: Incoming) -> None:
+    with pytest.raises(RequestError, match="more than 1000 members"):
+        incoming.take(text(type="set", seq=1, **{f"k{number}": 1 for number in range(1000)}))
+    assert not host.posted
+
+
+def test_a_long_text_counts_more_than_a_short_one_and_than_audio() -> None:
+    assert [num_counted(data) for data in ("{}", " " * 2048, b"")] == [1, 3, 1]
+
+
 def test_a_second_open_is_refused(host: FakeHost, incoming: Incoming) -> None:
     with pytest.raises(RequestError, match="the session is open"):
         incoming.take(text(type="open"))
@@ -94,3 +104,6 @@ def test_a_rate_limit_spreads_what_exceeds_it() -> None:
     assert [limit.wait_s() for _ in range(5)] == [0.0, 0.0, 0.0, 1.0, 1.0]
     now_s = 5.0
     assert limit.wait_s() == 0.0
+    assert limit.wait_s(3) == 1.0
+    now_s = 10.0
+    assert limit.wait_s(7) == 2.0
