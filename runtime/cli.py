@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -19,11 +18,12 @@ from rich.console import Console
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
-from runtime.cli_options import description, file_values, flag_values, option_flags
+from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
+from runtime.cli_options import description, file_values, flag_values, merged, option_flags
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.errors import ConfigError, FileError
+from runtime.errors import ConfigError, FileError, RequestError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -34,6 +34,7 @@ from runtime.requests.options import parse_options
 from runtime.terminal import exit_on_error, print_line
 
 STDOUT = Path("-")
+INPUT_FLAGS = {"target": "target_source"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Job:
     source: Path | None
     target_source: Path | None
     target: Target | None
+    like: GenerationMetadata | None
+    has_metadata: bool
     quiet: bool
 
 
@@ -74,6 +77,13 @@ def tickrt_generate(
     options: Annotated[
         Path | None, typer.Option(help="A JSON file with options, as in an HTTP request; flags override it.")
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="A file that TickRT wrote, to generate it again; flags change what they name."),
+    ] = None,
+    metadata: Annotated[
+        bool, typer.Option(help="Write the options, the prompt among them, and the seed into the file.")
+    ] = True,
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="Overrides the suffix.")] = None,
     target: Annotated[
         Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
@@ -84,14 +94,16 @@ def tickrt_generate(
 ) -> None:
     """Generate audio or latents from a text.
 
-    Suffixes: .wav .flac .ogg .opus .pcm .safetensors (latents). An existing file is replaced once the new one is
+    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .safetensors (latents). An existing file is replaced once the new one is
     complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated over the
     generation.
     """
     with exit_on_error("interrupted; nothing was written"):
-        values = {} if options is None else file_values(options)
-        values |= flag_values(prompt or [], repaint or [], flags)
-        _run(Job(config, out, format_of(out, format), values, condition, source, target_source, target, quiet))
+        made = None if like is None else read_metadata(like)
+        values = merged({} if made is None else made.options, {} if options is None else file_values(options))
+        values = merged(values, flag_values(prompt or [], repaint or [], flags))
+        format = format_of(out, format)
+        _run(Job(config, out, format, values, condition, source, target_source, target, made, metadata, quiet))
 
 
 def _make_app() -> typer.Typer:
@@ -126,6 +138,8 @@ def _run(job: Job) -> None:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
         generation = LongGeneration(pipeline, options, GenerationInputs(condition, source, target))
+        if job.like is not None:
+            _compare(job.like, generation.metadata(), console, quiet=job.quiet)
         with closing(open_progress(generation.num_segments or 1, console, quiet=job.quiet)) as progress:
             _write(job, pipeline, generation, progress, file)
     if not job.quiet:
@@ -150,14 +164,16 @@ def _read_source(pipeline: Pipeline, path: Path | None) -> Latents | None:
 
 def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, progress: ProgressMeter, file: BinaryIO) -> None:
     codec = pipeline.codec
+    tag = generation.metadata().to_tag() if job.has_metadata else ""
     if job.format == "latents" or codec is None:
         parts = generate_latents(pipeline, generation, progress.on_event)
         latents = np.concatenate(list(_counted(parts, pipeline.bundle.latents.frame_rate_hz, progress)))
-        file.write(latents_bytes(latents, _metadata(job, pipeline, generation)))
+        file.write(latents_bytes(latents, latents_tags(pipeline.bundle.latents.frame_rate_hz, tag)))
         return
     chunks = generate_audio(pipeline, generation, progress.on_event)
-    writer = AudioWriter(job.format, codec.sample_rate_hz, codec.channels, total_samples=generation.total_samples)
-    write_audio(file, writer, _counted(chunks, codec.sample_rate_hz, progress))
+    rate_hz, samples = codec.sample_rate_hz, generation.total_samples
+    writer = AudioWriter(job.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
+    write_audio(file, writer, _counted(chunks, rate_hz, progress))
 
 
 def _counted(parts: Iterator[Pcm], rate_hz: float, progress: ProgressMeter) -> Iterator[Pcm]:
@@ -167,13 +183,23 @@ def _counted(parts: Iterator[Pcm], rate_hz: float, progress: ProgressMeter) -> I
         progress.add_audio(len(part) / rate_hz)
 
 
-def _metadata(job: Job, pipeline: Pipeline, generation: LongGeneration) -> dict[str, str]:
-    return {
-        "bundle": pipeline.bundle.name,
-        "bundle_version": pipeline.bundle.version,
-        "frame_rate_hz": str(pipeline.bundle.latents.frame_rate_hz),
-        "options": json.dumps(job.values | {"seed": generation.seed}),
-    }
+def _compare(made: GenerationMetadata, now: GenerationMetadata, console: Console, *, quiet: bool) -> None:
+    """Say why the result will differ from the file of --like. Raises RequestError where inputs or options miss."""
+    missing = [*(name for name in made.inputs if name not in now.inputs), *(set(made.omitted) - set(now.options))]
+    if missing:
+        flags = " ".join(f"--{INPUT_FLAGS.get(name, name).replace('_', '-')}" for name in missing)
+        raise RequestError(
+            f"the file was made with {', '.join(missing)}, which it does not contain", fix=f"add {flags}"
+        )
+    notes = [
+        f"another {name} than the file was made with" for name in made.inputs if made.inputs[name] != now.inputs[name]
+    ]
+    if (made.model, made.model_version) != (now.model, now.model_version):
+        notes.append(
+            f"the file was made with {made.model} {made.model_version}, this is {now.model} {now.model_version}"
+        )
+    for note in notes if not quiet else ():
+        print_line(f"note: {note}: the result will differ", console)
 
 
 class _StandardOutput:

@@ -56,6 +56,15 @@ def file_values(path: Path) -> dict[str, Any]:
     return values
 
 
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `changes`; of an option that is an object, such as dcw, only the named members change."""
+    both = {
+        name: {**values[name], **change} if isinstance(change, dict) and isinstance(values.get(name), dict) else change
+        for name, change in changes.items()
+    }
+    return {**values, **both}
+
+
 def _flag_schemas() -> dict[str, dict[str, Any]]:
     """The JSON schema of every flag's option, by the flag's parameter name."""
     options = GenerationOptions.model_json_schema()["properties"]

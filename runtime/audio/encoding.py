@@ -1,4 +1,4 @@
-"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus).
+"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus), mp3.
 
 PCM is float32 `[N, channels]`, full scale -1..1. Bytes that `write` has returned do not change later, so they can be
 sent at once; chunk boundaries do not change the encoded bytes.
@@ -7,7 +7,8 @@ sent at once; chunk boundaries do not change the encoded bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, BinaryIO, Protocol
 
@@ -16,11 +17,12 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm
+from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm, is_available
+from runtime.audio.metadata import TAG, WAV_TAG
 from runtime.errors import NonFiniteError, RequestError
 
 OPUS_RATE_HZ = 48_000
-OPUS_BITS_PER_CHANNEL = 64_000
+MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 UNKNOWN_SIZE = 0xFFFF_FFFF
 
 
@@ -47,17 +49,24 @@ class AudioWriter:
     """Encodes PCM in chunks: `write` returns the bytes that are ready, `close` the rest.
 
     format: one of AUDIO_FORMATS. total_samples: the length for the header; where it is None the header has 0xFFFFFFFF
-    (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. Raises RequestError for an
-    unknown format.
+    (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. metadata: a text for the
+    file's tags; pcm has none. Raises RequestError for a format that is unknown or cannot be written.
     """
 
-    def __init__(self, format: str, sample_rate_hz: int, channels: int, *, total_samples: int | None = None) -> None:
-        if format not in AUDIO_FORMATS:
-            raise RequestError(f"expected one of {', '.join(AUDIO_FORMATS)}, got {format!r:.40}", field="format")
+    def __init__(
+        self,
+        format: str,
+        sample_rate_hz: int,
+        channels: int,
+        *,
+        total_samples: int | None = None,
+        metadata: str = "",
+    ) -> None:
+        check_format(format, channels)
         self.format = FORMATS[format]
         self.channels = channels
         self.samples = 0
-        self._encoder = _open_encoder(format, sample_rate_hz, channels)
+        self._encoder = _open_encoder(format, sample_rate_hz, channels, metadata)
         self._header = self._encoder.header(total_samples)
         self._closed = False
 
@@ -86,6 +95,23 @@ class AudioWriter:
         return header + encoded
 
 
+def check_format(format: str, channels: int, field: str = "format") -> None:
+    """Check that this machine can write `format` with that many channels. Raises RequestError, naming `field`."""
+    if format not in AUDIO_FORMATS:
+        raise RequestError(f"expected one of {', '.join(AUDIO_FORMATS)}, got {format!r:.40}", field=field)
+    fix = "use wav, flac or ogg"
+    if not is_available(format):
+        raise RequestError(f"the installed package av has no encoder for {format}", field=field, fix=fix)
+    if format == "mp3" and channels > 2:
+        raise RequestError(f"mp3 has 1 or 2 channels, the audio has {channels}", field=field, fix=fix)
+
+
+def encoded_rate_hz(format: str, sample_rate_hz: int) -> int:
+    """Samples per second in a file of `format`: 48 kHz in Opus, and in mp3 where it does not have the rate."""
+    is_opus = format == "ogg"
+    return OPUS_RATE_HZ if is_opus or (format == "mp3" and sample_rate_hz not in MP3_RATES_HZ) else sample_rate_hz
+
+
 def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> None:
     """Write chunks to a file and close the writer; a seekable file's header then gets the final sizes."""
     for chunk in chunks:
@@ -98,20 +124,21 @@ def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> N
         file.seek(end)
 
 
-def _open_encoder(format: str, sample_rate_hz: int, channels: int) -> _Encoder:
+def _open_encoder(format: str, sample_rate_hz: int, channels: int, metadata: str) -> _Encoder:
     if format == "flac":
-        return _FlacEncoder(sample_rate_hz, channels)
-    if format == "ogg":
-        return _OpusEncoder(sample_rate_hz, channels)
-    return _PcmEncoder(sample_rate_hz, channels, has_header=format == "wav")
+        return _FlacEncoder(sample_rate_hz, channels, metadata)
+    if format in ("ogg", "mp3"):
+        return _LossyEncoder(format, sample_rate_hz, channels, metadata)
+    return _PcmEncoder(sample_rate_hz, channels, metadata, has_header=format == "wav")
 
 
 class _PcmEncoder:
     """s16le, with or without a wav header."""
 
-    def __init__(self, sample_rate_hz: int, channels: int, *, has_header: bool) -> None:
+    def __init__(self, sample_rate_hz: int, channels: int, metadata: str, *, has_header: bool) -> None:
         self._rate = sample_rate_hz
         self._channels = channels
+        self._metadata = metadata
         self._has_header = has_header
 
     def encode(self, pcm: Pcm) -> bytes:
@@ -121,30 +148,25 @@ class _PcmEncoder:
         return b""
 
     def header(self, samples: int | None) -> bytes:
-        return wav_header(self._rate, self._channels, samples) if self._has_header else b""
+        return wav_header(self._rate, self._channels, samples, self._metadata) if self._has_header else b""
 
 
-def wav_header(sample_rate_hz: int, channels: int, samples: int | None) -> bytes:
-    """The 44-byte header of s16le data; sizes that are unknown or too large are 0xFFFFFFFF."""
+def wav_header(sample_rate_hz: int, channels: int, samples: int | None, metadata: str = "") -> bytes:
+    """What precedes s16le data: 44 bytes, more with metadata. Sizes that are unknown or too large are 0xFFFFFFFF."""
     frame_bytes = 2 * channels
+    rates = (sample_rate_hz, sample_rate_hz * frame_bytes, frame_bytes)
+    chunks = _chunk(b"fmt ", struct.pack("<HHIIHH", 1, channels, *rates, 16))
+    if metadata:
+        # The text ends in a zero byte.
+        chunks += _chunk(b"LIST", b"INFO" + _chunk(WAV_TAG, metadata.encode() + b"\0"))
     data_bytes = UNKNOWN_SIZE if samples is None else samples * frame_bytes
-    riff_bytes = data_bytes + 36
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        b"RIFF",
-        min(riff_bytes, UNKNOWN_SIZE),
-        b"WAVE",
-        b"fmt ",
-        16,
-        1,
-        channels,
-        sample_rate_hz,
-        sample_rate_hz * frame_bytes,
-        frame_bytes,
-        16,
-        b"data",
-        min(data_bytes, UNKNOWN_SIZE),
-    )
+    sizes = [min(size, UNKNOWN_SIZE) for size in (4 + len(chunks) + 8 + data_bytes, data_bytes)]
+    return b"RIFF" + struct.pack("<I", sizes[0]) + b"WAVE" + chunks + b"data" + struct.pack("<I", sizes[1])
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    """A RIFF chunk; its content begins and ends at even offsets."""
+    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
 
 
 class _ByteSink:
@@ -163,23 +185,51 @@ class _ByteSink:
         return taken
 
 
+@dataclass(frozen=True)
+class _Codec:
+    """A codec in PyAV: its name, the sample format of its frames, bits per second and channel, the muxer's options."""
+
+    name: str
+    sample_format: str
+    bits_per_channel: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def input_format(self) -> str:
+        """The packed format of the same samples."""
+        return self.sample_format.removesuffix("p")
+
+
+FLAC = _Codec("flac", "s16")
+# One page per 20 ms: low latency.
+OPUS = _Codec("libopus", "flt", 64_000, {"page_duration": "20000"})
+MP3 = _Codec("libmp3lame", "fltp", 96_000)
+
+
 class _Muxer:
     """One PyAV stream in a container. `head` is the container's header."""
 
     def __init__(
-        self, container: str, codec: str, sample_rate_hz: int, channels: int, sample_format: str, **options: str
+        self,
+        container: str,
+        codec: _Codec,
+        sample_rate_hz: int,
+        channels: int,
+        metadata: str,
     ) -> None:
         self._sink = _ByteSink()
-        self._container = av.open(self._sink, "w", format=container, options={"fflags": "+bitexact", **options})
-        self._stream: Any = self._container.add_stream(codec, rate=sample_rate_hz, layout=LAYOUTS[channels - 1])
-        self._stream.codec_context.format = sample_format
-        if codec == "libopus":
-            self._stream.bit_rate = OPUS_BITS_PER_CHANNEL * channels
+        self._container = av.open(self._sink, "w", format=container, options={"fflags": "+bitexact", **codec.options})
+        if metadata:
+            self._container.metadata[TAG] = metadata
+        self._stream: Any = self._container.add_stream(codec.name, rate=sample_rate_hz, layout=LAYOUTS[channels - 1])
+        self._stream.codec_context.format = codec.sample_format
+        if codec.bits_per_channel:
+            self._stream.bit_rate = codec.bits_per_channel * channels
         self._container.start_encoding()
         self.head = self._sink.take()
         self._rate = sample_rate_hz
         self._channels = channels
-        self._format = sample_format
+        self._format = codec.input_format
         self._samples = 0
 
     def frame(self, samples: NDArray[Any], *, rate: int) -> av.AudioFrame:
@@ -206,9 +256,9 @@ class _Muxer:
 class _FlacEncoder:
     """FLAC with 16 bits per sample."""
 
-    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+    def __init__(self, sample_rate_hz: int, channels: int, metadata: str) -> None:
         self._rate = sample_rate_hz
-        self._muxer = _Muxer("flac", "flac", sample_rate_hz, channels, "s16")
+        self._muxer = _Muxer("flac", FLAC, sample_rate_hz, channels, metadata)
 
     def encode(self, pcm: Pcm) -> bytes:
         self._muxer.write(self._muxer.frame(to_s16(pcm), rate=self._rate))
@@ -226,15 +276,15 @@ class _FlacEncoder:
         return bytes(head)
 
 
-class _OpusEncoder:
-    """Opus in Ogg at 48 kHz, one page per 20 ms for low latency."""
+class _LossyEncoder:
+    """Opus in Ogg, or MP3."""
 
-    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+    def __init__(self, format: str, sample_rate_hz: int, channels: int, metadata: str) -> None:
         self._rate = sample_rate_hz
-        self._muxer = _Muxer("ogg", "libopus", OPUS_RATE_HZ, channels, "flt", page_duration="20000")
+        rate_hz = encoded_rate_hz(format, sample_rate_hz)
+        self._muxer = _Muxer(format, OPUS if format == "ogg" else MP3, rate_hz, channels, metadata)
         layout = LAYOUTS[channels - 1]
-        is_needed = sample_rate_hz != OPUS_RATE_HZ
-        self._resampler = AudioResampler("flt", layout, OPUS_RATE_HZ) if is_needed else None
+        self._resampler = AudioResampler("flt", layout, rate_hz) if rate_hz != sample_rate_hz else None
 
     def encode(self, pcm: Pcm) -> bytes:
         frame = self._muxer.frame(_clipped(pcm), rate=self._rate)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import av
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -32,7 +33,7 @@ class Format:
     media_type: str
 
 
-FormatName = Literal["wav", "pcm", "flac", "ogg", "latents"]
+FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "latents"]
 
 
 FORMATS = {
@@ -42,10 +43,16 @@ FORMATS = {
         Format("pcm", ".pcm", "audio/pcm"),
         Format("flac", ".flac", "audio/flac"),
         Format("ogg", ".ogg", "audio/ogg"),
+        Format("mp3", ".mp3", "audio/mpeg"),
         Format("latents", ".safetensors", "application/vnd.safetensors"),
     )
 }
 AUDIO_FORMATS = tuple(name for name in FORMATS if name != "latents")
+
+
+def is_available(format: str) -> bool:
+    """Whether the installed PyAV has the encoder; builds without LAME exist."""
+    return format != "mp3" or "libmp3lame" in av.codecs_available
 
 
 def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from runtime.audio.formats import Pcm
+from runtime.audio.metadata import GenerationMetadata
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
@@ -82,6 +83,19 @@ class LongGeneration:
             return None
         options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
+
+    def metadata(self) -> GenerationMetadata:
+        """What a file of this generation says about it."""
+        options = self.options.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
+        arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition")}
+        return GenerationMetadata(
+            model=self._pipeline.bundle.name,
+            model_version=self._pipeline.bundle.version,
+            options=options | {"seed": self.seed},
+            inputs={
+                name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items() if array is not None
+            },
+        )
 
     def append(self, latents: Latents) -> Latents:
         """Take the finished latents `[T, C]` of `segment`; returns its new frames `[n, C]`. Raises ShapeError."""

@@ -50,6 +50,9 @@ SourceId = Annotated[str, Field(pattern=SOURCE_ID)]
 class GenerationBody(GenerationOptions):
     """The body of POST /v1/audio/generations: the options of a generation, and the format of the response."""
 
+    model: str | None = Field(
+        default=None, max_length=100, description="The id of a model in /v1/models. Default: the server's only one."
+    )
     source_id: SourceId | None = Field(
         default=None, description="The id of an uploaded source (/v1/sources), in place of the form's part `source`."
     )
@@ -59,10 +62,14 @@ class GenerationBody(GenerationOptions):
     )
     response_format: FormatName = Field(
         default="wav",
-        description="wav, pcm (s16le without a header), flac, ogg (Opus), or latents (safetensors, float32 [T, C]).",
+        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, or latents (safetensors, "
+        "float32 [T, C]).",
     )
     stream: bool = Field(
         default=True, description="Send audio while it is generated; false sends it whole, with its length."
+    )
+    metadata: bool = Field(
+        default=True, description="Write the options, the prompt among them, and the seed into the file."
     )
 
 
@@ -123,10 +130,15 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def audio_response() -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of a generation's response."""
     binary = {"schema": {"type": "string", "format": "binary"}}
+    text = {"schema": {"type": "string"}}
     integer = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
     headers = {
         "X-Generation-Id": {"description": "The generation's id", "schema": {"type": "string"}},
         "X-Seed": {"description": "The seed: the requested one, or the one drawn", **integer},
+        "X-Model": {"description": "The model's id", **text},
+        "X-Model-Version": {"description": "The model's version, percent-encoded", **text},
+        "X-Parameters": {"description": "The options and the seed as JSON: a body that repeats the request", **text},
+        "X-Parameters-Omitted": {"description": "Names of options that are too long for X-Parameters", **text},
         "X-Sample-Rate": {"description": "Samples per second", **integer},
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},

@@ -85,7 +85,7 @@ async def end_session(request: Request, session: str) -> Response:
     response_class=Response,
     responses={200: {"content": {SCHEMA_TYPE: {"schema": {"type": "object"}}}}, **problem_responses(401, 403)},
 )
-async def schema() -> Response:
+async def get_live_schema() -> Response:
     """JSON schema of the messages of WS /v1/live: `client` and `server`. `ready` has that of the controls."""
     return JSONResponse(messages_schema(), media_type=SCHEMA_TYPE)
 

@@ -11,13 +11,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.codec import Codec
-from runtime.audio.encoding import AudioWriter
+from runtime.audio.encoding import AudioWriter, check_format, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, latents_bytes
+from runtime.audio.metadata import GenerationMetadata, ascii_json, latents_tags
 from runtime.audio.windows import Window, WindowCutter
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
@@ -30,13 +32,17 @@ from server.asgi.problems import ProblemError, retry_after
 from server.codec_workers import run_to_end
 from server.service import Service
 
-OPUS_RATE_HZ = 48_000
 FIRST, LATER = 0, 1
+# Proxies limit the headers of a response, often to 8 KiB in all.
+PARAMETERS_BYTES = 4096
 
 
 @dataclass
 class GenerationJob:
-    """One request for a generation: options, permit, and how much audio was sent. `prepare` sets `generation`."""
+    """One request for a generation: options, permit, and how much audio was sent.
+
+    `prepare` sets `generation` and its `metadata`.
+    """
 
     service: Service
     pipeline: Pipeline
@@ -50,6 +56,7 @@ class GenerationJob:
     first_sent_s: float | None = None
     last_sent_s: float | None = None
     generation: LongGeneration = field(init=False)
+    metadata: GenerationMetadata = field(init=False)
 
     @property
     def is_latents(self) -> bool:
@@ -61,31 +68,39 @@ class GenerationJob:
         """Whether audio is sent while later audio is generated."""
         return self.body.stream and not self.is_latents
 
+    @property
+    def tag(self) -> str:
+        """The metadata as the file has it; "" where the client wants none."""
+        return self.metadata.to_tag() if self.body.metadata else ""
+
     async def prepare(self) -> None:
         """Read the source and draw the seed. Raises RequestError and ProblemError."""
-        if not self.is_latents and self.pipeline.codec is None:
+        codec = self.pipeline.codec
+        if not self.is_latents and codec is None:
             raise ProblemError(
                 422, "no_codec", "this model makes latents, not audio", fix='set "response_format": "latents"'
             )
-        self.generation = await run_in_threadpool(self._open)
+        if not self.is_latents and codec is not None:
+            check_format(self.body.response_format, codec.channels, "response_format")
+        self.generation, self.metadata = await run_in_threadpool(self._open)
 
     def headers(self) -> dict[str, str]:
         """Response headers that describe the body."""
-        suffix = FORMATS[self.body.response_format].suffix
+        name = self.body.response_format
         headers = {
             "X-Generation-Id": self.id,
             "X-Seed": str(self.generation.seed),
+            **parameter_headers(self.metadata),
             "Cache-Control": "no-store",
             "X-Accel-Buffering": "no",
-            "Content-Disposition": f'inline; filename="{self.id}{suffix}"',
+            "Content-Disposition": f'inline; filename="{self.id}{FORMATS[name].suffix}"',
         }
         codec = self.pipeline.codec
         if self.is_latents or codec is None:
             return headers
-        is_opus = self.body.response_format == "ogg"
-        headers["X-Sample-Rate"] = str(OPUS_RATE_HZ if is_opus else codec.sample_rate_hz)
+        headers["X-Sample-Rate"] = str(encoded_rate_hz(name, codec.sample_rate_hz))
         headers["X-Channels"] = str(codec.channels)
-        return headers if is_opus else headers | {"X-Bit-Depth": "16"}
+        return headers | {"X-Bit-Depth": "16"} if name in ("wav", "pcm", "flac") else headers
 
     def record_sent(self) -> None:
         """Record that a chunk was sent."""
@@ -104,13 +119,26 @@ class GenerationJob:
             return 0.0
         return self.sent_audio_s - (time.monotonic() - self.first_sent_s)
 
-    def _open(self) -> LongGeneration:
+    def _open(self) -> tuple[LongGeneration, GenerationMetadata]:
         body, sources = self.body, self.service.sources
         source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
         if self.source is not None:
             source = self.pipeline.read_source(self.source, max_seconds=self.service.settings.max_seconds)
-        return LongGeneration(self.pipeline, body, GenerationInputs(source=source, target=target, client=self.client))
+        inputs = GenerationInputs(source=source, target=target, client=self.client)
+        generation = LongGeneration(self.pipeline, body, inputs)
+        return generation, generation.metadata()
+
+
+def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
+    """What made a response, as headers: JSON in ASCII, without the longest options where it is too long."""
+    bounded = metadata.bounded(PARAMETERS_BYTES)
+    headers = {
+        "X-Model": metadata.model,
+        "X-Model-Version": quote(metadata.model_version, safe=" "),
+        "X-Parameters": ascii_json(bounded.options),
+    }
+    return headers | {"X-Parameters-Omitted": ", ".join(bounded.omitted)} if bounded.omitted else headers
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
@@ -162,16 +190,12 @@ def _window_cutter(job: GenerationJob, codec: Codec) -> WindowCutter:
 
 
 class _Encoder:
-    """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time.
-
-    Headers state the length, except for a streamed wav, whose sizes are left open.
-    """
+    """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time."""
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
         self._total = job.generation.total_samples or 0
-        name = job.body.response_format
-        known = None if job.body.stream and name == "wav" else self._total
-        self._writer = AudioWriter(name, codec.sample_rate_hz, codec.channels, total_samples=known)
+        name, rate_hz = job.body.response_format, codec.sample_rate_hz
+        self._writer = AudioWriter(name, rate_hz, codec.channels, total_samples=self._total, metadata=job.tag)
 
     @property
     def samples(self) -> int:
@@ -188,14 +212,8 @@ class _Encoder:
 async def _all_latents(job: GenerationJob) -> bytes:
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
-    bundle = job.pipeline.bundle
-    metadata = {
-        "model": bundle.name,
-        "model_version": bundle.version,
-        "frame_rate_hz": f"{bundle.latents.frame_rate_hz:g}",
-        "seed": str(job.generation.seed),
-    }
-    return await run_in_threadpool(latents_bytes, latents, metadata)
+    tags = latents_tags(job.pipeline.bundle.latents.frame_rate_hz, job.tag)
+    return await run_in_threadpool(latents_bytes, latents, tags)
 
 
 async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:

@@ -22,6 +22,7 @@ from server.asgi.problems import Finding, ProblemError, draining, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate
 from server.metrics import Outcome
 from server.routes.generation_stream import GenerationJob, chunks
+from server.routes.models import model_not_found
 from server.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024
@@ -39,15 +40,22 @@ class ReaderStalledError(Exception):
     responses={**audio_response(), **problem_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)},
     openapi_extra={"requestBody": request_body()},
 )
-async def generate(request: Request) -> Response:
+async def create_generation(request: Request) -> Response:
     """Generate audio from a text, a source, or both. The first chunk is made before the status is sent."""
     service = service_of(request)
     pipeline = service.ready_pipeline()
     upload = await read_upload(request, service.settings, service.budget)
     body = await run_in_threadpool(validate, service.body_model, upload.values)
+    check_model(pipeline, body)
     check_inputs(upload, body)
     client = request.client.host if request.client else ""
     return GenerationResponse(service, pipeline, body, upload.source, client, request_id_of(request))
+
+
+def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
+    """Refuse a model that is not the server's. Raises ProblemError 404."""
+    if body.model not in (None, pipeline.bundle.name):
+        raise model_not_found(pipeline, str(body.model), pointer="/model")
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:

@@ -66,7 +66,7 @@ def not_ready(service: Service) -> ProblemError | None:
 
 
 @router.get("/health/live", response_model=Live, responses=problem_responses(503))
-async def live(request: Request) -> Live:
+async def get_live(request: Request) -> Live:
     """200 while the tick loop runs or is idle; 503 with the cause when it has died or hangs."""
     service = service_of(request)
     problem = not_live(service)
@@ -76,7 +76,7 @@ async def live(request: Request) -> Live:
 
 
 @router.get("/health/ready", response_model=Ready, responses=problem_responses(401, 403, 503))
-async def ready(request: Request) -> Ready:
+async def get_ready(request: Request) -> Ready:
     """200 once the engines are open and warm, until shutdown begins; 503 with the cause otherwise."""
     service = service_of(request)
     problem = not_ready(service)
@@ -98,7 +98,7 @@ async def ready(request: Request) -> Ready:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problem_responses(401, 403)},
 )
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """All metrics in the Prometheus text format."""
     service = service_of(request)
     service.metrics.is_ready.set(not_ready(service) is None)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from runtime.audio.formats import FORMATS
+from runtime.audio.formats import FORMATS, is_available
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
+from runtime.errors import did_you_mean
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.openapi import body_schema, problem_responses
-from server.asgi.problems import ProblemError
+from server.asgi.problems import Finding, ProblemError
 from server.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -64,7 +67,7 @@ def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
     bundle, deployment = pipeline.bundle, pipeline.deployment
     return ModelCard(
         id=bundle.name,
-        created=int((bundle.folder / BUNDLE_FILE).stat().st_mtime),
+        created=_modified_s(bundle.folder / BUNDLE_FILE),
         version=bundle.version,
         license=bundle.license,
         description=bundle.description,
@@ -79,13 +82,28 @@ def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
         takes_source=bundle.codec is not None and bundle.codec.encode is not None,
         slots=deployment.runtime.depth,
         queue=deployment.runtime.queue,
-        response_formats=list(FORMATS) if bundle.codec else ["latents"],
+        response_formats=[name for name in FORMATS if is_available(name)] if bundle.codec else ["latents"],
         defaults=bundle.sampler,
         engines={
             engine.name: EngineCard(target=engine.manifest.target, sha256=engine.manifest.engine_sha256)
             for engine in pipeline.all_engines()
         },
     )
+
+
+@cache
+def _modified_s(path: Path) -> int:
+    """When a file was changed last, in seconds since 1970, as of the first call."""
+    return int(path.stat().st_mtime)
+
+
+def model_not_found(pipeline: Pipeline, name: str, pointer: str = "") -> ProblemError:
+    """404 for the name of a model that the server does not run; `pointer` is its place in the body."""
+    known = pipeline.bundle.name
+    what = f"there is no model {name[:100]!r}, this server runs {known!r}"
+    errors = [Finding(pointer=pointer, detail=what)] if pointer else []
+    fix = did_you_mean(name, [known]) or "GET /v1/models lists the models"
+    return ProblemError(404, "model_not_found", what, fix=fix, errors=errors)
 
 
 @router.get("/models", responses=problem_responses(401, 403, 503))
@@ -99,10 +117,10 @@ async def list_models(request: Request) -> ModelList:
 async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model by its id."""
     service = service_of(request)
-    card = model_card(service.ready_pipeline(), service.settings.max_seconds)
-    if model_id != card.id:
-        raise ProblemError(404, "model_not_found", "there is no model of this name", fix="GET /v1/models lists them")
-    return card
+    pipeline = service.ready_pipeline()
+    if model_id != pipeline.bundle.name:
+        raise model_not_found(pipeline, model_id)
+    return model_card(pipeline, service.settings.max_seconds)
 
 
 @router.get(
@@ -110,6 +128,6 @@ async def get_model(request: Request, model_id: str) -> ModelCard:
     response_class=Response,
     responses={200: {"content": {SCHEMA_TYPE: {"schema": {"type": "object"}}}}, **problem_responses(401, 403)},
 )
-async def schema(request: Request) -> Response:
+async def get_schema(request: Request) -> Response:
     """JSON schema of the body of POST /v1/audio/generations."""
     return JSONResponse(body_schema(service_of(request).body_model), media_type=SCHEMA_TYPE)

@@ -50,7 +50,7 @@ def source_card(source: Source) -> SourceCard:
     },
     openapi_extra={"requestBody": upload_body()},
 )
-async def upload(request: Request, response: Response) -> SourceCard:
+async def create_source(request: Request, response: Response) -> SourceCard:
     """Upload a source: the file as the body, or as the part `source` of a form. The same bytes have the same id.
 
     Where the space for sources is used up, those used least recently are removed.

@@ -56,7 +56,7 @@ TRACE: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/profile", response_class=Response, responses={**TRACE, **problem_responses(401, 403, 409, 422, 503)})
-async def profile(
+async def record_profile(
     request: Request,
     service: Annotated[Service, Security(check_admin)],
     ticks: Annotated[int, Query(ge=1, le=MAX_TICKS, description="Number of ticks to record.")] = 64,

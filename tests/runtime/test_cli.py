@@ -21,7 +21,9 @@ from helpers.factories import TinySpec, tiny_deployment
 from helpers.paths import ROOT
 from typer.testing import CliRunner
 
+from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import read_latents
+from runtime.audio.metadata import read_metadata
 from runtime.cli import app
 from runtime.config import deployment
 from runtime.errors import NonFiniteError
@@ -63,8 +65,8 @@ def test_opus_and_latents_are_written(generate: Generate) -> None:
     assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.safetensors").exit_code == 0
     latents, metadata = read_latents(Path("a.safetensors"), SPEC.channels, 1000)
     assert len(latents) == 38
-    assert json.loads(metadata["options"]) == {"prompt": "a", "seconds": 1.5, "seed": 3}
-    assert metadata["bundle"] == "tiny"
+    assert metadata["frame_rate_hz"] == "25"
+    assert read_metadata(Path("a.safetensors")).options == {"prompt": "a", "seconds": 1.5, "seed": 3}
 
 
 def test_equal_options_give_equal_files_and_longer_ones_the_same_beginning(generate: Generate) -> None:
@@ -108,6 +110,49 @@ def test_an_existing_file_is_replaced(generate: Generate) -> None:
     assert soundfile.info("a.wav").frames == SPEC.canvas_frames * SPEC.hop_samples
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3", "a.safetensors"])
+def test_a_file_is_generated_again_from_its_metadata(generate: Generate, name: str) -> None:
+    flags = ["--prompt", "a", "--guidance", "1,2.5", "--dcw-mode", "low", "--dcw-low", "0.01", "--seconds", 1.5]
+    assert generate(*flags, "-o", name).exit_code == 0
+    again = generate("--like", name, "-o", f"again-{name}")
+    assert again.exit_code == 0, again.output
+    assert "note" not in again.output
+    assert Path(f"again-{name}").read_bytes() == Path(name).read_bytes()
+    changed = generate("--like", name, "--dcw-low", "0.02", "--steps", 2, "-o", f"changed-{name}")
+    assert changed.exit_code == 0, changed.output
+    made, now = read_metadata(Path(name)), read_metadata(Path(f"changed-{name}"))
+    dcw = {**made.options["dcw"], "low": 0.02}
+    assert now == made.model_copy(update={"options": {**made.options, "dcw": dcw, "steps": 2}})
+
+
+def test_a_file_without_metadata_cannot_be_generated_again(generate: Generate) -> None:
+    assert generate("--prompt", "piano", "--no-metadata", "-o", "a.flac").exit_code == 0
+    assert b"piano" not in Path("a.flac").read_bytes()
+    result = generate("--like", "a.flac", "-o", "b.flac")
+    assert result.exit_code == EXIT_INVALID
+    assert "a.flac does not say what it was made from" in result.stderr
+    assert generate("--like", "none.flac", "-o", "b.flac").exit_code == EXIT_FILE
+
+
+def test_what_differs_from_the_file_to_generate_again_is_said(generate: Generate) -> None:
+    for name in ("a", "b"):
+        assert generate("--prompt", name, "-o", f"{name}.wav").exit_code == 0
+    assert generate("--prompt", "c", "--source", "a.wav", "--seed", 1, "-o", "c.wav").exit_code == 0
+    missing = generate("--like", "c.wav", "-o", "d.wav")
+    assert missing.exit_code == EXIT_INVALID
+    assert "made with source" in missing.stderr
+    assert "add --source" in missing.stderr
+    assert "another source" in generate("--like", "c.wav", "--source", "b.wav", "-o", "d.wav").stderr
+    same = generate("--like", "c.wav", "--source", "a.wav", "-o", "d.wav")
+    assert "note" not in same.stderr
+    assert Path("c.wav").read_bytes() == Path("d.wav").read_bytes()
+    other = read_metadata(Path("a.wav")).model_copy(update={"model_version": "0.9"})
+    writer = AudioWriter("wav", RATE_HZ, 2, metadata=other.to_tag())
+    Path("e.wav").write_bytes(writer.write(np.zeros((9, 2), np.float32)) + writer.close())
+    said = " ".join(generate("--like", "e.wav", "-o", "d.wav").stderr.split())
+    assert "note: the file was made with tiny 0.9, this is tiny 1.0.0: the result will differ" in said
+
+
 def test_covers_repaints_and_targets(generate: Generate) -> None:
     generate("--prompt", "a", "--seed", 1, "-o", "a.wav", "-q")
     assert generate("--prompt", "b", "--source", "a.wav", "--denoise", 0.5, "-o", "b.wav").exit_code == 0
@@ -124,7 +169,7 @@ def options_of(generate: Generate, *arguments: object) -> dict[str, Any]:
     """The options that flags amount to, as the latents file keeps them."""
     result = generate(*arguments, "-o", "o.safetensors")
     assert result.exit_code == 0, result.output
-    return dict(json.loads(read_latents(Path("o.safetensors"), SPEC.channels, 1000)[1]["options"]))
+    return read_metadata(Path("o.safetensors")).options
 
 
 def test_flags_become_options(generate: Generate) -> None:
@@ -155,7 +200,7 @@ def test_flags_override_the_options_file(generate: Generate) -> None:
     [
         (["-o", "a.wav"], EXIT_INVALID, "prompt: Field required"),
         (["--prompt", "a", "-o", "a.mp9"], EXIT_INVALID, "end it in one of .wav"),
-        (["--prompt", "a", "-o", "a.wav", "--format", "mp3"], EXIT_INVALID, "expected one of wav, pcm"),
+        (["--prompt", "a", "-o", "a.wav", "--format", "mp4"], EXIT_INVALID, "expected one of wav, pcm"),
         (["--prompt", "a", "-o", "a.wav", "--target", "tpu"], EXIT_INVALID, "is not one of 'cpu'"),
         (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_INVALID, "steps: Input should be less than"),
         (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_INVALID, "steps: expected a number, 1,2,1 or @FILE"),

@@ -100,6 +100,10 @@ def test_a_tick_record_is_observed() -> None:
     assert "tickrt_tick_allocations_total 2.0" in text
 
 
+def test_there_are_no_series_with_the_time_of_creation(served: Served) -> None:
+    assert [name for name in served.metrics() if "_created" in name] == []
+
+
 def test_every_app_has_its_own_registry() -> None:
     first, second = Metrics(), Metrics()
     first.started.inc()

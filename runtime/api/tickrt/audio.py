@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import latents_bytes
+from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ class Audio:
 
     latents: float32 `[T, C]` at `frame_rate_hz`. seed: the one in use, given or drawn. options: those given and the
     seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
+    metadata: what its files say about it; None for files without.
     """
 
     latents: NDArray[np.float32]
@@ -33,6 +34,7 @@ class Audio:
     options: Mapping[str, Any]
     bundle: tuple[str, str]
     _pcm: NDArray[np.float32] | None
+    metadata: GenerationMetadata | None = None
 
     @property
     def pcm(self) -> NDArray[np.float32]:
@@ -53,28 +55,25 @@ class Audio:
     def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.
 
-        Suffixes: .wav .flac .ogg .opus .pcm .raw, and .safetensors for the latents; `format`, as for to_bytes(), comes
-        before the suffix. Raises RequestError for another one, ConfigError where the bundle has no codec, FileError
-        where the file cannot be written.
+        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw, and .safetensors for the latents; `format`, as for to_bytes(),
+        comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like` reads;
+        that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError for another suffix, ConfigError
+        where the bundle has no codec, FileError where the file cannot be written.
         """
         data = self.to_bytes(format_of(Path(path), format))
         with complete_file(Path(path)) as file:
             file.write(data)
 
     def to_bytes(self, format: str = "wav") -> bytes:
-        """The content of a file: wav, flac, ogg (Opus), pcm (16 bits, no header), or latents (safetensors).
+        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), or latents (safetensors).
 
         Raises RequestError for another format, ConfigError where the bundle has no codec.
         """
+        tag = "" if self.metadata is None else self.metadata.to_tag()
         if format == "latents":
-            return latents_bytes(self.latents, self._metadata())
-        writer = AudioWriter(format, self.sample_rate_hz, self.pcm.shape[1], total_samples=len(self))
+            return latents_bytes(self.latents, latents_tags(self.frame_rate_hz, tag))
+        writer = AudioWriter(format, self.sample_rate_hz, self.pcm.shape[1], total_samples=len(self), metadata=tag)
         return writer.write(self.pcm) + writer.close()
-
-    def _metadata(self) -> dict[str, str]:
-        name, version = self.bundle
-        rate = {"frame_rate_hz": str(self.frame_rate_hz)}
-        return {"bundle": name, "bundle_version": version, **rate, "options": json.dumps(dict(self.options))}
 
     def __repr__(self) -> str:
         sound = "latents" if self._pcm is None else f"{self.sample_rate_hz} Hz, {self._pcm.shape[1]} channels"

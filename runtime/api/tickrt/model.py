@@ -224,6 +224,7 @@ class Model:
             seed=generation.seed,
             options=generation.options.model_dump(exclude_unset=True) | {"seed": generation.seed},
             bundle=self._bundle,
+            metadata=generation.metadata(),
             _pcm=np.concatenate(chunks)[: generation.total_samples] if codec else None,
         )
 

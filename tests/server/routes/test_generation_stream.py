@@ -134,7 +134,7 @@ def test_a_long_generation_keeps_its_permit_between_segments(serve: Serve) -> No
         assert len(statuses) >= 3
         assert set(statuses[:-1]) == {503}
         assert long.result().status_code == 200
-        assert len(long.result().content) == 44 + 6 * 8000 * 4
+        assert len(long.result().content) > 6 * 8000 * 4
 
 
 def test_the_client_limit_refuses_further_generations(serve: Serve) -> None:

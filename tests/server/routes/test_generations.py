@@ -7,6 +7,7 @@ import wave
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import av
@@ -18,6 +19,8 @@ import soundfile
 from helpers.http_harness import GENERATIONS, Served, problem
 
 from runtime.audio.codec import Codec
+from runtime.audio.formats import FORMATS, FormatName
+from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
 
 
@@ -26,7 +29,7 @@ def decoded(data: bytes) -> tuple[np.ndarray, int]:
     return pcm, rate
 
 
-def test_a_streamed_wav_has_an_open_header_and_comes_in_chunks(served: Served) -> None:
+def test_a_streamed_wav_has_its_sizes_in_the_header_and_comes_in_chunks(served: Served) -> None:
     with served.client() as client, client.stream("POST", GENERATIONS, json={"prompt": "a", "seconds": 3}) as response:
         chunks = list(response.iter_raw())
     assert response.status_code == 200
@@ -34,8 +37,9 @@ def test_a_streamed_wav_has_an_open_header_and_comes_in_chunks(served: Served) -
     assert response.headers["transfer-encoding"] == "chunked"
     assert "content-length" not in response.headers
     data = b"".join(chunks)
-    assert struct.unpack("<I", data[4:8])[0] == struct.unpack("<I", data[40:44])[0] == 0xFFFFFFFF
-    assert len(data) == 44 + 3 * 8000 * 2 * 2
+    assert struct.unpack("<I", data[4:8])[0] + 8 == len(data)
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getnframes(), file.getnchannels(), file.getframerate()) == (3 * 8000, 2, 8000)
     assert len(chunks) >= 3
     assert len(chunks[0]) > 44
 
@@ -46,7 +50,7 @@ def test_a_whole_wav_has_its_sizes_in_the_header(served: Served) -> None:
     assert len(soundfile.read(io.BytesIO(served.post(seconds=2.5).content))[0]) == 20000
     with wave.open(io.BytesIO(response.content)) as file:
         assert (file.getnframes(), file.getnchannels(), file.getframerate()) == (20000, 2, 8000)
-    is_the_same = response.content[44:] == served.post(seconds=2.5).content[44:]
+    is_the_same = response.content == served.post(seconds=2.5).content
     assert is_the_same
 
 
@@ -66,6 +70,70 @@ def test_a_drawn_seed_is_in_the_headers_and_reproduces_the_audio(served: Served)
     assert first.headers["x-seed"] != second.headers["x-seed"]
     again = served.post(seed=int(first.headers["x-seed"]))
     assert (again.content == first.content, again.content == second.content) == (True, False)
+
+
+def test_headers_say_what_made_the_body_and_repeat_it(served: Served) -> None:
+    first = served.post(prompt="naïve \u007f piano", seed=None, guidance=[1.0, 2.0], response_format="pcm")
+    assert first.headers["x-model"] == "tiny"
+    assert first.headers["x-model-version"] == "1.0.0"
+    parameters = json.loads(first.headers["x-parameters"])
+    seed = int(first.headers["x-seed"])
+    assert parameters == {"prompt": "naïve \u007f piano", "guidance": [1.0, 2.0], "seed": seed}
+    assert "x-parameters-omitted" not in first.headers
+    is_the_same = served.post(**parameters, response_format="pcm").content == first.content
+    assert is_the_same
+
+
+def test_parameters_that_are_too_long_for_a_header_are_named(served: Served) -> None:
+    headers = served.post(guidance=[1.0] * 4000, momentum=-0.5).headers
+    assert json.loads(headers["x-parameters"]) == {"prompt": "a", "seed": 1, "momentum": -0.5}
+    assert headers["x-parameters-omitted"] == "guidance"
+
+
+@pytest.mark.parametrize("response_format", ["wav", "flac", "ogg", "mp3", "latents"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_file_contains_what_made_it(
+    served: Served, response_format: FormatName, stream: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a{FORMATS[response_format].suffix}"
+    path.write_bytes(served.post(steps=3, response_format=response_format, stream=stream).content)
+    found = read_metadata(path)
+    assert (found.model, found.model_version) == ("tiny", "1.0.0")
+    assert found.options == {"prompt": "a", "seed": 1, "steps": 3}
+
+
+@pytest.mark.parametrize("response_format", ["wav", "flac", "ogg", "mp3", "latents"])
+def test_a_file_contains_no_prompt_where_the_client_wants_none(served: Served, response_format: FormatName) -> None:
+    assert b"violin" in served.post(prompt="violin", response_format=response_format).content
+    assert b"violin" not in served.post(prompt="violin", response_format=response_format, metadata=False).content
+
+
+def test_the_model_may_be_named_and_another_one_is_not_found(served: Served) -> None:
+    assert served.post(model="tiny").status_code == 200
+    document = problem(served.post(model="tinny"), 404, "model_not_found")
+    assert document["fix"] == "did you mean tiny?"
+    assert document["errors"][0]["pointer"] == "/model"
+    problem(served.post(model=""), 404, "model_not_found")
+    problem(served.post(model=3), 422)
+
+
+def test_mp3_is_audio_of_the_right_length(served: Served) -> None:
+    response = served.post(response_format="mp3", seconds=2)
+    assert response.headers["content-type"] == "audio/mpeg"
+    assert response.headers["x-sample-rate"] == "8000"
+    assert "x-bit-depth" not in response.headers
+    pcm, rate = decoded(response.content)
+    assert rate == 8000
+    assert 2 * 8000 <= len(pcm) < 2.5 * 8000
+
+
+def test_mp3_is_refused_where_the_installation_has_no_encoder(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "codecs_available", {"flac"})
+    document = problem(served.post(response_format="mp3"), 422)
+    assert document["errors"][0]["pointer"] == "/response_format"
+    assert "no encoder for mp3" in document["detail"]
+    with served.client() as client:
+        assert "mp3" not in client.get("/v1/models/tiny").json()["response_formats"]
 
 
 def test_flac_is_the_same_audio_as_wav(served: Served) -> None:

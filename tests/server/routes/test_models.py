@@ -20,7 +20,8 @@ def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -
     with served.client() as client:
         models = client.get("/v1/models").json()
         one = client.get("/v1/models/tiny").json()
-        assert client.get("/v1/models/none").json()["code"] == "model_not_found"
+        missing = problem(client.get("/v1/models/tinny"), 404, "model_not_found")
+    assert missing["fix"] == "did you mean tiny?"
     assert models == {"object": "list", "data": [one]}
     assert (one["id"], one["object"], one["owned_by"]) == ("tiny", "model", "tickrt")
     assert (one["sample_rate_hz"], one["canvas_seconds"], one["latent_channels"]) == (8000, 1.28, 8)
@@ -35,7 +36,7 @@ def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served
         properties = set(client.get("/v1/schema").json()["properties"])
     flags = [flag for item in typer.main.get_command(app).params for flag in item.opts if flag.startswith("--")]
     options = set(GenerationOptions.model_fields)
-    assert properties - options == {"response_format", "stream", "source_id", "target_id"}
+    assert properties - options == {"response_format", "stream", "source_id", "target_id", "model", "metadata"}
     assert options <= properties
     flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
     assert {f"--{name.replace('_', '-')}" for name in flat} <= set(flags)

@@ -2,8 +2,8 @@
 
 import base64
 import io
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +12,18 @@ import soundfile
 
 import tickrt
 from runtime.audio.formats import read_latents
+from runtime.audio.metadata import GenerationMetadata, read_metadata
 from runtime.errors import FileError
 
 RATE_HZ = 48_000
 LATENTS = np.random.default_rng(1).standard_normal((25, 4)).astype(np.float32)
 PCM = np.random.default_rng(2).uniform(-0.5, 0.5, (RATE_HZ, 2)).astype(np.float32)
 OPTIONS = {"prompt": "a", "seed": 3}
+METADATA = GenerationMetadata(model="tiny", model_version="1.0.0", options=OPTIONS)
 
 
 def audio(pcm: np.ndarray | None = PCM) -> tickrt.Audio:
-    return tickrt.Audio(LATENTS, 25.0, 0 if pcm is None else RATE_HZ, 3, OPTIONS, ("tiny", "1.0.0"), pcm)
+    return tickrt.Audio(LATENTS, 25.0, 0 if pcm is None else RATE_HZ, 3, OPTIONS, ("tiny", "1.0.0"), pcm, METADATA)
 
 
 def test_length_and_text() -> None:
@@ -47,8 +49,16 @@ def test_latents_and_what_they_were_made_with(tmp_path: Path) -> None:
     audio().save(tmp_path / "a.safetensors")
     latents, metadata = read_latents(tmp_path / "a.safetensors", 4, 100)
     assert np.array_equal(latents, LATENTS)
-    assert json.loads(metadata.pop("options")) == OPTIONS
-    assert metadata == {"bundle": "tiny", "bundle_version": "1.0.0", "frame_rate_hz": "25.0"}
+    assert metadata["frame_rate_hz"] == "25"
+    assert read_metadata(tmp_path / "a.safetensors") == METADATA
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".ogg", ".mp3", ".safetensors"])
+def test_metadata_is_in_the_file_unless_it_is_taken_away(suffix: str, tmp_path: Path) -> None:
+    audio().save(tmp_path / f"a{suffix}")
+    assert read_metadata(tmp_path / f"a{suffix}") == METADATA
+    replace(audio(), metadata=None).save(tmp_path / f"b{suffix}")
+    assert b"seed" not in (tmp_path / f"b{suffix}").read_bytes()
 
 
 def test_a_format_comes_before_the_suffix(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What a file was made from: model, options and seed as JSON, in the tags of audio files and of latents files.
+
+The tag is TICKRT in flac, ogg (Vorbis comments), mp3 (ID3) and safetensors, and the comment ICMT in wav.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import av
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runtime.audio.decoding import SOURCE_FORMATS
+from runtime.audio.formats import is_latents_file
+from runtime.errors import FileError, RequestError
+
+TAG = "TICKRT"
+WAV_TAG = b"ICMT"
+# What PyAV calls the wav tag.
+WAV_TAG_NAME = "comment"
+MAX_BYTES = 2**20
+# Of a safetensors header that is read: a tag of ours, in which JSON escapes every quote, is shorter.
+MAX_HEADER_BYTES = 4 * MAX_BYTES
+
+
+class GenerationMetadata(BaseModel):
+    """What a file was made from.
+
+    options: those that were given, and the seed. inputs: SHA-256 of the latents of `source` and `target` and of the
+    tokens `condition`, where the generation had them. omitted: names of options that are too long for a tag.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    model_version: str
+    options: dict[str, Any]
+    inputs: dict[str, str] = {}
+    omitted: tuple[str, ...] = ()
+
+    def bounded(self, num_bytes: int = MAX_BYTES) -> GenerationMetadata:
+        """The same without the longest options where the rest is longer than `num_bytes` as JSON."""
+        sizes = {name: len(ascii_json({name: value})) for name, value in self.options.items()}
+        omitted = []
+        for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+            if sum(sizes.values()) <= num_bytes:
+                break
+            del sizes[name]
+            omitted.append(name)
+        options = {name: self.options[name] for name in sizes}
+        return self.model_copy(update={"options": options, "omitted": (*self.omitted, *omitted)})
+
+    def to_tag(self) -> str:
+        """The text of the tag: JSON in ASCII, MAX_BYTES of options at most."""
+        return ascii_json(self.bounded().model_dump(exclude_defaults=True))
+
+
+def latents_tags(frame_rate_hz: float, metadata: str) -> dict[str, str]:
+    """The metadata of a latents file; `metadata` is the text of its tag, "" for none."""
+    tags = {"frame_rate_hz": f"{frame_rate_hz:g}"}
+    return tags | {TAG: metadata} if metadata else tags
+
+
+def ascii_json(value: Any) -> str:
+    """JSON in printable ASCII, for tags and HTTP headers."""
+    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+def read_metadata(path: Path) -> GenerationMetadata:
+    """What a file was made from. Raises FileError where it cannot be read, RequestError where it does not say."""
+    try:
+        text = _latents_tag(path) if is_latents_file(path) else _audio_tag(path)
+    except (av.error.FFmpegError, OSError) as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return GenerationMetadata.model_validate_json(text)
+    except ValidationError:
+        raise RequestError(
+            f"{path} does not say what it was made from: it has no tag {TAG}",
+            field="like",
+            fix="give a wav, flac, ogg, mp3 or safetensors file that TickRT wrote with metadata",
+        ) from None
+
+
+def _audio_tag(path: Path) -> str:
+    """The text of the tag; "" where there is none. Ogg has its comments in the stream."""
+    with av.open(path, options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container:
+        tags = {**(container.streams.audio[0].metadata if container.streams.audio else {}), **container.metadata}
+    by_name = {name.upper(): text for name, text in tags.items()}
+    return str(by_name.get(TAG, by_name.get(WAV_TAG_NAME.upper(), "")))
+
+
+def _latents_tag(path: Path) -> str:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        try:
+            header = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
+            return str(header["__metadata__"][TAG])
+        except (ValueError, KeyError, TypeError):
+            return ""
