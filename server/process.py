@@ -152,7 +152,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     context = None if settings.certificate is None else tls_context(settings.certificate, settings.private_key)
     return uvicorn.Config(
         app,
-        http=make_protocol(settings.header_timeout_s, 2 * settings.max_connections),
+        http=make_protocol(settings.header_timeout_s, 2 * settings.send_timeout_s, 2 * settings.max_connections),
         ws=WebSocketProtocol,
         ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
 import pytest
 from helpers.http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
 
-from server.asgi.connection import FLUSH_S, abort_of
+from server.asgi.connection import FLUSH_S, MAX_PIPELINED_BYTES, abort_of
 
 Serve = Callable[..., Served]
 
@@ -96,14 +97,123 @@ def test_a_closing_connection_ends_although_the_client_does_not_read(serve: Serv
         assert time.monotonic() - started_s < FLUSH_S + 6.0
 
 
-def test_connections_beyond_the_limit_are_closed(serve: Serve) -> None:
+def test_beyond_the_limit_the_connections_idle_for_the_longest_time_are_closed(serve: Serve) -> None:
     served = serve(max_connections=2)
+    served.pause()
     with ExitStack() as stack:
-        connections = [stack.enter_context(connected(served)) for _ in range(6)]
-        eventually(lambda: len(served.server.server_state.connections) == 4)
-        assert sum(read_all(connection) == b"" for connection in connections[4:]) == 2
+        busy = stack.enter_context(connected(served))
+        busy.sendall(raw_request(b'{"prompt": "a"}'))
+        eventually(lambda: served.service.admission.num_pending == 1)
+        idle = [stack.enter_context(connected(served)) for _ in range(6)]
+        assert [read_all(connection) for connection in idle[:3]] == [b""] * 3
+        assert len(served.server.server_state.connections) == 4
+        idle[5].sendall(raw_request(path="/health/live", method="GET"))
+        assert idle[5].recv(15) == b"HTTP/1.1 200 OK"
+        served.resume()
+        assert busy.recv(15) == b"HTTP/1.1 200 OK"
     eventually(lambda: not served.server.server_state.connections)
     assert served.post().status_code == 200
+
+
+def test_a_client_that_sent_more_than_its_request_and_leaves_is_noticed(serve: Serve) -> None:
+    served = serve(depth=1, queue=40)
+    served.pause()
+    with ExitStack() as stack:
+        leaving = [stack.enter_context(connected(served)) for _ in range(41)]
+        for connection in leaving:
+            connection.sendall(raw_request(b'{"prompt": "a", "steps": 100}') + b"x")
+        eventually(lambda: served.service.admission.num_pending == 41)
+        for connection in leaving:
+            connection.sendall(b"y")
+    eventually(lambda: not served.service.admission.permits)
+    served.resume()
+    eventually(lambda: not served.service.admission.num_pending)
+    assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 41
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+    served = serve()
+    served.pause()
+    with connected(served) as connection:
+        connection.sendall(raw_request(b'{"prompt": "a", "response_format": "pcm", "stream": false}'))
+        eventually(lambda: served.service.admission.num_pending == 1)
+        for path in ("/health/live", "/nowhere"):
+            connection.sendall(raw_request(path=path, method="GET"))
+        connection.shutdown(socket.SHUT_WR)
+        served.resume()
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 ([2-5]..)", answer) == [b"200", b"200", b"404"]
+
+
+def test_a_client_that_sends_much_behind_its_request_is_disconnected(serve: Serve) -> None:
+    served = serve()
+    served.pause()
+    with connected(served) as connection:
+        connection.sendall(raw_request(b'{"prompt": "a"}'))
+        eventually(lambda: served.service.admission.num_pending == 1)
+        with suppress(ConnectionError):
+            connection.sendall(bytes(16 * MAX_PIPELINED_BYTES))
+        eventually(lambda: not served.server.server_state.connections)
+    served.resume()
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_half_closed_client_gets_its_response(serve: Serve, stream: str) -> None:
+    served = serve()
+    served.pause()
+    body = f'{{"prompt": "a", "response_format": "pcm", "stream": {stream}}}'.encode()
+    with connected(served) as connection:
+        connection.sendall(raw_request(body))
+        connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: served.service.admission.num_pending == 1)
+        assert connection.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        served.resume()
+        head, _, content = read_all(connection).partition(b"HTTP/1.1 200 OK\r\n")
+    assert len(content) > 1000
+    assert head.count(b"HTTP/1.1") == head.count(b"HTTP/1.1 100 Continue\r\n\r\n")
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def test_a_half_closed_client_that_leaves_is_noticed(serve: Serve) -> None:
+    served = serve()
+    served.pause()
+    with connected(served) as connection:
+        connection.sendall(raw_request(b'{"prompt": "a"}'))
+        connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: served.service.admission.num_pending == 1)
+    eventually(lambda: not served.service.admission.permits)
+    served.resume()
+
+
+@pytest.mark.parametrize("sent", [raw_request(b"12345678")[:-1], b"GET /health/live HT"])
+def test_a_request_that_ends_early_is_answered_with_a_problem(served: Served, sent: bytes) -> None:
+    with connected(served) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert PROBLEM.encode() in answer
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(served: Served, method: str) -> None:
+    with connected(served) as connection:
+        chunked = raw_request(b"abcde", path="/health/live", method=method, headers="transfer-encoding: chunked\r\n")
+        connection.sendall(chunked.replace(b"abcde", b"0\r\n\r\n") + raw_request(path="/nowhere", method="GET"))
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_does_not_read_loses_its_connection_on_every_route(serve: Serve) -> None:
+    served = serve(send_buffer_bytes=4096, send_timeout_s=0.2)
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", served.port))
+        stalled.sendall(200 * raw_request(path="/metrics", method="GET"))
+        eventually(lambda: served.server.server_state.total_requests > 1)
+        eventually(lambda: not served.server.server_state.connections)
+    assert served.metrics()["tickrt_http_requests_total{method=GET}{route=/metrics}{status=200}"] < 200
 
 
 def test_without_the_extension_an_abort_raises() -> None:
