@@ -80,7 +80,7 @@ class BoundedProtocol(H11Protocol):
         if self._is_answering():
             self.flow.resume_reading()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more, or has left; True keeps the connection open for the response.
 
         HTTP/1.0 and TLS have no probe that tells one from the other: there the client counts as gone.
