@@ -17,6 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows has no limit of open files that could be raised
+    resource = None  # type: ignore[assignment]
 
 import uvicorn
 from fastapi import FastAPI
@@ -37,11 +43,19 @@ PING_S = 10.0
 MAX_WEBSOCKET_MESSAGE_BYTES = 4 * MIB
 # How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
 SWITCH_INTERVAL_S = 0.0005
+# Connections that wait to be accepted; the event loop accepts as many at once before it counts any of them.
+BACKLOG = 64
+# Files that are not connections: engines, stores, uploads, connections that are being accepted or closed.
+RESERVED_FILES = 256
+OUT_OF_FILES_LOG_PERIOD_S = 60.0
 logger = logging.getLogger("tickrt.server")
 
 
 def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
-    """A bound TCP socket. Raises ConfigError for an address that is in use, unknown or forbidden."""
+    """A listening TCP socket. Raises ConfigError for an address that is in use, unknown or forbidden.
+
+    It listens at once: two processes may bind the same port, of which one fails only when both listen.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -51,6 +65,7 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     try:
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         fix = "stop the process that listens there, or set another --port (0: any free one)"
@@ -66,6 +81,34 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def connection_limit(max_connections: int) -> int:
+    """How many connections the server holds: two per concurrent request, if so many files may be open.
+
+    Raises the process's soft limit of open files towards the hard one for that.
+    """
+    wanted = 2 * max_connections
+    files = _raise_file_limit(wanted + RESERVED_FILES)
+    allowed = max(files - RESERVED_FILES, files // 2)
+    if allowed < wanted:
+        logger.warning("%d open files allow %d connections, not %d; see ulimit -n", files, allowed, wanted)
+    return min(wanted, allowed)
+
+
+def _raise_file_limit(wanted: int) -> int:
+    """The soft limit of open files, raised to `wanted` where it is lower and the system allows it."""
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (OSError, ValueError):  # macOS has a further limit
+        return soft
+    return target
+
+
 class TickServer(uvicorn.Server):
     """uvicorn's server with draining, reload and `exit_code`. `on_ready` is called once the pipeline is ready."""
 
@@ -79,6 +122,21 @@ class TickServer(uvicorn.Server):
         self._drain_until_s: float | None = None
         self._broken_since_s: float | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._out_of_files_s: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        await super().startup(sockets)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error of the event loop: one line a minute for connections that find no file left, not one each."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif self._out_of_files_s is None or loop.time() - self._out_of_files_s > OUT_OF_FILES_LOG_PERIOD_S:
+            self._out_of_files_s = loop.time()
+            logger.error("connections wait: %s; see ulimit -n", error.strerror)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, exit on the second."""
@@ -105,7 +163,8 @@ class TickServer(uvicorn.Server):
             self._on_ready = None
         if self._drain_until_s is not None:
             self._service.draining.set()
-        if not (self._is_drained() or self._is_broken() or await super().on_tick(counter)):
+        is_broken = self._is_broken()  # sets the exit code, also where the server ends for another reason
+        if not (self._is_drained() or is_broken or await super().on_tick(counter)):
             return False
         await self._abort_all()
         return True
@@ -152,7 +211,9 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     context = None if settings.certificate is None else tls_context(settings.certificate, settings.private_key)
     return uvicorn.Config(
         app,
-        http=make_protocol(settings.header_timeout_s, 2 * settings.send_timeout_s, 2 * settings.max_connections),
+        http=make_protocol(
+            settings.header_timeout_s, 2 * settings.send_timeout_s, connection_limit(settings.max_connections)
+        ),
         ws=WebSocketProtocol,
         ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,
@@ -167,7 +228,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=round(ABORT_TIMEOUT_S),
-        backlog=min(settings.max_connections, 2048),
+        backlog=BACKLOG,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,17 +24,19 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
+from runtime.terminal import EXIT_ENGINE
 from server import process as server_process
-from server.process import SWITCH_INTERVAL_S, open_socket, serve, url_of
+from server.process import RESERVED_FILES, SWITCH_INTERVAL_S, connection_limit, open_socket, serve, url_of
 
 Serve = Callable[..., Served]
 
 
 @contextmanager
-def process(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """`python -m server ...`, killed at the end if it still runs."""
+def process(*arguments: object, files: int | None = None, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m server ...`, killed at the end if it still runs. files: its limit of open files."""
+    limited = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "server", *map(str, arguments)],
+        [*limited, sys.executable, "-m", "server", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         stdout=subprocess.PIPE,
@@ -198,11 +202,62 @@ def test_missing_engines_exit_with_the_command_that_builds_them(config: Path, tm
 
 def test_a_port_in_use_is_reported() -> None:
     with open_socket("127.0.0.1", 0, 65536) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as error:
             open_socket("127.0.0.1", port, 65536)
         assert "--port" in error.value.fix
+
+
+def test_more_idle_connections_than_open_files_keep_no_client_out(config: Path) -> None:
+    with process(config, "--port", 0, files=300) as child, ExitStack() as stack:
+        url = ready_url(child)
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        assert httpx.get(url + "/health/live", timeout=20).status_code == 200
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(40) == 0
+        assert child.stderr is not None
+        log = child.stderr.read()
+    assert "300 open files allow 150 connections" in log
+    assert len(log.splitlines()) < 10
+
+
+def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [100, 4096]
+
+    def set_limits(_: int, new: tuple[int, int]) -> None:
+        limits[:] = new
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    assert connection_limit(200) == 400
+    assert limits == [400 + RESERVED_FILES, 4096]
+    assert connection_limit(10_000) == 4096 - RESERVED_FILES
+    assert limits == [4096, 4096]
+
+
+def test_connections_for_which_no_file_is_left_are_logged_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = serve()
+    error = OSError(errno.EMFILE, "Too many open files")
+    for _ in range(100):
+        served.event_loop.call_soon_threadsafe(served.event_loop.call_exception_handler, {"exception": error})
+    eventually(lambda: "Too many open files" in caplog.text)
+    assert served.post().status_code == 200
+    assert caplog.text.count("Too many open files") == 1
+
+
+def test_a_server_that_drained_after_a_stall_exits_with_0(serve: Serve) -> None:
+    served = serve(tick_timeout_s=0.3, drain_s=30.0)
+    served.pause()
+    with connected(served) as busy:
+        busy.sendall(raw_request(b'{"prompt": "a", "stream": false}'))
+        eventually(lambda: served.server.exit_code == EXIT_ENGINE)
+        served.server.drain()
+        served.resume()
+        assert busy.recv(15) == b"HTTP/1.1 200 OK"
+    eventually(lambda: not served.server.server_state.connections)
+    assert served.server.exit_code == 0
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
