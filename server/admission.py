@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class Admission:
     """Admits up to `capacity` generations that need the tick loop, `client_limit` per client (0: no limit).
 
     A generation counts from admission until it needs no more ticks, also between its segments, so that a later segment
-    is never refused for lack of capacity.
+    is never refused for lack of capacity. ticks_s: the projected time in which all slots together do that many steps.
     """
 
     capacity: int
@@ -25,7 +25,7 @@ class Admission:
     permits: set[Permit] = field(default_factory=set)
     num_pending: int = 0
     _clients: Counter[str] = field(default_factory=Counter)
-    _mean_s: float = 1.0
+    ticks_s: Callable[[int], float] = lambda num_ticks: 0.0
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     def admit(self, client: str) -> Permit:
@@ -33,7 +33,7 @@ class Admission:
         self._check_client(client)
         if self.num_pending >= self.capacity:
             what = f"all {self.capacity} slots and queue places are taken"
-            raise unavailable("queue_full", what, retry_after_s=self._mean_s)
+            raise unavailable("queue_full", what, retry_after_s=self.projected_wait_s())
         permit = Permit(self, client)
         self.num_pending += 1
         self._clients[client] += 1
@@ -51,9 +51,10 @@ class Admission:
         finally:
             self._remove_client(client)
 
-    def record_duration(self, seconds: float) -> None:
-        """Record how long a generation took, for Retry-After."""
-        self._mean_s += 0.2 * (min(seconds, 60.0) - self._mean_s)
+    def projected_wait_s(self, client: str | None = None) -> float:
+        """How long the steps that are left take, of all generations or of one client's."""
+        permits = [permit for permit in self.permits if client in (None, permit.client)]
+        return self.ticks_s(sum(permit.remaining_steps for permit in permits))
 
     def drain(self) -> None:
         """Refuse everything from now on."""
@@ -78,7 +79,7 @@ class Admission:
                 429,
                 "too_many_requests",
                 f"this client has {self.client_limit} generations or uploads in flight, the limit per client",
-                headers={"Retry-After": retry_after(self._mean_s)},
+                headers={"Retry-After": retry_after(self.projected_wait_s(client))},
             )
 
     def _remove_client(self, client: str) -> None:
@@ -95,7 +96,7 @@ class Admission:
 
 @dataclass(eq=False)
 class Permit:
-    """The permission of one generation; `abort` is set when the server ends it.
+    """The permission of one generation; `abort` is set when the server ends it. `remaining_steps`: until its end.
 
     It counts against the capacity until `finish_ticks` was called and every request that was added has ended in the
     tick loop: a cancelled generation holds its slot until the loop has released it.
@@ -104,6 +105,7 @@ class Permit:
     admission: Admission
     client: str
     abort: asyncio.Event = field(default_factory=asyncio.Event)
+    remaining_steps: int = 0
     _needs_ticks: bool = True
     _num_requests: int = 0
     _is_released: bool = False
@@ -113,9 +115,10 @@ class Permit:
         """The tick loop took one of its requests."""
         self._num_requests += 1
 
-    def end_request(self) -> None:
-        """The tick loop published the end of one of its requests."""
+    def end_request(self, num_steps: int = 0) -> None:
+        """The tick loop published the end of one of its requests, which had `num_steps`."""
         self._num_requests -= 1
+        self.remaining_steps -= num_steps
         self._update()
 
     def finish_ticks(self) -> None:

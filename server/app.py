@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,6 +26,10 @@ EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
     "X-Generation-Id",
     "X-Seed",
+    "X-Model",
+    "X-Model-Version",
+    "X-Parameters",
+    "X-Parameters-Omitted",
     "X-Sample-Rate",
     "X-Channels",
     "X-Bit-Depth",
@@ -42,7 +47,15 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         yield
         await service.close()
 
-    app = FastAPI(title="TickRT", version=VERSION, description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="TickRT",
+        version=VERSION,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.state.service = service
     always = (generations, sources, models, health, live, page)
     for module in (*always, *(() if settings.admin_key is None else (tick_profile,))):
@@ -69,9 +82,10 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
 
 
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
-    def openapi() -> dict[str, Any]:
-        channels = None if service.pipeline is None else service.pipeline.bundle.latents.channels
-        has_key = service.settings.api_key is not None
-        return openapi_document(app, service.body_model, channels, has_key=has_key)
+    """The OpenAPI document, made once before the model is open and once after."""
 
-    return openapi
+    @cache
+    def document(channels: int | None) -> dict[str, Any]:
+        return openapi_document(app, service.body_model, channels, has_key=service.settings.api_key is not None)
+
+    return lambda: document(None if service.pipeline is None else service.pipeline.bundle.latents.channels)

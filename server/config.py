@@ -6,6 +6,8 @@ Precedence, lowest to highest: defaults, the deployment's [server] table, enviro
 from __future__ import annotations
 
 import ipaddress
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -24,6 +26,8 @@ from runtime.errors import ConfigError
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# As browsers send it: lower case, no path, the port only where it is not the scheme's own.
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
 
 
@@ -92,15 +96,26 @@ class ServerSettings(BaseSettings):
     @field_validator("allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        """A variable: origins separated by commas, or a JSON list of them."""
+        if not isinstance(value, str):
+            return value
+        if not value.lstrip().startswith("["):
+            return tuple(part.strip() for part in value.split(","))
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError(
+                f"expected origins separated by commas, or a JSON list of them, got {value!r:.100}"
+            ) from None
 
     @field_validator("allowed_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
-            if origin != "*" and ("://" not in origin or origin.endswith("/")):
+            if not ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is not an origin such as https://example.org (no path, no trailing slash)"
+                    f"{origin!r:.100} is not an origin such as https://example.org: scheme, host and port in lower "
+                    "case, no path, no trailing slash; * is every origin"
                 )
         return origins
 

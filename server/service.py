@@ -20,6 +20,7 @@ from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
 from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.hosting.slots import TickTimes
 from runtime.sessions.sqlite_store import open_sqlite_store
 from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished
@@ -142,6 +143,7 @@ class Service:
         self.metrics.watch_sources(self.sources)
         runtime = pipeline.deployment.runtime
         self.admission.capacity = runtime.depth + runtime.queue
+        self._watch_ticks(pipeline)
         self.first_audio_tracker.size = runtime.depth
         self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
         pipeline.loop.observers.append(self.metrics.observe_tick)
@@ -149,6 +151,12 @@ class Service:
             self._open_host(pipeline)
         self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
         self.pipeline = pipeline
+
+    def _watch_ticks(self, pipeline: Pipeline) -> None:
+        """Project waiting times from the times of ticks in which all slots are in use."""
+        times, depth = TickTimes(), pipeline.deployment.runtime.depth
+        pipeline.loop.observers.append(lambda record: times.note(record.slots, record.tick_ms))
+        self.admission.ticks_s = lambda num_steps: num_steps / depth * times.estimate_ms(depth) / 1e3
 
     def _open_sources(self, pipeline: Pipeline) -> SourceStore:
         settings = self.settings

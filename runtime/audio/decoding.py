@@ -11,7 +11,7 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 
 from runtime.audio.formats import LAYOUTS, Pcm
-from runtime.errors import RequestError
+from runtime.errors import FileError, RequestError
 
 SOURCE_RATES_HZ = (4_000, 768_000)
 SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
@@ -24,6 +24,17 @@ def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_sec
     RequestError: not audio, empty, too long, samples that are not finite.
     """
     return _collect(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
+
+
+def read_tags(path: Path) -> dict[str, str]:
+    """The tags of an audio file by their names in capitals. Raises FileError."""
+    try:
+        with av.open(path, options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container:
+            # Ogg has its comments in the stream.
+            tags = {**(container.streams.audio[0].metadata if container.streams.audio else {}), **container.metadata}
+    except (av.error.FFmpegError, OSError) as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    return {name.upper(): text for name, text in tags.items()}
 
 
 def convert_audio(pcm: Pcm, from_rate_hz: int, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:

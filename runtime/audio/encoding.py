@@ -17,7 +17,7 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm, is_available
+from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm
 from runtime.audio.metadata import TAG, WAV_TAG
 from runtime.errors import NonFiniteError, RequestError
 
@@ -104,6 +104,11 @@ def check_format(format: str, channels: int, field: str = "format") -> None:
         raise RequestError(f"the installed package av has no encoder for {format}", field=field, fix=fix)
     if format == "mp3" and channels > 2:
         raise RequestError(f"mp3 has 1 or 2 channels, the audio has {channels}", field=field, fix=fix)
+
+
+def is_available(format: str) -> bool:
+    """Whether the installed PyAV has the encoder; builds without LAME exist."""
+    return format != "mp3" or MP3.name in av.codecs_available
 
 
 def encoded_rate_hz(format: str, sample_rate_hz: int) -> int:

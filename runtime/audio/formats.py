@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import av
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -48,11 +47,6 @@ FORMATS = {
     )
 }
 AUDIO_FORMATS = tuple(name for name in FORMATS if name != "latents")
-
-
-def is_available(format: str) -> bool:
-    """Whether the installed PyAV has the encoder; builds without LAME exist."""
-    return format != "mp3" or "libmp3lame" in av.codecs_available
 
 
 def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:

@@ -10,17 +10,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import av
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runtime.audio.decoding import SOURCE_FORMATS
+from runtime.audio.decoding import read_tags
 from runtime.audio.formats import is_latents_file
 from runtime.errors import FileError, RequestError
 
 TAG = "TICKRT"
 WAV_TAG = b"ICMT"
 # What PyAV calls the wav tag.
-WAV_TAG_NAME = "comment"
+WAV_TAG_NAME = "COMMENT"
 MAX_BYTES = 2**20
 # Of a safetensors header that is read: a tag of ours, in which JSON escapes every quote, is shorter.
 MAX_HEADER_BYTES = 4 * MAX_BYTES
@@ -73,7 +72,7 @@ def read_metadata(path: Path) -> GenerationMetadata:
     """What a file was made from. Raises FileError where it cannot be read, RequestError where it does not say."""
     try:
         text = _latents_tag(path) if is_latents_file(path) else _audio_tag(path)
-    except (av.error.FFmpegError, OSError) as error:
+    except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     try:
         return GenerationMetadata.model_validate_json(text)
@@ -86,11 +85,9 @@ def read_metadata(path: Path) -> GenerationMetadata:
 
 
 def _audio_tag(path: Path) -> str:
-    """The text of the tag; "" where there is none. Ogg has its comments in the stream."""
-    with av.open(path, options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container:
-        tags = {**(container.streams.audio[0].metadata if container.streams.audio else {}), **container.metadata}
-    by_name = {name.upper(): text for name, text in tags.items()}
-    return str(by_name.get(TAG, by_name.get(WAV_TAG_NAME.upper(), "")))
+    """The text of the tag; "" where there is none."""
+    tags = read_tags(path)
+    return tags.get(TAG, tags.get(WAV_TAG_NAME, ""))
 
 
 def _latents_tag(path: Path) -> str:

@@ -76,6 +76,12 @@ class LongGeneration:
         after_first = max(self.total_frames - self._pipeline.canvas_frames, 0)
         return 1 - (-after_first // (self._pipeline.canvas_frames - self._pipeline.overlap_frames))
 
+    @property
+    def num_steps(self) -> int:
+        """The steps of all segments together; 0 without an end."""
+        steps = self.options.steps or self._pipeline.bundle.sampler.steps
+        return (self.num_segments or 0) * steps
+
     def next_request(self) -> GenerationRequest | None:
         """The next segment's request, with a new id for each call; None after the last one. Raises RequestError."""
         segment = self.segment

@@ -14,8 +14,9 @@ from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
 from server.config import ServerSettings, is_loopback_host
 
-# The page holds no data; it asks for the key where the server needs one.
-PAGE_PATHS = ("/", "/page/")
+# The pages hold no data; they ask for the key where the server needs one.
+PAGE_PATHS = ("/", "/docs")
+PAGE_FILES = "/page/"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "xi-api-key")
 KEY_QUERY = "key"
 
@@ -74,7 +75,7 @@ class AuthMiddleware:
 def is_open(scope: Scope) -> bool:
     """Whether a path needs no key: liveness, and the static files of the page."""
     path: str = scope["path"]
-    is_page = path == PAGE_PATHS[0] or path.startswith(PAGE_PATHS[1])
+    is_page = path in PAGE_PATHS or path.startswith(PAGE_FILES)
     return path == OPEN_PATH or (is_page and scope.get("method") in ("GET", "HEAD"))
 
 

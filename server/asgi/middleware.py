@@ -1,9 +1,12 @@
-"""ASGI middleware: request ids, counting, and the limit on concurrent requests. It buffers nothing."""
+"""ASGI middleware: request ids, counting, the access log, the limit on concurrent requests. It buffers nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,11 +18,16 @@ from server.metrics import Metrics
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
 LINGER_S = 1.0
 LINGER_BYTES = 16 * 2**20
+# Requests of monitoring; the access log has them at debug level.
+MONITORING_PATHS = ("/health/", "/metrics")
+MAX_LOGGED_PATH = 200
+access_logger = logging.getLogger("tickrt.access")
 
 
 @dataclass
 class RequestContextMiddleware:
-    """The outermost layer: request ids, counting, HEAD as GET without a body, a limit on requests and WebSockets.
+    """The outermost layer: request ids, counting, the access log, HEAD as GET without a body, a limit on requests and
+    WebSockets.
 
     A response sent before the request's body was read closes the connection, but reads and drops the rest of the body
     for up to LINGER_S first: a client that is still sending can then read the response.
@@ -38,13 +46,16 @@ class RequestContextMiddleware:
         kind = WebSocketExchange if scope["type"] == "websocket" else TrackedExchange
         exchange = kind(scope, receive, send)
         is_complete = False
+        started_s = time.monotonic()
         self.active += 1
         try:
             await self._forward(exchange, scope)
             is_complete = True
         finally:
             self.active -= 1
-            self._count(exchange, "499" if is_complete else "500")
+            status = str(exchange.status or ("499" if is_complete else "500"))
+            self._count(exchange, status)
+            _log_access(exchange, status, time.monotonic() - started_s)
 
     async def _forward(self, exchange: TrackedExchange | WebSocketExchange, scope: Scope) -> None:
         if self.active > self.max_connections:
@@ -53,20 +64,37 @@ class RequestContextMiddleware:
             return
         await self.app(exchange.scope, exchange.receive, exchange.send)
 
-    def _count(self, exchange: TrackedExchange | WebSocketExchange, status_if_none: str) -> None:
+    def _count(self, exchange: TrackedExchange | WebSocketExchange, status: str) -> None:
         route = getattr(exchange.scope.get("route"), "path", "unmatched")
         method = exchange.method if exchange.method in METHODS else "other"
-        self.metrics.requests.labels(method, route, str(exchange.status or status_if_none)).inc()
+        self.metrics.requests.labels(method, route, status).inc()
+
+
+def _log_access(exchange: TrackedExchange | WebSocketExchange, status: str, elapsed_s: float) -> None:
+    """One line per request, after its response. Without the query string, which may hold the API key."""
+    client, path = exchange.scope.get("client"), exchange.scope["path"]
+    access_logger.log(
+        logging.DEBUG if path.startswith(MONITORING_PATHS) else logging.INFO,
+        "%s %s %s %s %.3f s %d bytes, request %s",
+        client[0] if client else "-",
+        exchange.method[:20],
+        quote(path, safe="/:@")[:MAX_LOGGED_PATH],
+        status,
+        elapsed_s,
+        exchange.sent_bytes,
+        exchange.request_id,
+    )
 
 
 @dataclass
 class TrackedExchange:
-    """One request and its response: status, headers, and how much of the body was read."""
+    """One request and its response: status, headers, bytes of the body sent, and whether the request was read."""
 
     outer_scope: Scope
     outer_receive: Receive
     outer_send: Send
     status: int = 0
+    sent_bytes: int = 0
     scope: Scope = field(init=False)
     method: str = field(init=False)
     request_id: str = field(init=False)
@@ -94,6 +122,7 @@ class TrackedExchange:
             return
         if self.method == "HEAD":
             message = {**message, "body": b""}
+        self.sent_bytes += len(message.get("body", b""))
         if self.has_unread_body and not message.get("more_body", False):
             await self.outer_send({**message, "more_body": True})
             await self._linger()

@@ -127,6 +127,24 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+EXAMPLES = {
+    "text": {"summary": "A text, as wav", "value": {"prompt": "warm synth arpeggio", "seconds": 2, "seed": 1}},
+    "whole": {
+        "summary": "A whole FLAC file with its length",
+        "value": {"prompt": "calm piano", "seconds": 2, "response_format": "flac", "stream": False},
+    },
+    "blend": {
+        "summary": "From one prompt to another, with guidance that grows",
+        "value": {
+            "prompt": [{"text": "calm piano", "weight": [1, 0]}, {"text": "drums, fast", "weight": [0, 1]}],
+            "guidance": [1.5, 4],
+            "seconds": 2,
+        },
+    },
+    "latents": {"summary": "Latents instead of audio", "value": {"prompt": "", "response_format": "latents"}},
+}
+
+
 def audio_response() -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of a generation's response."""
     binary = {"schema": {"type": "string", "format": "binary"}}
@@ -160,7 +178,7 @@ def request_body() -> dict[str, Any]:
     return {
         "required": True,
         "content": {
-            "application/json": {"schema": body},
+            "application/json": {"schema": body, "examples": EXAMPLES},
             "multipart/form-data": {"schema": form, "encoding": encoding},
         },
     }

@@ -74,7 +74,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 @dataclass
 class WebSocketExchange:
-    """One WebSocket's handshake: its request id, and its status: 101, or that of the refusal.
+    """One WebSocket: its request id, its status (101, or that of the refusal), and the bytes of its messages.
 
     A refusal is a problem document, also where the app only closes.
     """
@@ -83,6 +83,7 @@ class WebSocketExchange:
     receive: Receive
     outer_send: Send
     status: int = 0
+    sent_bytes: int = 0
     method: str = "WEBSOCKET"
     request_id: str = field(init=False)
 
@@ -100,6 +101,7 @@ class WebSocketExchange:
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers[REQUEST_ID_HEADER] = self.request_id
             message = {**message, "headers": headers.raw}
+        self.sent_bytes += len(message.get("bytes") or message.get("text") or message.get("body") or "")
         await self.outer_send(message)
 
     def _refusal(self) -> ProblemError:

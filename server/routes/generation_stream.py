@@ -83,6 +83,7 @@ class GenerationJob:
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
         self.generation, self.metadata = await run_in_threadpool(self._open)
+        self.permit.remaining_steps = self.generation.num_steps
 
     def headers(self) -> dict[str, str]:
         """Response headers that describe the body."""
@@ -240,7 +241,7 @@ async def _next_segment(job: GenerationJob) -> Latents:
 
 async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:
     """Run one request in the tick loop; cancellation cancels the request. Raises TickError, ProblemError 504."""
-    loop, events = job.pipeline.loop, _EventQueue(job.permit)
+    loop, events = job.pipeline.loop, _EventQueue(job.permit, request.steps)
     loop.submit(request, events.publish)
     job.permit.add_request()
     is_over = False
@@ -258,9 +259,9 @@ async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents
 class _EventQueue(asyncio.Queue[Event]):
     """Events of one request, published on the tick thread and read on the event loop. Without Progress events."""
 
-    def __init__(self, permit: Permit) -> None:
+    def __init__(self, permit: Permit, num_steps: int) -> None:
         super().__init__()
-        self._permit = permit
+        self._permit, self._num_steps = permit, num_steps
         self._event_loop = asyncio.get_running_loop()
 
     def publish(self, event: Event) -> None:
@@ -271,7 +272,7 @@ class _EventQueue(asyncio.Queue[Event]):
 
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, Started):
-            self._permit.end_request()
+            self._permit.end_request(self._num_steps)
         self.put_nowait(event)
 
 
@@ -285,7 +286,7 @@ async def _first_event(job: GenerationJob, events: _EventQueue) -> Event:
             504,
             "queue_timeout",
             f"no slot became free within {timeout_s:g} s",
-            headers={"Retry-After": retry_after(timeout_s)},
+            headers={"Retry-After": retry_after(job.service.admission.projected_wait_s())},
         ) from None
     job.service.metrics.queue_wait.observe(time.monotonic() - submitted_s)
     return event

@@ -164,10 +164,8 @@ class GenerationResponse(Response):
     def _record(self, job: GenerationJob) -> None:
         elapsed_s = time.monotonic() - job.started_s
         self._service.metrics.audio_seconds.inc(job.sent_audio_s)
-        if self._outcome is Outcome.OK:
-            self._service.admission.record_duration(elapsed_s)
-            if not job.is_latents:
-                self._service.metrics.realtime.observe(job.sent_audio_s / max(elapsed_s, 1e-9))
+        if self._outcome is Outcome.OK and not job.is_latents:
+            self._service.metrics.realtime.observe(job.sent_audio_s / max(elapsed_s, 1e-9))
 
 
 class _BodySender:

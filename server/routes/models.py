@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from runtime.audio.formats import FORMATS, is_available
+from runtime.audio.encoding import is_available
+from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
 from runtime.errors import did_you_mean
 from runtime.pipeline.pipeline import Pipeline

@@ -1,10 +1,14 @@
-"""The page that plays live sessions: static files, read once, with their types, tags and security headers."""
+"""The page that plays live sessions at /, the API documentation at /docs: static files with security headers.
+
+/docs is Swagger UI (Apache-2.0), whose two files come with the package fastapi-offline.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +17,7 @@ from runtime.untrusted import quoted
 from server.asgi.problems import ProblemError
 
 FOLDER = Path(__file__).parents[1] / "live" / "page"
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 # Not by mimetypes: what that knows depends on the machine.
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -20,11 +25,13 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Swagger UI has styles and icons in its elements, and plays responses from blobs.
+DOCS_POLICY = f"{POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; media-src 'self' blob:"
 HEADERS = {
     # The browser keeps the files and asks with their tag whether they changed.
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "microphone=(self), midi=(self)",
     "Referrer-Policy": "no-referrer",
@@ -45,9 +52,11 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """The files of the page by their path in its folder."""
+    """The files of the page by their path in its folder, and those of Swagger UI."""
     paths = (path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES)
-    return {path.relative_to(FOLDER).as_posix(): _static_file(path) for path in paths}
+    ours = {path.relative_to(FOLDER).as_posix(): _static_file(path) for path in paths}
+    swagger = Path(str(files("fastapi_offline"))) / "static"
+    return ours | {f"swagger/{name}": _static_file(swagger / name) for name in SWAGGER_FILES}
 
 
 def _static_file(path: Path) -> StaticFile:
@@ -59,6 +68,14 @@ def _static_file(path: Path) -> StaticFile:
 async def index(request: Request) -> Response:
     """The page."""
     return _response(request, static_files()["index.html"])
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The API documentation."""
+    response = _response(request, static_files()["docs.html"])
+    response.headers["Content-Security-Policy"] = DOCS_POLICY
+    return response
 
 
 @router.get("/page/{name:path}")

@@ -76,10 +76,22 @@ def test_waiting_for_the_last_permit() -> None:
     assert asyncio.run(wait()) == (True, False, True)
 
 
-def test_retry_after_follows_the_mean_duration() -> None:
-    admission = Admission(0)
-    for _ in range(50):
-        admission.record_duration(7.5)
+def test_retry_after_is_the_time_of_the_steps_that_are_left() -> None:
+    """Ten steps a second: 60 and 20 steps are left, then 60 and 5."""
+    admission = Admission(2, client_limit=1, ticks_s=lambda num_steps: num_steps / 10)
+    for client, num_steps in (("a", 60), ("b", 20)):
+        admission.admit(client).remaining_steps = num_steps
+    assert refused_for_s(admission, "c") == 8
+    assert refused_for_s(admission, "b") == 2
+    (permit,) = (permit for permit in admission.permits if permit.client == "b")
+    permit.add_request()
+    permit.end_request(15)
+    assert refused_for_s(admission, "c") == 7
+    assert refused_for_s(admission, "b") == 1
+
+
+def refused_for_s(admission: Admission, client: str) -> int:
+    """The Retry-After of a refusal."""
     with pytest.raises(ProblemError) as refusal:
-        admission.admit("a")
-    assert refusal.value.headers["Retry-After"] == "8"
+        admission.admit(client)
+    return int(refusal.value.headers["Retry-After"])

@@ -82,10 +82,26 @@ def test_repr_and_errors_do_not_contain_the_key() -> None:
 
 def test_origins_are_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings({"allowed_origins": ["https://a.org"]}).allowed_origins == ("https://a.org",)
-    monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", "https://a.org, http://b.org:81")
-    assert load_settings({}).allowed_origins == ("https://a.org", "http://b.org:81")
-    with pytest.raises(ConfigError, match="not an origin"):
-        load_settings({}, allowed_origins=("https://a.org/",))
+    for text in ("https://a.org, http://b.org:81", '["https://a.org", "http://b.org:81"]'):
+        monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", text)
+        assert load_settings({}).allowed_origins == ("https://a.org", "http://b.org:81")
+    for text in ("*", "http://[::1]:3000", "chrome-extension://abc"):
+        monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", text)
+        assert load_settings({}).allowed_origins == (text,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "https://a.org,", "https://a.org/", "https://a.org/x", "a.org", "https://", "https://A.org", "https://a.org;b",
+        "https://a.org b", '["https://a.org"', "['https://a.org']", '{"https://a.org": 1}', "[1]", '"https://a.org"',
+        '["https://a.org,https://b.org"]', "https://user@a.org", "null",
+    ],
+)  # fmt: skip
+def test_other_origins_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", text)
+    with pytest.raises(ConfigError, match="allowed_origins"):
+        load_settings({})
 
 
 def test_settings_are_frozen() -> None:

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Callable
 
 import httpx
 import pytest
-from helpers.http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all
+from helpers.http_harness import (
+    GENERATIONS,
+    Served,
+    connected,
+    eventually,
+    open_websocket,
+    problem,
+    raw_request,
+    read_all,
+)
 from starlette.types import Message
 
 from server.asgi.middleware import RequestContextMiddleware
@@ -97,6 +108,41 @@ def test_an_exception_in_the_app_counts_as_500() -> None:
     with pytest.raises(LookupError):
         asyncio.run(RequestContextMiddleware(broken, metrics, 10)(scope, receive, send))
     assert metrics.requests.labels("GET", "unmatched", "500")._value.get() == 1
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """(level, message) of the access log."""
+    return [(item.levelno, item.getMessage()) for item in caplog.records if item.name == "tickrt.access"]
+
+
+def test_every_request_has_one_line_in_the_access_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tickrt.access")
+    body = served.post(response_format="pcm").content
+    with served.client() as client:
+        client.get("/nowhere%0aroot/" + "x" * 300, params={"key": "secret"}, headers={"x-request-id": "my-id"})
+        client.get("/health/live")
+        client.get("/metrics")
+        client.head("/v1/models")
+    eventually(lambda: len(access_lines(caplog)) == 5)
+    levels, lines = zip(*access_lines(caplog), strict=True)
+    assert levels == (logging.INFO, logging.INFO, logging.DEBUG, logging.DEBUG, logging.INFO)
+    pattern = rf"127\.0\.0\.1 POST {GENERATIONS} 200 \d+\.\d{{3}} s {len(body)} bytes, request [0-9a-f]{{32}}"
+    assert re.fullmatch(pattern, lines[0])
+    assert re.fullmatch(r"127\.0\.0\.1 GET /nowhere%0Aroot/x{180,190} 404 .* bytes, request my-id", lines[1])
+    assert "HEAD /v1/models 200" in lines[4]
+    assert " 0 bytes" in lines[4]
+    assert "secret" not in caplog.text
+
+
+def test_a_websocket_has_one_line_when_it_has_ended(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tickrt.access")
+    with open_websocket(served, "/v1/live?key=secret") as connection:
+        connection.send("{}")
+        sent = len(connection.recv())
+    eventually(lambda: access_lines(caplog))
+    ((_, line),) = access_lines(caplog)
+    assert line.startswith("127.0.0.1 WEBSOCKET /v1/live 101 ")
+    assert int(line.split()[6]) >= sent
 
 
 def test_internal_errors_have_a_request_id_and_no_details(

@@ -58,6 +58,31 @@ def test_openapi_describes_binary_responses_and_problems(served: Served) -> None
     assert "Retry-After" in responses["503"]["headers"]
 
 
+def operations(served: Served) -> dict[str, dict[str, Any]]:
+    """Every operation by its id."""
+    methods = [item for path in document(served)["paths"].values() for item in path.values()]
+    return {item["operationId"]: item for item in methods}
+
+
+def test_operation_ids_are_verbs_with_their_object(served: Served) -> None:
+    assert set(operations(served)) == {
+        "create_generation", "create_source", "list_sources", "get_source", "delete_source", "list_models", "get_model",
+        "get_schema", "get_live_schema", "get_live", "get_ready", "get_metrics", "list_sessions", "get_session",
+        "end_session",
+    }  # fmt: skip
+
+
+def test_the_examples_of_a_generation_work(served: Served) -> None:
+    examples = operations(served)["create_generation"]["requestBody"]["content"]["application/json"]["examples"]
+    assert "text" in examples
+    for example in examples.values():
+        assert served.post(**{"seed": 1, **example["value"]}).status_code == 200
+
+
+def test_the_document_is_made_once(served: Served) -> None:
+    assert served.app.openapi() is served.app.openapi()
+
+
 def test_openapi_references_are_defined(served: Served) -> None:
     text = json.dumps(document(served))
     names = set(document(served)["components"]["schemas"])

@@ -11,11 +11,14 @@ from helpers.http_harness import PROBLEM, Served
 from server.routes.page import FOLDER, static_files
 
 
-def test_the_index_names_only_files_that_are_served(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [("/", {"page/main.js", "page/style.css"}), ("/docs", {"page/docs.js", "page/swagger/swagger-ui-bundle.js"})],
+)
+def test_a_page_names_only_files_that_are_served(served: Served, path: str, needed: set[str]) -> None:
     with served.client() as client:
-        text = client.get("/").text
-        names = re.findall(r'(?:src|href)="([^"]+)"', text)
-        assert {"page/main.js", "page/style.css"} <= set(names)
+        names = re.findall(r'(?:src|href)="([^"]+)"', client.get(path).text)
+        assert needed <= set(names)
         for name in names:
             assert client.get(f"/{name}").status_code == 200
 
@@ -42,6 +45,8 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
         ("/page/audio/worklet.js", "text/javascript; charset=utf-8"),
         ("/page/style.css", "text/css; charset=utf-8"),
         ("/page/icon.svg", "image/svg+xml"),
+        ("/docs", "text/html; charset=utf-8"),
+        ("/page/swagger/swagger-ui.css", "text/css; charset=utf-8"),
     ],
 )
 def test_types_and_security_headers(served: Served, path: str, media_type: str) -> None:
@@ -51,7 +56,8 @@ def test_types_and_security_headers(served: Served, path: str, media_type: str) 
     assert response.headers["x-content-type-options"] == "nosniff"
     policy = dict(part.strip().partition(" ")[::2] for part in response.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'self'"
-    assert "unsafe-inline" not in str(policy)
+    # Swagger UI has styles in its elements.
+    assert "unsafe-inline" not in str({**policy, "style-src": ""} if path == "/docs" else policy)
 
 
 def test_an_unchanged_file_is_not_sent_again(served: Served) -> None:
@@ -75,4 +81,6 @@ def test_the_page_needs_no_key(serve: Callable[..., Served]) -> None:
     with serve(api_key="k").client() as client:
         assert client.get("/").status_code == 200
         assert client.get("/page/main.js").status_code == 200
+        assert client.get("/docs").status_code == 200
+        assert client.get("/openapi.json").status_code == 401
         assert client.get("/v1/models").status_code == 401
