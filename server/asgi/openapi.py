@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import FastAPI
@@ -107,6 +108,7 @@ def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:
     return info.annotation, info
 
 
+@cache
 def body_schema(model: type[GenerationBody]) -> dict[str, Any]:
     """JSON schema of the request body; pages and tools draw controls from it."""
     schema = model.model_json_schema()

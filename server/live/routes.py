@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response, WebSocket
@@ -87,7 +88,10 @@ async def end_session(request: Request, session: str) -> Response:
 )
 async def get_live_schema() -> Response:
     """JSON schema of the messages of WS /v1/live: `client` and `server`. `ready` has that of the controls."""
-    return JSONResponse(messages_schema(), media_type=SCHEMA_TYPE)
+    return JSONResponse(_messages_schema(), media_type=SCHEMA_TYPE)
+
+
+_messages_schema = cache(messages_schema)
 
 
 def _find(host: SessionHost, session: str) -> SessionCard:
