@@ -6,6 +6,7 @@ import glob
 import importlib.util
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -13,9 +14,15 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from runtime.config.deployment import SHIPPED
 from runtime.errors import BuildError, did_you_mean
-from runtime.terminal import EXIT_INTERRUPTED, EXIT_STATUS_HELP, exit_on_error, flush_output, sigterm_as_interrupt
+from runtime.terminal import (
+    EXIT_INTERRUPTED,
+    EXIT_STATUS_HELP,
+    exit_on_error,
+    flush_output,
+    print_line,
+    sigterm_as_interrupt,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 HELP_SETTINGS = {"context_settings": {"max_content_width": 100}, "epilog": EXIT_STATUS_HELP}
@@ -100,6 +107,8 @@ class CommandLine(typer.Typer):
 
 def complete_deployment(incomplete: str) -> list[str]:
     """Completions of a deployment: names of shipped ones, and TOML files in this folder or one below."""
+    from runtime.config.deployment import SHIPPED
+
     names = [path.stem for path in sorted(SHIPPED.glob("*.toml"))]
     start = glob.escape(incomplete)
     files = sorted(glob.glob(f"{start}*.toml") + glob.glob(f"{start}*/*.toml"))
@@ -121,8 +130,10 @@ def print_version(is_asked: bool) -> None:
     from runtime.engines.loading import tool_versions
 
     tools = tool_versions("cpu") | tool_versions("tensorrt")
-    for name, version in {"tickrt": metadata.version("tickrt"), "Python": platform.python_version(), **tools}.items():
-        typer.echo(f"{name} {version}")
+    with suppress(metadata.PackageNotFoundError):
+        print_line(f"tickrt {metadata.version('tickrt')}")
+    for name, version in {"Python": platform.python_version(), **tools}.items():
+        print_line(f"{name} {version}")
     raise typer.Exit
 
 

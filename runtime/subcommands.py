@@ -1,0 +1,50 @@
+"""tickrt: the installed commands tickrt-* as its subcommands. A subcommand's module is imported when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+import typer
+
+from runtime.command_line import Command, CommandLine, Version
+from runtime.errors import BuildError
+
+SUBCOMMANDS = {
+    "build": "Build a deployment's engines; list, inspect and remove built ones.",
+    "serve": "Serve a deployment over HTTP, with a page to play it.",
+    "generate": "Generate audio or latents from a text.",
+    "bench": "Measure ticks, and live sessions.",
+    "profile": "Measure the layers of an engine; compare two profiles.",
+}
+
+
+class InstalledCommand(Command):
+    """A console script tickrt-NAME. Its module has the Typer application `app`."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the script's own command. Raises BuildError where the script is not installed."""
+        scripts = metadata.distribution("tickrt").entry_points.select(
+            group="console_scripts", name=f"tickrt-{info_name}"
+        )
+        for script in scripts:
+            command = typer.main.get_command(import_module(script.module).app)
+            return command.make_context(info_name, args, parent, **extra)
+        raise BuildError(f"tickrt-{info_name} is not installed", fix="pip install tickrt")
+
+
+app = CommandLine()
+
+
+@app.callback()
+def tickrt(version: Version = False) -> None:
+    """Flow-matching diffusion decoders as engines, served as a live stream. tickrt build is tickrt-build, and so on."""
+
+
+for name, text in SUBCOMMANDS.items():
+    app.command(name, cls=InstalledCommand, help=text, add_help_option=False)(lambda: None)
+
+
+def main() -> None:
+    """Entry point of tickrt."""
+    app(prog_name="tickrt")

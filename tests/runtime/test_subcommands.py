@@ -1,0 +1,78 @@
+"""tickrt: every other console script is a subcommand, imported when it is called."""
+
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+import pytest
+from helpers.paths import ROOT
+from typer.testing import CliRunner, Result
+
+from runtime.subcommands import SUBCOMMANDS, app
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="tickrt")
+
+
+def test_every_console_script_is_a_subcommand() -> None:
+    assert {f"tickrt-{name}" for name in SUBCOMMANDS} == {*SCRIPTS} - {"tickrt"}
+    text = invoke("--help").output
+    assert all(f"\n  {name} " in text for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_a_subcommand_is_the_script_of_its_name(name: str) -> None:
+    result = invoke(name, "--help")
+    assert result.exit_code == 0
+    assert f"Usage: tickrt {name} [OPTIONS]" in result.stdout
+    assert invoke(name, "none.toml", *(["--prompt", "a", "-o", "a.wav"] if name == "generate" else [])).exit_code == 2
+
+
+def test_a_misspelled_subcommand_or_option_is_answered_with_the_right_one() -> None:
+    assert "Did you mean 'serve'?" in invoke("serv").stderr
+    assert (
+        "did you mean --dry-run?\n  fix: see tickrt build build --help" in invoke("build", "demo", "--dry-ran").stderr
+    )
+    assert (invoke("serv").exit_code, invoke("build", "--dry-ran").exit_code, invoke().exit_code) == (2, 2, 2)
+
+
+def test_subcommands_and_their_options_are_completed() -> None:
+    def complete(line: str) -> list[str]:
+        environment = {"_TICKRT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        return CliRunner().invoke(app, [], prog_name="tickrt", env=environment).output.split()
+
+    assert complete("tickrt b") == ["build", "bench"]
+    assert complete("tickrt generate demo --ste") == ["--steps"]
+
+
+def test_a_script_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
+    result = invoke("build", "demo")
+    assert result.exit_code == 3
+    assert result.stderr == "error: tickrt-build is not installed\n  fix: pip install tickrt\n"
+
+
+def test_help_imports_no_subcommand() -> None:
+    program = """import sys
+from runtime.subcommands import main
+try:
+    main()
+finally:
+    assert not {"numpy", "onnx", "fastapi", "av"} & {*sys.modules}, "imported for the help"
+"""
+    done = subprocess.run([sys.executable, "-c", program, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_is_the_same_command() -> None:
+    program = "import runpy; runpy.run_module('tickrt', run_name='__main__')"
+    path = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'runtime/api')!r}]; sys.argv = ['tickrt', '--version']"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{path}; {program}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tickrt ")
