@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_args
@@ -19,6 +19,7 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
+from runtime.audio.playback import Player, open_player
 from runtime.cli_options import description, file_values, flag_values, merged, option_flags
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
@@ -42,8 +43,9 @@ class Job:
     """The arguments of one call. `values` are options that are not validated yet."""
 
     config: Path
-    out: Path
+    out: Path | None
     format: str
+    play: bool
     values: dict[str, Any]
     condition: Path | None
     source: Path | None
@@ -57,8 +59,12 @@ class Job:
 def tickrt_generate(
     config: Config,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write; its suffix sets the format. - is standard output.")
-    ],
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write; its suffix sets the format. - is standard output."),
+    ] = None,
+    play: Annotated[
+        bool, typer.Option("--play", help="Play the audio while it is generated; --out may be left out.")
+    ] = False,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help=f"{description('prompt')} Repeatable: TEXT or TEXT::CURVE, the curve being the weight."),
@@ -102,8 +108,8 @@ def tickrt_generate(
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags))
-        format = format_of(out, format)
-        _run(Job(config, out, format, values, condition, source, target_source, target, made, metadata, quiet))
+        format = _checked_format(out, format, play)
+        _run(Job(config, out, format, play, values, condition, source, target_source, target, made, metadata, quiet))
 
 
 def _make_app() -> typer.Typer:
@@ -127,23 +133,44 @@ def main() -> None:
     app(prog_name="tickrt-generate")
 
 
+def _checked_format(out: Path | None, format: str | None, play: bool) -> str:
+    """The format to write; wav where nothing is written. Raises ConfigError, RequestError."""
+    if out is None and not play:
+        raise ConfigError("there is nowhere to send the audio", fix="--out NAME.wav, or --play")
+    found = format_of(out, format) if out is not None else "wav"
+    if play and found == "latents":
+        raise ConfigError("latents cannot be played", fix="--out NAME.wav, or leave --play out")
+    return found
+
+
 def _run(job: Job) -> None:
     console = Console(stderr=True)
     deployment = load_deployment(job.config)
     condition = None if job.condition is None else read_condition(job.condition)
     needs_text = condition is None and load_bundle(deployment.bundle).text_encoder is not None
     options = parse_options(job.values if needs_text else {"prompt": "", **job.values})
-    with _open(job, deployment) as pipeline, _output(job.out) as file:
+    with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
         generation = LongGeneration(pipeline, options, GenerationInputs(condition, source, target))
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
-        with closing(open_progress(generation.num_segments or 1, console, quiet=job.quiet)) as progress:
-            _write(job, pipeline, generation, progress, file)
-    if not job.quiet:
-        print_line(f"{job.out}: {progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}", console)
+        player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
+        progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
+        with closing(progress), _output(job.out) as file:
+            _write(job, pipeline, generation, progress, file, player)
+        if not job.quiet:
+            text = f"{progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}"
+            print_line(f"{job.out or 'audio'}: {text}", console)
+        if player is not None:
+            with exit_on_error("interrupted while playing"):
+                player.finish()
+
+
+def _open_player(pipeline: Pipeline, generation: LongGeneration) -> Player:
+    assert pipeline.codec is not None
+    return open_player(pipeline.codec.sample_rate_hz, pipeline.codec.channels, generation.total_samples)
 
 
 def _open(job: Job, deployment: Deployment) -> Pipeline:
@@ -162,7 +189,14 @@ def _read_source(pipeline: Pipeline, path: Path | None) -> Latents | None:
     return pipeline.read_source(path)
 
 
-def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, progress: ProgressMeter, file: BinaryIO) -> None:
+def _write(
+    job: Job,
+    pipeline: Pipeline,
+    generation: LongGeneration,
+    progress: ProgressMeter,
+    file: BinaryIO,
+    player: Player | None,
+) -> None:
     codec = pipeline.codec
     tag = generation.metadata().to_tag() if job.has_metadata else ""
     if job.format == "latents" or codec is None:
@@ -173,7 +207,7 @@ def _write(job: Job, pipeline: Pipeline, generation: LongGeneration, progress: P
     chunks = generate_audio(pipeline, generation, progress.on_event)
     rate_hz, samples = codec.sample_rate_hz, generation.total_samples
     writer = AudioWriter(job.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
-    write_audio(file, writer, _counted(chunks, rate_hz, progress))
+    write_audio(file, writer, _counted(chunks if player is None else player.tee(chunks), rate_hz, progress))
 
 
 def _counted(parts: Iterator[Pcm], rate_hz: float, progress: ProgressMeter) -> Iterator[Pcm]:
@@ -219,13 +253,16 @@ class _StandardOutput:
 
 
 @contextmanager
-def _output(path: Path) -> Iterator[BinaryIO]:
-    """Standard output for -, else a file that is complete or absent. Raises FileError."""
-    if path == STDOUT:
+def _output(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output for -, nothing for None, else a file that is complete or absent. Raises FileError."""
+    if path is None:
+        with open(os.devnull, "wb") as nothing:
+            yield nothing
+    elif path == STDOUT:
         yield _StandardOutput()  # type: ignore[misc]
-        return
-    with complete_file(path) as file:
-        yield file
+    else:
+        with complete_file(path) as file:
+            yield file
 
 
 if __name__ == "__main__":

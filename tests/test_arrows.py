@@ -73,6 +73,7 @@ HEAVY = {
     "matplotlib": {"engine_build/demo_model/"},
     "tokenizers": {"runtime/pipeline/text_encoder.py", "engine_build/demo_model/"},
     "av": {"runtime/audio/decoding.py", "runtime/audio/encoding.py"},
+    "sounddevice": {"runtime/audio/playback.py"},
     "soundfile": set(),
     "polygraphy": {"engine_build/build/verify.py"},
     "redis": {"runtime/sessions/redis_store.py"},

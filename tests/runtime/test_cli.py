@@ -104,6 +104,39 @@ def test_a_closed_standard_output_ends_the_command(built: Built) -> None:
     assert messages == b"error: the reader of standard output has closed it\n"
 
 
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the machine's player was given: its only player, aplay, is a script that keeps its standard input."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "aplay").write_text(f"#!/bin/sh\n/bin/cat > {folder}/played\n")
+    (folder / "aplay").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder / "played"
+
+
+@pytest.mark.parametrize("out", [["-o", "b.flac"], []])
+def test_play_sends_the_audio_to_a_player(generate: Generate, played: Path, out: list[str]) -> None:
+    options = ("--prompt", "a", "--seconds", 1.5, "--seed", 3)
+    assert generate(*options, "--no-metadata", "-o", "a.wav").exit_code == 0
+    result = generate(*options, "--play", *out)
+    assert result.exit_code == 0, result.output
+    assert "1.50 s, seed 3" in result.stderr
+    assert played.read_bytes() == Path("a.wav").read_bytes()
+    assert files() == sorted(["a.wav", "programs", *out[1:]])
+
+
+def test_play_without_a_player_is_refused_before_anything_is_written(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("runtime.audio.playback.PACKAGE", "no_such_package")
+    result = generate("--prompt", "a", "--play", "-o", "a.wav")
+    assert result.exit_code == EXIT_INVALID
+    assert "ffplay, mpv, aplay" in result.stderr
+    assert files() == []
+
+
 def test_an_existing_file_is_replaced(generate: Generate) -> None:
     Path("a.wav").write_bytes(b"old")
     assert generate("--prompt", "a", "-o", "a.wav").exit_code == 0
@@ -198,6 +231,8 @@ def test_flags_override_the_options_file(generate: Generate) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        (["--prompt", "a"], EXIT_INVALID, "fix: --out NAME.wav, or --play"),
+        (["--prompt", "a", "--play", "-o", "a.safetensors"], EXIT_INVALID, "latents cannot be played"),
         (["-o", "a.wav"], EXIT_INVALID, "prompt: Field required"),
         (["--prompt", "a", "-o", "a.mp9"], EXIT_INVALID, "end it in one of .wav"),
         (["--prompt", "a", "-o", "a.wav", "--format", "mp4"], EXIT_INVALID, "expected one of wav, pcm"),
