@@ -24,10 +24,7 @@ class InstalledCommand(Command):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the script's own command. Raises BuildError where the script is not installed."""
-        scripts = metadata.distribution("tickrt").entry_points.select(
-            group="console_scripts", name=f"tickrt-{info_name}"
-        )
-        for script in scripts:
+        for script in metadata.entry_points(group="console_scripts", name=f"tickrt-{info_name}"):
             command = typer.main.get_command(import_module(script.module).app)
             return command.make_context(info_name, args, parent, **extra)
         raise BuildError(f"tickrt-{info_name} is not installed", fix="pip install tickrt")
