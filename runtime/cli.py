@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_args
@@ -20,8 +20,8 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import Player, open_player
-from runtime.cli_options import description, file_values, flag_values, merged, option_flags
-from runtime.command_line import CommandLine, Config, Version
+from runtime.cli_options import SOURCE, TEXT, description, file_values, flag_values, merged, option_flags
+from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError, FileError, RequestError
@@ -67,18 +67,34 @@ def tickrt_generate(
     ] = False,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help=f"{description('prompt')} Repeatable: TEXT or TEXT::CURVE, the curve being the weight."),
+        typer.Option(
+            metavar="TEXT",
+            help=f"{description('prompt')} Repeatable: TEXT or TEXT::CURVE, the curve being the weight.",
+            rich_help_panel=TEXT,
+        ),
     ] = None,
     condition: Annotated[
         Path | None,
-        typer.Option(help="A .npy file with condition tokens, in place of --prompt; for models without text."),
+        typer.Option(
+            help="A .npy file with condition tokens, in place of --prompt; for models without text.",
+            rich_help_panel=TEXT,
+        ),
     ] = None,
-    source: Annotated[Path | None, typer.Option(help="Audio or latents to cover, to repaint or to continue.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(help="Audio or latents to cover, to repaint or to continue.", rich_help_panel=SOURCE),
+    ] = None,
     target_source: Annotated[
-        Path | None, typer.Option(help="Audio or latents for x0-strength and target-curve. Default: the source.")
+        Path | None,
+        typer.Option(
+            help="Audio or latents for x0-strength and target-curve. Default: the source.", rich_help_panel=SOURCE
+        ),
     ] = None,
     repaint: Annotated[
-        list[str] | None, typer.Option(metavar="FROM:TO", help=f"{description('repaint')} In seconds; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="FROM:TO", help=f"{description('repaint')} In seconds; repeatable.", rich_help_panel=SOURCE
+        ),
     ] = None,
     options: Annotated[
         Path | None, typer.Option(help="A JSON file with options, as in an HTTP request; flags override it.")
@@ -112,6 +128,27 @@ def tickrt_generate(
         _run(Job(config, out, format, play, values, condition, source, target_source, target, made, metadata, quiet))
 
 
+class _GenerateCommand(Command):
+    """Its --help has the bundle's defaults where the arguments name a deployment."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help" in args:
+            defaults = _bundle_defaults(args)
+            for option in self.params:
+                if option.name in defaults:
+                    option.help = option.help.replace("the model's", defaults[option.name])
+        return list(super().parse_args(ctx, args))
+
+
+def _bundle_defaults(args: Iterable[str]) -> dict[str, str]:
+    """The sampler's defaults of the first argument that is a deployment, by option; empty where none is."""
+    for argument in args:
+        with suppress(ConfigError):
+            bundle = load_bundle(load_deployment(Path(argument)).bundle)
+            return {name: f"{value:g}, that of {bundle.name}" for name, value in bundle.sampler.model_dump().items()}
+    return {}
+
+
 def _make_app() -> typer.Typer:
     """The command with the options' flags in place of `**flags`."""
     signature = inspect.signature(tickrt_generate, eval_str=True)
@@ -121,7 +158,7 @@ def _make_app() -> typer.Typer:
         parameters=[*parameters, *option_flags()]
     )
     made = CommandLine()
-    made.command()(tickrt_generate)
+    made.command(cls=_GenerateCommand)(tickrt_generate)
     return made
 
 

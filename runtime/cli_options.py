@@ -18,6 +18,15 @@ from runtime.requests.options import DcwOptions, GenerationOptions
 SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
 TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
 CURVE = "CURVE"
+# Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
+TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
+SECTIONS = {
+    TEXT: ("negative_prompt", "blend"),
+    "Length and sampling": ("seconds", "seed", "steps", "shift", "solver"),
+    "Guidance": ("guidance", "guidance_mode", "momentum", "rescale"),
+    SOURCE: ("target_gate",),
+}
+MAX_SHOWN = 1e6
 
 
 def description(option: str) -> str:
@@ -76,10 +85,35 @@ def _flag_schemas() -> dict[str, dict[str, Any]]:
 
 def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    option = typer.Option(flag, help=schema["description"], metavar=_metavar(schema), show_default=False)
+    facts = "; ".join(filter(None, (_default(schema), _range(schema))))
+    text = f"{schema['description']}  [{facts}]" if facts else schema["description"]
+    option = typer.Option(
+        flag, help=text, metavar=_metavar(schema), show_default=False, rich_help_panel=_section(name, schema)
+    )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
+
+
+def _section(name: str, schema: dict[str, Any]) -> str:
+    if "x-needs-source" in schema:
+        return SOURCE
+    return next((section for section, names in SECTIONS.items() if name in names), STEPS)
+
+
+def _default(schema: dict[str, Any]) -> str:
+    """The default where it is a value; the description says what another one means."""
+    value = schema.get("default")
+    return "" if value in (None, "") else f"default: {value if isinstance(value, str) else format(value, 'g')}"
+
+
+def _range(schema: dict[str, Any]) -> str:
+    """The range of a number, or of a curve's values."""
+    bounds = next((item for item in schema.get("anyOf", [schema]) if "minimum" in item), None)
+    if bounds is None:
+        return ""
+    low, high = bounds["minimum"], bounds["maximum"]
+    return f"{low:g}<=x<={high:g}" if high <= MAX_SHOWN else f"x>={low:g}"
 
 
 def _metavar(schema: dict[str, Any]) -> str:

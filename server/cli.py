@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
@@ -80,12 +80,12 @@ def run(
 def print_ready(url: str, settings: ServerSettings) -> None:
     """Print the page's URL, and a curl command that generates a file."""
     key = "" if settings.api_key is None else ' -H "authorization: Bearer $TICKRT_API_KEY"'
-    typer.echo(f"ready on {url} (open it in a browser to play; API documentation: {url}/docs)")
-    typer.echo(
-        f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
-        """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""
-    )
-    sys.stdout.flush()
+    with suppress(OSError):  # a server goes on where the reader of its standard output has left
+        typer.echo(f"ready on {url} (open it in a browser to play; API documentation: {url}/docs)")
+        typer.echo(
+            f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
+            """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""
+        )
 
 
 def _log_to_stderr(level: str) -> None:

@@ -26,6 +26,7 @@ from runtime.audio.formats import read_latents
 from runtime.audio.metadata import read_metadata
 from runtime.cli import app
 from runtime.config import deployment
+from runtime.config.bundle import load_bundle
 from runtime.errors import NonFiniteError
 from runtime.terminal import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_INTERRUPTED, EXIT_INVALID
 
@@ -102,6 +103,21 @@ def test_a_closed_standard_output_ends_the_command(built: Built) -> None:
         messages = process.stderr.read()
         assert process.wait(timeout=60) == EXIT_FILE
     assert messages == b"error: the reader of standard output has closed it\n"
+
+
+def test_help_has_sections_ranges_and_the_bundles_defaults(built: Built) -> None:
+    def help_text(*arguments: str) -> str:
+        return CliRunner().invoke(app, [*arguments, "--help"], terminal_width=200).output
+
+    text = help_text()
+    titles = ["Arguments:", "Options:", "Text:", "Source and target:", "Guidance:", "Each step:"]
+    assert all(f"\n{title}\n" in text for title in titles)
+    assert "0<=x<=50" in text
+    assert "default: ode" in text
+    assert "Denoising steps. Default: the model's." in text
+    sampler = load_bundle(built().bundle).sampler
+    assert f"Denoising steps. Default: {sampler.steps}, that of tiny." in help_text(str(built().path))
+    assert f"Default: {sampler.shift:g}, that of tiny." in help_text(str(built().path))
 
 
 @pytest.fixture
