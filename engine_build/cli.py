@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -28,15 +27,7 @@ INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is rem
 app = CommandLine(cls=DefaultCommandGroup)
 
 
-class TargetName(StrEnum):
-    """The choices of --target."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    TENSORRT = "tensorrt"
-
-
-OneTarget = Annotated[TargetName | None, typer.Option("--target", help="Engines of this target only; else of all.")]
+OneTarget = Annotated[Target | None, typer.Option("--target", help="Engines of this target only; else of all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -49,7 +40,7 @@ def tickrt_build(version: Version = False) -> None:
 def build_command(
     config: Config,
     target: Annotated[
-        TargetName | None, typer.Option(help="Where the engines will run; else the file's own target.")
+        Target | None, typer.Option(help="Where the engines will run; else the file's own target.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built; write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also rebuild engines that are up to date.")] = False,
@@ -63,7 +54,7 @@ def build_command(
     """
     with exit_on_error(INTERRUPTED):
         deployment = load_deployment(config)
-        chosen: Target = target.value if target else deployment.target
+        chosen = target or deployment.target
         if is_dry_run:
             _dry_run(deployment, chosen, force, threads)
         else:
@@ -73,18 +64,17 @@ def build_command(
 @app.command("list")
 def list_command(config: Config, target: OneTarget = None, as_json: AsJson = False) -> None:
     """List a deployment's built engines: target, size, error, and whether they run on this machine."""
-    with exit_on_error(INTERRUPTED):
-        deployment = load_deployment(config)
-        options = read_options(deployment)
-        found = [
-            entry
-            for name, folder in inventory.engine_folders(deployment, target.value if target else None)
-            for entry in inventory.entries(folder, probe_environment(name, options))
-        ]
-        if as_json:
-            print_line(json.dumps([entry.as_json() for entry in found], indent=1))
-        else:
-            print_entries(Console(), found, shown_path(deployment.engines))
+    deployment = load_deployment(config)
+    options = read_options(deployment)
+    found = [
+        entry
+        for name, folder in inventory.engine_folders(deployment, target)
+        for entry in inventory.entries(folder, probe_environment(name, options))
+    ]
+    if as_json:
+        print_line(json.dumps([entry.as_json() for entry in found], indent=1))
+    else:
+        print_entries(Console(), found, shown_path(deployment.engines))
 
 
 @app.command("inspect")
@@ -93,12 +83,11 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show an engine's version, shape ranges, tensors, options and measured error. Needs no GPU; opens no engine."""
-    with exit_on_error(INTERRUPTED):
-        about = inventory.inspect(engine)
-        if as_json:
-            print_line(json.dumps(about, indent=1))
-        else:
-            print_inspection(Console(), about)
+    about = inventory.inspect(engine)
+    if as_json:
+        print_line(json.dumps(about, indent=1))
+    else:
+        print_inspection(Console(), about)
 
 
 @app.command("clean")
@@ -111,18 +100,16 @@ def clean_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a deployment's engines and leftovers of interrupted builds. Other files stay."""
-    with exit_on_error(INTERRUPTED):
-        deployment = load_deployment(config)
-        chosen: Target | None = target.value if target else None
-        plan = inventory.removal_plan(deployment, chosen, timing_cache=timing_cache)
-        where = shown_path(deployment.engines)
-        if not plan.paths:
-            print_line(f"nothing to remove in {where}")
-            return
-        if not yes:
-            typer.confirm(f"remove {len(plan.paths)} files, {size(plan.size_bytes)}, from {where}?", abort=True)
-        removed = inventory.clean(deployment, chosen, timing_cache=timing_cache)
-        print_line(f"{len(removed.paths)} files removed, {size(removed.size_bytes)}, from {where}")
+    deployment = load_deployment(config)
+    plan = inventory.removal_plan(deployment, target, timing_cache=timing_cache)
+    where = shown_path(deployment.engines)
+    if not plan.paths:
+        print_line(f"nothing to remove in {where}")
+        return
+    if not yes:
+        typer.confirm(f"remove {len(plan.paths)} files, {size(plan.size_bytes)}, from {where}?", abort=True)
+    removed = inventory.clean(deployment, target, timing_cache=timing_cache)
+    print_line(f"{len(removed.paths)} files removed, {size(removed.size_bytes)}, from {where}")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -20,6 +20,8 @@ from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import open_socket, serve, url_of
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 app = CommandLine()
 
 
@@ -27,14 +29,16 @@ app = CommandLine()
 def tickrt_serve(
     config: Config,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 selects a free one. [default: 8000]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 selects a free one. [default: 8000]")
+    ] = None,
     target: Annotated[
         Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines can reach without an API key.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="The least severe messages to log.")] = "info",
     version: Version = False,
 ) -> None:
     """Serve a deployment over HTTP until SIGTERM or Ctrl-C. SIGHUP replaces the engines by the current builds.
@@ -88,9 +92,7 @@ def print_ready(url: str, settings: ServerSettings) -> None:
         )
 
 
-def _log_to_stderr(level: str) -> None:
-    if level not in ("debug", "info", "warning", "error"):
-        raise typer.BadParameter(f"expected debug, info, warning or error, got {level!r}", param_hint="--log-level")
+def _log_to_stderr(level: LogLevel) -> None:
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
