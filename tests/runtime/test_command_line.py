@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +71,17 @@ def test_every_command_has_one_status_per_kind_of_error(
     assert result.stderr.startswith(message)
     assert result.stderr.count("error:") == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("module", CALLS)
+def test_sigterm_is_an_interrupt_in_every_command(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminate(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module, "load_deployment" if CALLS[module][0] == "demo" else "need_packages", terminate)
+    result = invoke(module, *CALLS[module])
+    assert result.exit_code == 130
+    assert result.stderr.startswith("error: interrupted")
 
 
 @pytest.mark.parametrize("module", CALLS)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.factories import tiny_deployment
 from helpers.http_harness import Served
+from helpers.paths import ROOT
 from typer.testing import CliRunner
 
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.sessions.sqlite_store import open_sqlite_store
 from server.cli import app, print_ready
 from server.config import ServerSettings
@@ -65,6 +70,38 @@ def test_a_state_folder_in_use_is_reported(
         code, text = run(built(max_rows=16).path, "--port", 0)
     assert code == 2
     assert "in use by another server" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_builds_its_engines(tmp_path: Path, number: signal.Signals) -> None:
+    """Engines of a deployment that is given by name are built first."""
+    engines = load_deployment(tiny_deployment(tmp_path)).engine_folder()
+    program = (
+        "from pathlib import Path; from runtime.config import deployment; from server.cli import main;"
+        f" deployment.SHIPPED = Path({str(tmp_path)!r}); main()"
+    )
+    command = [sys.executable, "-c", program, "tiny", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "opening engines" in process.stdout.readline()
+        while process.poll() is None and not list(engines.glob("*.manifest.json")):
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, messages = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert messages.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in messages
+    assert not list(engines.glob("*.partial"))
+
+
+def test_a_closed_standard_output_does_not_end_the_server(
+    built: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("typer.echo", fail)
+    print_ready("http://127.0.0.1:1", ServerSettings())
 
 
 def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
