@@ -14,6 +14,7 @@ from typing import Annotated, Any, BinaryIO, get_args
 import numpy as np
 import typer
 from rich.console import Console
+from typer.core import TyperOption
 
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
@@ -135,7 +136,7 @@ class _GenerateCommand(Command):
         if "--help" in args:
             defaults = _bundle_defaults(args)
             for option in self.params:
-                if option.name in defaults:
+                if isinstance(option, TyperOption) and option.help and option.name in defaults:
                     option.help = option.help.replace("the model's", defaults[option.name])
         return list(super().parse_args(ctx, args))
 
