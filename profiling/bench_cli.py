@@ -4,7 +4,6 @@ soon live sessions play what is asked of them; and all of these compared with an
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from profiling.bench.ablations import ablations_result, measure_ablations, print_ablations
+from profiling.bench.ablations import ABLATIONS, ablations_result, measure_ablations, print_ablations
 from profiling.bench.budget_grid import grid_workloads, measure_grid, print_grid
-from profiling.bench.compare_runs import changes, check_comparable, print_changes, read_result
+from profiling.bench.compare_runs import check_comparable, print_changes, read_result
 from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
 from profiling.bench.live.script import Script
@@ -24,6 +23,7 @@ from profiling.bench.session import open_session
 from profiling.bench.steady_stream import Competitors
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result
 from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
+from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
@@ -74,7 +74,7 @@ def bench(
     ] = None,
     compare: Annotated[Path | None, typer.Option(help="Show the changes since a run saved with --json.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare also with another machine, engine, shape.")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Save the result as JSON.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP)] = None,
     torch: Annotated[
         str, typer.Option(help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.")
     ] = "",
@@ -88,11 +88,11 @@ def bench(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Measure ticks. The last line of output is one JSON object.
+    """Measure ticks.
 
     Fails where a generation that shares its ticks has other latents than alone.
     """
-    console = Console()
+    console = open_console(json_path)
     names = tuple(name.strip() for name in features.split(",") if name.strip())
     scale = guidance if guidance is not None else GUIDANCE if ablations else 1.0
     with exit_on_error():
@@ -103,20 +103,18 @@ def bench(
         played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
         wanted = Bench(deployment, load, ticks, budgets, repeats, ablations, sweep, played, plot, torch, torch_layers)
         wanted.check()
+        check_folders(json_path, plot)
         base = read_result(compare) if compare is not None else None
         if base is not None and not force:
             check_comparable(base, wanted.known())
-        with console.status("measuring"):
-            result, show = wanted.measure()
+        result, show = wanted.measure()
         if base is not None and not force:
             check_comparable(base, result)
         show(console)
         if base is not None:
-            print_changes(console, base, result)
-            result["changes"] = changes(base, result)
+            result["changes"] = {change.name: change.as_json() for change in print_changes(console, base, result)}
         if json_path is not None:
-            json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(json.dumps(result))
+            write_json(json_path, result)
         if fail_over_budget and is_over_budget(result):
             raise typer.Exit(EXIT_OVER_LIMIT)
 
@@ -171,18 +169,19 @@ class Bench:
 
     def _tick(self) -> Measured:
         competitors_of = torch_competitors(self.torch, self.torch_layers, self.load) if self.torch else None
-        with open_session(self.deployment) as session:
+        with open_session(self.deployment, [self.load.weight]) as session:
             result, measured = session.measure(self.load, self.ticks, competitors_of)
         return result, lambda console: print_result(console, result, measured.sites)
 
     def _budgets(self) -> Measured:
         loads = grid_workloads(self.deployment, self.load.frames, self.load.steps)
-        with open_session(self.deployment) as session:
+        weights = [load.weight for load in loads] * self.repeats
+        with open_session(self.deployment, weights) as session:
             result = measure_grid(session, loads, self.ticks, self.repeats)
         return result, lambda console: print_grid(console, result)
 
     def _ablations(self) -> Measured:
-        with open_session(self.deployment) as session:
+        with open_session(self.deployment, [1.0] * (len(ABLATIONS) + 1)) as session:
             found = measure_ablations(session, self.load, self.ticks)
             result = ablations_result(found, session, self.load)
         return result, lambda console: print_ablations(console, result)
@@ -190,7 +189,7 @@ class Bench:
     def _sweep(self) -> Measured:
         sweep = parse_sweep(self.sweep)
         loads = [self._with(sweep.name, value) for value in sweep.values]
-        with open_session(self.deployment) as session:
+        with open_session(self.deployment, [load.weight for load in loads]) as session:
             result = sweep_result(sweep, [session.measure(load, self.ticks)[0] for load in loads])
         if self.plot is not None:
             self.plot.write_text(plot_sweep(result), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Concurrent against sequential clients: `python -m profiling.http_bench configs/demo.toml`.
 
-Starts a server process, sends generations over HTTP, prints a table and one line of JSON. `ratio` is the time of all
+Starts a server process, sends generations over HTTP and prints a table. `ratio` is the time of all
 clients concurrently over their time one after the other.
 """
 
@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from profiling.server_process import server_process
+from runtime.task_progress import TaskProgress
+from runtime.terminal import exit_on_error, print_line
 
 GENERATIONS = "/v1/audio/generations"
 cli = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -72,10 +75,10 @@ def span_s(timings: list[StreamTiming]) -> float:
 
 def measure(url: str, bodies: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
     """Run both ways alternately, `rounds` times after one warm-up; medians."""
-    asyncio.run(run_concurrently(url, bodies))
-    pairs = [
-        (asyncio.run(run_sequentially(url, bodies)), asyncio.run(run_concurrently(url, bodies))) for _ in range(rounds)
-    ]
+    with TaskProgress([1.0] * (rounds + 1)) as progress:
+        with progress.task("warm-up"):
+            asyncio.run(run_concurrently(url, bodies))
+        pairs = [_measure_pair(url, bodies, progress, f"round {index + 1}") for index in range(rounds)]
     sequential_s, concurrent_s = median(span_s(a) for a, _ in pairs), median(span_s(b) for _, b in pairs)
     return {
         "clients": len(bodies),
@@ -91,6 +94,13 @@ def measure(url: str, bodies: list[dict[str, Any]], rounds: int) -> dict[str, An
     }
 
 
+def _measure_pair(
+    url: str, bodies: list[dict[str, Any]], progress: TaskProgress, name: str
+) -> tuple[list[StreamTiming], list[StreamTiming]]:
+    with progress.task(name):
+        return asyncio.run(run_sequentially(url, bodies)), asyncio.run(run_concurrently(url, bodies))
+
+
 def _first_audio_s(timings: list[StreamTiming]) -> list[float]:
     return [item.first_s - item.started_s for item in timings]
 
@@ -102,15 +112,19 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Repetitions; the median is reported.")] = 5,
     seconds: Annotated[float | None, typer.Option(help="Length of each generation. [default: one canvas]")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each generation. [default: the model's]")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
     body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
     bodies = [{"prompt": f"warm synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
-    with server_process(config) as server:
-        result = measure(server.url, bodies, rounds)
-    for name, value in result.items():
-        typer.echo(f"{name:28} {value}", err=True)
-    typer.echo(json.dumps(result))
+    with exit_on_error():
+        check_folders(json_path)
+        with server_process(config) as server:
+            result = measure(server.url, bodies, rounds)
+        for name, value in result.items():
+            print_line(f"{name:28} {value}", open_console(json_path))
+        if json_path is not None:
+            write_json(json_path, result)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def provenance(bundle: Bundle, deployment: Deployment, manifest: Manifest) -> di
         "target": deployment.target,
         "commit": this_commit(),
         "switches": deployment.runtime.model_dump(include=SWITCHES),
+        "threads": deployment.runtime.threads,
         "engine_sha256": manifest.engine_sha256,
         "versions": {name: metadata.version(name) for name in ("tickrt", "numpy")}
         | {"python": platform.python_version()}

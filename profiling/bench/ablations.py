@@ -12,10 +12,18 @@ from rich.table import Table
 
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession
-from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, percentiles, time_in_turn
+from profiling.bench.statistics import (
+    Quartiles,
+    paired_difference,
+    paired_ratio,
+    percentiles,
+    ratios_to_neighbours,
+    time_in_turn,
+)
 from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
+from profiling.significance import thinned
 from runtime.config.deployment import RuntimeConfig
 
 ALL_ON = RuntimeConfig().model_dump(include=SWITCHES)
@@ -91,12 +99,16 @@ def _measure(
     session: BenchSession, ablation: Ablation, base: SteadyStream, expected: list[Latents], ticks: int
 ) -> AblationResult:
     load = base.workload
-    with session.stream(load, with_runtime(session.deployment, **{**ALL_ON, **ablation.off})) as other:
+    off = with_runtime(session.deployment, **{**ALL_ON, **ablation.off})
+    with session.progress.task(f"without {ablation.name}"), session.stream(load, off) as other:
         what = f"with {ablation.name}"
         difference = check_equal("a generation", what, other.play(), expected, session.engines)
         other.warm_up()
         without_ms, (with_ms,) = time_in_turn(
-            lambda: other.time_ticks([]), [lambda: base.time_ticks([])], -(-ticks // base.block)
+            lambda: other.time_ticks([]),
+            [lambda: base.time_ticks([])],
+            -(-ticks // base.block),
+            session.progress.update,
         )
     captures = base.tick().replayed > 0
     reason = ablation.no_effect_because(session.deployment.target, load, captures=captures)
@@ -126,6 +138,7 @@ def _entry(found: AblationResult) -> dict[str, Any]:
         "is_noisy": ratio.spread > NOISY_SPREAD,
         "no_effect_because": found.no_effect_because,
         "largest_difference": found.difference,
+        "samples": {"ratio": [thinned(ratios_to_neighbours(found.without_ms, found.with_ms))]},
     }
 
 

@@ -14,6 +14,7 @@ from profiling.bench.result import BUSY, OVERHEAD_MS, against_budget, budget_of,
 from profiling.bench.session import BenchSession
 from profiling.bench.sweep import common_of
 from profiling.bench.workload import GUIDANCE, Workload, workload_of
+from profiling.significance import MAX_SAMPLES, thinned
 from runtime.config.deployment import Deployment
 
 # Guidance and DCW of each row of the budgets.
@@ -50,6 +51,10 @@ def _point(session: BenchSession, load: Workload, runs: Sequence[Mapping[str, An
         **against_budget(budget_of(session.deployment.target, load), overhead),
         "allocations_per_tick": max(run["allocations_per_tick"] for run in runs),
         "is_noisy": any(run["is_noisy"] for run in runs),
+        "samples": {
+            name: [thinned(run["samples"][name][0], MAX_SAMPLES // len(runs) or 1) for run in runs]
+            for name in ("overhead_ratio", "engine_ms p50")
+        },
     }
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from profiling.bench.statistics import percentiles
+from profiling.bench.statistics import percentiles, ratios_to_neighbours
 from profiling.bench.steady_stream import Measurement, Site
 from profiling.bench.workload import Workload
 from profiling.provenance import provenance
+from profiling.significance import thinned
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.engine import EngineSet
@@ -66,7 +67,7 @@ def shape_of(load: Workload) -> dict[str, Any]:
 
 
 def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, engines: EngineSet) -> dict[str, Any]:
-    """A run as one JSON object. Keys in milliseconds end in `_ms`."""
+    """A run as one JSON object. Keys in milliseconds end in `_ms`; `samples` are those of figures, in rounds."""
     load, last = measured.workload, measured.records[-1]
     overhead_ms, ratio = measured.overhead_ms, measured.overhead_ratio
     overhead = rounded({"overhead_ms": overhead_ms.median, "overhead_ratio": ratio.median})
@@ -92,6 +93,10 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         "allocations_per_tick": sum(measured.allocations) / len(measured.allocations),
         "shared_vs_alone": measured.worst_difference,
         "phases_ms": rounded(phases(measured.records)),
+        "samples": {
+            "overhead_ratio": [thinned(ratios_to_neighbours(measured.ticks_ms, measured.engine_ms))],
+            "engine_ms p50": [thinned(measured.engine_ms)],
+        },
         **provenance(bundle, deployment, engines.decoder.manifest),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import EngineSet
 from runtime.engines.loading import open_engines
+from runtime.task_progress import TaskProgress
 
 
 class SharedEngines(EngineSet):
@@ -28,12 +29,13 @@ class SharedEngines(EngineSet):
 
 @dataclass(frozen=True)
 class BenchSession:
-    """The bundle, the deployment, and its open device and engines."""
+    """The bundle, the deployment, its open device and engines, and the progress of the run."""
 
     bundle: Bundle
     deployment: Deployment
     device: Device
     engines: EngineSet
+    progress: TaskProgress
 
     @contextmanager
     def stream(self, load: Workload, deployment: Deployment | None = None) -> Iterator[SteadyStream]:
@@ -47,15 +49,15 @@ class BenchSession:
     def measure(
         self, load: Workload, ticks: int, competitors_of: Callable[[int], Competitors] | None = None
     ) -> tuple[dict[str, Any], Measurement]:
-        """One run, as a JSON object and as measured. Raises TickError."""
-        with self.stream(load) as stream:
-            measured = stream.run(ticks, 2 * load.steps, competitors_of)
+        """One run, as a JSON object and as measured; a task of the progress. Raises TickError."""
+        with self.progress.task(load.text), self.stream(load) as stream:
+            measured = stream.run(ticks, 2 * load.steps, competitors_of, self.progress.update)
         return result_of(measured, self.bundle, self.deployment, self.engines), measured
 
 
 @contextmanager
-def open_session(deployment: Deployment) -> Iterator[BenchSession]:
-    """Open device and engines for the time of a run. Raises TickError."""
+def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Iterator[BenchSession]:
+    """Open device and engines for the time of a run. weights: see TaskProgress. Raises TickError."""
     this_commit()
     bundle = load_bundle(deployment.bundle)
     with ExitStack() as stack:
@@ -63,4 +65,5 @@ def open_session(deployment: Deployment) -> Iterator[BenchSession]:
         stack.callback(device.close)
         engines = open_engines(deployment, device)
         stack.callback(engines.close)
-        yield BenchSession(bundle, deployment, device, SharedEngines(engines.decoder, engines.rows, engines.steps))
+        shared = SharedEngines(engines.decoder, engines.rows, engines.steps)
+        yield BenchSession(bundle, deployment, device, shared, stack.enter_context(TaskProgress(weights)))

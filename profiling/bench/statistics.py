@@ -36,15 +36,21 @@ def percentiles(samples: Sequence[float]) -> dict[str, float]:
     return {f"p{share}": float(np.percentile(samples, share)) for share in (50, 95, 99)}
 
 
-def time_in_turn(timer: Timer, neighbours: Sequence[Timer], num_samples: int) -> tuple[list[float], list[list[float]]]:
+def time_in_turn(
+    timer: Timer,
+    neighbours: Sequence[Timer],
+    num_samples: int,
+    on_share: Callable[[float], None] = lambda share: None,
+) -> tuple[list[float], list[list[float]]]:
     """Time something between samples of its neighbours.
 
     Returns `num_samples` values of `timer`, and for each neighbour `num_samples + 1`: one before each and one at the
-    end.
+    end. on_share: called between samples with the share that is done, 0..1.
     """
     samples_ms: list[float] = []
     neighbours_ms = [[neighbour()] for neighbour in neighbours]
-    for _ in range(num_samples):
+    for index in range(num_samples):
+        on_share(index / num_samples)
         samples_ms.append(timer())
         for times_ms, neighbour in zip(neighbours_ms, neighbours, strict=True):
             times_ms.append(neighbour())
@@ -65,6 +71,12 @@ def paired_difference(samples_ms: Sequence[float], neighbour_ms: Sequence[float]
     """Quartiles of each sample less the mean of the neighbour's before it and after it, in milliseconds."""
     samples, before, after = _paired(samples_ms, neighbour_ms)
     return Quartiles.of(samples - (before + after) / 2)
+
+
+def ratios_to_neighbours(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> list[float]:
+    """Each sample over the mean of the neighbour's before it and after it, in the order of the samples."""
+    samples, before, after = _paired(samples_ms, neighbour_ms)
+    return [float(ratio) for ratio in samples / ((before + after) / 2)]
 
 
 def _paired(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> tuple[NDArray[np.float64], ...]:

@@ -122,12 +122,16 @@ class SteadyStream:
         return 1 if self.device.kind == "cpu" else min(DEVICE_BLOCK_TICKS, self.workload.steps)
 
     def run(
-        self, ticks: int, probe_ticks: int, competitors_of: Callable[[int], Competitors] | None = None
+        self,
+        ticks: int,
+        probe_ticks: int,
+        competitors_of: Callable[[int], Competitors] | None = None,
+        on_share: Callable[[float], None] = lambda share: None,
     ) -> Measurement:
         """Verify, warm up, time, count allocations.
 
-        `competitors_of` maps a tick's rows to what is timed in turn with the ticks. Raises TickError, also where a
-        generation that shares its ticks has other latents than alone.
+        `competitors_of` maps a tick's rows to what is timed in turn with the ticks. on_share: see time_in_turn.
+        Raises TickError, also where a generation that shares its ticks has other latents than alone.
         """
         worst = self.verify()
         rows = self.warm_up()
@@ -138,7 +142,9 @@ class SteadyStream:
             for timer in timers:
                 timer()
             records: list[TickRecord] = []
-            ticks_ms, others_ms = time_in_turn(lambda: self.time_ticks(records), timers, -(-ticks // self.block))
+            ticks_ms, others_ms = time_in_turn(
+                lambda: self.time_ticks(records), timers, -(-ticks // self.block), on_share
+            )
         allocations, sites = self._count_allocations(probe_ticks)
         times_ms = dict(zip(competitors, others_ms, strict=True))
         engine_ms = times_ms.pop(BASELINE)

@@ -17,8 +17,8 @@ NAMES = ("depth", "frames", "steps")
 BAR = 12
 # Properties that are stated once where all points share them.
 COMMON = (
-    "bundle", "target", "commit", "switches", "engine_sha256", "versions", "machine", "variant", "guidance", "depth",
-    "frames", "steps", "tokens", "sessions",
+    "bundle", "target", "commit", "switches", "threads", "engine_sha256", "versions", "machine", "variant", "guidance",
+    "depth", "frames", "steps", "tokens", "sessions",
 )  # fmt: skip
 
 

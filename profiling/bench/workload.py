@@ -49,6 +49,16 @@ class Workload:
         """The features in use as one name, as in the budgets: "guidance+dcw"."""
         return "+".join(self.features) or "plain"
 
+    @property
+    def text(self) -> str:
+        """Its size and features: "depth 4, 256 frames, guidance+dcw"."""
+        return f"depth {self.depth}, {self.frames} frames, {self.variant}"
+
+    @property
+    def weight(self) -> float:
+        """Its cost relative to other workloads: frames of all rows, over the steps of a schedule."""
+        return self.depth * self.frames * self.steps * (1 if self.guidance == 1.0 else 2)
+
     def session_of(self, index: int) -> str:
         """The session that generation `index` belongs to."""
         return f"session-{index % self.sessions}" if self.sessions else ""

@@ -1,4 +1,4 @@
-"""tickrt-bench: tables, and one JSON object in the last line."""
+"""tickrt-bench: tables, and JSON where it is asked for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from profiling.bench_cli import app
 from runtime.tick.record import PHASES
 
 
-def test_the_last_line_is_one_json_object(built: Built) -> None:
+def test_json_goes_to_standard_output_where_asked_for_and_nothing_else(built: Built) -> None:
     command = [str(built().path), "--depth", "4", "--guidance", "3", "--dcw", "--ticks", "4"]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    done = CliRunner().invoke(app, [*command, "--json", "-"], catch_exceptions=False)
     assert done.exit_code == 0
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout)
+    assert "tick / engine" in done.stderr
+    plain = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "tick / engine" in plain.stdout
+    assert "{" not in plain.stdout
+    assert plain.stderr.startswith("1/1 depth 4, 32 frames, guidance+dcw: ")
     assert {"p50", "p95", "p99"} <= result["tick_ms"].keys()
     assert result["tick_ms"]["p50"] > 0 < result["engine_ms"]["p50"]
     assert (result["depth"], result["rows"], result["frames"], result["steps"]) == (4, 8, 32, 4)
@@ -33,7 +38,6 @@ def test_the_last_line_is_one_json_object(built: Built) -> None:
     assert result["audio_s_per_s"] == pytest.approx(result["finished_per_s"] * 32 / 25, rel=1e-3)
     assert len(result["engine_sha256"]) == 64
     assert result["versions"].keys() == {"tickrt", "python", "numpy", "onnxruntime"}
-    assert "tick / engine" in done.stdout
 
 
 def test_over_budget_fails_only_when_asked(built: Built) -> None:
@@ -45,20 +49,27 @@ def test_over_budget_fails_only_when_asked(built: Built) -> None:
 
 def test_two_passes_take_two_executes(built: Built) -> None:
     command = [str(built().path), "--depth", "2", "--guidance", "3", "--ticks", "4"]
-    fused, apart = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--two-pass"]))
-    assert json.loads(fused.stdout.splitlines()[-1])["executes"] == 1
-    assert json.loads(apart.stdout.splitlines()[-1])["executes"] == 2
+    fused, apart = (result_of(*command, *more) for more in ([], ["--two-pass"]))
+    assert (fused["executes"], apart["executes"]) == (1, 2)
 
 
-def last_line(*command: str) -> dict[str, Any]:
-    done = CliRunner().invoke(app, list(command), catch_exceptions=False)
+def result_of(*command: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*command, "--json", "-"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def saved(path: Path, *command: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*command, "--json", str(path)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "{" not in done.stdout
+    result: dict[str, Any] = json.loads(path.read_text())
     return result
 
 
 def test_a_result_has_its_machine_and_phases(built: Built) -> None:
-    result = last_line(str(built().path), "--depth", "2", "--ticks", "5", "--features", "mask,gain", "--sessions", "2")
+    result = result_of(str(built().path), "--depth", "2", "--ticks", "5", "--features", "mask,gain", "--sessions", "2")
     assert (result["kind"], result["variant"], result["sessions"]) == ("tick", "gain+mask", 2)
     assert result["machine"].keys() >= {"cpu"}
     assert set(result["phases_ms"]) == set(PHASES)
@@ -67,49 +78,48 @@ def test_a_result_has_its_machine_and_phases(built: Built) -> None:
 
 def test_another_shape_or_engine_is_not_compared(built: Built, tmp_path: Path) -> None:
     base, path = tmp_path / "base.json", str(built().path)
-    saved = last_line(path, "--depth", "2", "--ticks", "3", "--json", str(base))
-    assert json.loads(base.read_text()) == saved
-    compared = last_line(path, "--depth", "2", "--ticks", "3", "--compare", str(base))
-    assert compared["changes"]["tick_ms p50"]["base"] == saved["tick_ms"]["p50"]
+    first = saved(base, path, "--depth", "2", "--ticks", "3")
+    compared = result_of(path, "--depth", "2", "--ticks", "3", "--compare", str(base))
+    assert compared["changes"]["tick_ms p50"]["base"] == first["tick_ms"]["p50"]
     other = [path, "--depth", "1", "--ticks", "3", "--compare", str(base)]
     refused = CliRunner().invoke(app, other)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "depth: 2 in the saved run, 1 in this one" in refused.stderr
     other_base = base.with_name("other.json")
-    other_base.write_text(json.dumps({**saved, "engine_sha256": "00"}))
+    other_base.write_text(json.dumps({**first, "engine_sha256": "00"}))
     other_engine = CliRunner().invoke(app, [path, "--depth", "2", "--ticks", "3", "--compare", str(other_base)])
     assert (other_engine.exit_code, other_engine.stdout) == (2, "")
     assert "engine_sha256: 00 in the saved run" in other_engine.stderr
-    assert last_line(*other, "--force")["changes"].keys() >= {"overhead_ratio"}
+    assert result_of(*other, "--force")["changes"].keys() >= {"overhead_ratio"}
 
 
 def test_a_sweep_measures_each_value_and_draws_them(built: Built, tmp_path: Path) -> None:
     plot = tmp_path / "sweep.svg"
-    result = last_line(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--plot", str(plot))
+    result = result_of(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--plot", str(plot))
     assert [(point["depth"], point["rows"]) for point in result["points"]] == [(1, 1), (3, 3)]
     assert plot.read_text().count("<circle") == 4
-    lengths = last_line(str(built().path), "--sweep", "frames=16,64", "--depth", "2", "--ticks", "2", "--dcw")
+    lengths = result_of(str(built().path), "--sweep", "frames=16,64", "--depth", "2", "--ticks", "2", "--dcw")
     assert [point["frames"] for point in lengths["points"]] == [16, 64]
     assert lengths["variant"] == "dcw"
-    saved = tmp_path / "sweep.json"
-    saved.write_text(json.dumps(result))
-    again = last_line(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--compare", str(saved))
+    base = tmp_path / "sweep.json"
+    base.write_text(json.dumps(result))
+    again = result_of(str(built().path), "--sweep", "depth=1,3", "--ticks", "2", "--compare", str(base))
     assert again["changes"]["depth 3, tick_ms p50"]["base"] == result["points"][1]["tick_ms"]["p50"]
 
 
 def test_ablations_are_guided_by_default(built: Built) -> None:
-    result = last_line(str(built().path), "--ablations", "--depth", "2", "--ticks", "2")
+    result = result_of(str(built().path), "--ablations", "--depth", "2", "--ticks", "2")
     assert (result["kind"], result["guidance"], len(result["ablations"])) == ("ablations", 3.0, 7)
-    plain = last_line(str(built().path), "--ablations", "--depth", "2", "--ticks", "2", "--guidance", "1")
+    plain = result_of(str(built().path), "--ablations", "--depth", "2", "--ticks", "2", "--guidance", "1")
     assert "guidance is off" in plain["ablations"]["fused guidance"]["no_effect_because"]
 
 
 def test_the_grid_of_budgets_can_be_saved_compared_and_checked(built: Built, tmp_path: Path) -> None:
-    path, saved = str(built().path), tmp_path / "grid.json"
+    path, file = str(built().path), tmp_path / "grid.json"
     command = [path, "--budgets", "--repeats", "1", "--ticks", "1"]
-    base = last_line(*command, "--json", str(saved))
+    base = saved(file, *command)
     assert (base["kind"], len(base["points"])) == ("budgets", 9)
-    result = last_line(*command, "--compare", str(saved))
+    result = result_of(*command, "--compare", str(file))
     change = result["changes"]["depth 8, guidance+dcw, overhead_ms"]
     assert change["base"] == base["points"][-1]["overhead_ms"]
     assert CliRunner().invoke(app, [*command, "--fail-over-budget"]).exit_code == 1
@@ -130,6 +140,7 @@ def test_the_grid_of_budgets_can_be_saved_compared_and_checked(built: Built, tmp
         (["CONFIG", "--budgets", "--torch", "published"], 2, "--torch does not go with --budgets"),
         (["CONFIG", "--compare", "absent.json"], 2, "absent.json cannot be read"),
         (["CONFIG", "--sweep", "depth=1", "--plot", "a.png"], 2, "not the name of an SVG file"),
+        (["CONFIG", "--json", "absent/a.json"], 2, "there is no folder absent"),
         (["absent.toml"], 2, "no configuration at absent.toml"),
         (["UNBUILT"], 3, "is not built"),
         (["CONFIG", "--target", "tensorrt"], 3, "tensorrt"),
@@ -148,9 +159,9 @@ def test_live_sessions_are_measured_against_a_server_of_their_own(
 ) -> None:
     monkeypatch.setattr(script, "WARM_UP_S", 0.5)
     monkeypatch.setattr(script, "SETTLE_S", 0.5)
-    plot, saved = tmp_path / "live.svg", tmp_path / "live.json"
+    plot, file = tmp_path / "live.svg", tmp_path / "live.json"
     command = [str(built(max_rows=16).path), "--live", "1,2", "--minutes", "0.02", "--interval", "0.3"]
-    result = last_line(*command, "--plot", str(plot), "--json", str(saved))
+    result = saved(file, *command, "--plot", str(plot))
     assert (result["kind"], result["values"], result["mode"]) == ("live sweep", [1, 2], "loop")
     for point, sessions in zip(result["points"], (1, 2), strict=True):
         assert (point["sessions"], point["problems"]) == (sessions, 0)
@@ -158,5 +169,5 @@ def test_live_sessions_are_measured_against_a_server_of_their_own(
         assert point["control_to_sound_ms"].keys() == {"step_parameter", "generation_parameter"}
         assert point["ticks_per_s"] > 0 < point["server_cpu"]
     assert plot.read_text().startswith("<svg")
-    one = last_line(*command[:1], "--live", "1", *command[3:], "--mode", "extend", "--compare", str(saved), "--force")
+    one = result_of(*command[:1], "--live", "1", *command[3:], "--mode", "extend", "--compare", str(file), "--force")
     assert (one["kind"], one["sessions"], one["mode"], one["changes"]) == ("live", 1, "extend", {})

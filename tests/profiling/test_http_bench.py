@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -33,8 +34,13 @@ def test_a_refused_generation_ends_the_bench_with_the_problem(served: Served) ->
         measure(served.url, [{"prompt": "a", "steps": 0}], rounds=1)
 
 
-def test_the_command_serves_the_deployment_and_prints_json_last(built: Callable[..., Deployment]) -> None:
+def test_the_command_serves_the_deployment_and_prints_json_where_asked_for(built: Callable[..., Deployment]) -> None:
     options = ["--clients", "2", "--rounds", "1", "--seconds", "0.5", "--steps", "2"]
-    result = CliRunner().invoke(cli, [str(built(max_rows=16).path), *options])
+    command = [str(built(max_rows=16).path), *options]
+    result = CliRunner().invoke(cli, [*command, "--json", "-"])
     assert result.exit_code == 0, result.output
-    assert '"clients": 2' in result.stdout.splitlines()[-1]
+    assert json.loads(result.stdout)["clients"] == 2
+    assert "all_start_before_first_end" in result.stderr
+    plain = CliRunner().invoke(cli, command)
+    assert plain.stdout.startswith("clients ")
+    assert [line.split(":")[0] for line in plain.stderr.splitlines()] == ["1/2 warm-up", "2/2 round 1"]

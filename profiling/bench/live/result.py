@@ -9,6 +9,7 @@ import numpy as np
 
 from profiling.bench.live.script import KINDS, ClientRun, Control
 from profiling.bench.result import against_budget, rounded
+from profiling.significance import thinned
 from runtime.config.deployment import Target
 
 PARTS = ("first", "full")
@@ -71,6 +72,11 @@ def live_result(target: Target, runs: Sequence[ClientRun], server: Mapping[str, 
         "late_s": round(sum(log.late_samples / log.sample_rate_hz for log in logs), 4),
         "lead_s": _lead_s(runs),
         "problems": sum(len(run.client.problems) for run in runs),
+        "samples": {
+            f"control_to_sound_ms {kind} {part} p50": [_samples_ms(found)]
+            for kind, parts in heard.items()
+            for part, found in parts.items()
+        },
         **rounded(server),
         **against_budget(goals_of(target, len(runs)), figures),
     }
@@ -83,6 +89,10 @@ def _latency_ms(found: Sequence[Mapping[str, float] | None]) -> dict[str, float]
         return {}
     p50, p95, largest = np.percentile(played_ms, (50, 95, 100))
     return {"p50": round(float(p50), 1), "p95": round(float(p95), 1), "max": round(float(largest), 1)}
+
+
+def _samples_ms(found: Sequence[Mapping[str, float] | None]) -> list[float]:
+    return thinned([stages["played"] for stages in found if stages is not None], digits=1)
 
 
 def _stages_ms(found: Sequence[Mapping[str, float] | None]) -> dict[str, float]:

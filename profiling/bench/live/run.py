@@ -16,6 +16,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import ConfigError
+from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress
 
 # All clients have one address, and no session is refused because the others keep the machine busy.
 UNLIMITED = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "3600"}
@@ -58,25 +59,40 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     this_commit()
     # The sum, because sessions of the run before may still be ending.
     settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(load.sessions))}
-    with server_process(deployment.path, settings, options=("--target", deployment.target)) as server:
-        points = [_measure(server, deployment.target, load.script, sessions) for sessions in load.sessions]
+    running = server_process(deployment.path, settings, options=("--target", deployment.target))
+    with running as server, TaskProgress([1.0] * len(load.sessions)) as progress:
+        points = [_measure(server, deployment.target, load.script, count, progress) for count in load.sessions]
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
     about = provenance(load_bundle(deployment.bundle), deployment, manifest)
     found = points[0] if len(points) == 1 else {"points": points}
     return {"kind": load.kind, **load.shape(), **found, **about}
 
 
-def _measure(server: ServerProcess, target: Target, script: Script, sessions: int) -> dict[str, Any]:
+def _measure(
+    server: ServerProcess, target: Target, script: Script, sessions: int, progress: TaskProgress
+) -> dict[str, Any]:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
-    runs = asyncio.run(_run_clients(server.url, script, sessions))
+    with progress.task(f"{sessions} live sessions"):
+        runs = asyncio.run(_run_clients(server.url, script, sessions, progress))
     wall_s = time.monotonic() - begin_s
     used = _server_usage(before, server.metrics(), wall_s)
     used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
     return live_result(target, runs, used)
 
 
-async def _run_clients(url: str, script: Script, sessions: int) -> Sequence[ClientRun]:
-    return await asyncio.gather(*(run_client(url, script, index) for index in range(sessions)))
+async def _run_clients(url: str, script: Script, sessions: int, progress: TaskProgress) -> Sequence[ClientRun]:
+    showing = asyncio.create_task(_show(progress, script.duration_s))
+    try:
+        return await asyncio.gather(*(run_client(url, script, index) for index in range(sessions)))
+    finally:
+        showing.cancel()
+
+
+async def _show(progress: TaskProgress, duration_s: float) -> None:
+    begin_s = time.monotonic()
+    while True:
+        await asyncio.sleep(REDRAW_INTERVAL_S)
+        progress.update(min((time.monotonic() - begin_s) / duration_s, 1.0))
 
 
 def _server_usage(before: Mapping[str, float], after: Mapping[str, float], wall_s: float) -> dict[str, float]:

@@ -30,6 +30,11 @@ class Script:
     interval_s: float
     change_s: float
 
+    @property
+    def duration_s(self) -> float:
+        """From the first sound to the end of the session."""
+        return WARM_UP_S + self.change_s + SETTLE_S
+
 
 @dataclass(frozen=True, slots=True)
 class Control:

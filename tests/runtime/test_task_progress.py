@@ -1,0 +1,81 @@
+"""Progress of tasks: a bar with the remaining time on a terminal, a line per task elsewhere."""
+
+from __future__ import annotations
+
+import io
+import threading
+from contextlib import suppress
+
+import pytest
+from rich.console import Console
+
+from runtime import task_progress
+from runtime.task_progress import TaskProgress, duration_text
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(task_progress.time, "monotonic", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_without_a_terminal_each_finished_task_is_a_line(clock: Clock) -> None:
+    text = io.StringIO()
+    with TaskProgress([1.0, 3.0, 2.0], Console(file=text, width=120)) as progress:
+        for name, took_s in (("a [b]", 10.0), ("c", 30.0)):
+            with progress.task(name):
+                clock.now_s += took_s
+                progress.update(0.5)
+        with suppress(ValueError), progress.task("fails"):
+            raise ValueError
+    assert text.getvalue().splitlines() == ["1/3 a [b]: 10.0 s, about 50 s left", "2/3 c: 30.0 s, about 20 s left"]
+
+
+def test_on_a_terminal_a_bar_is_drawn_between_samples_and_by_no_thread(clock: Clock) -> None:
+    text = io.StringIO()
+    before = threading.active_count()
+    with TaskProgress([1.0, 1.0], Console(file=text, width=120, force_terminal=True)) as progress:
+        assert threading.active_count() == before
+        with progress.task("first"):
+            clock.now_s = 60.0
+            progress.update(0.5)
+            progress.update(0.99)
+        with progress.task("second"):
+            pass
+    assert "1/2 first, about 3:00 min left" in text.getvalue()
+    assert text.getvalue().count("1/2 first, about") == 1
+    assert "2/2 second" in text.getvalue()
+
+
+def test_without_weights_nothing_is_shown() -> None:
+    for is_terminal in (False, True):
+        text = io.StringIO()
+        with TaskProgress(console=Console(file=text, force_terminal=is_terminal)) as progress:
+            for _ in range(2):
+                with progress.task("a"):
+                    progress.update(0.5)
+        assert text.getvalue() == ""
+
+
+def test_the_rest_is_expected_to_cost_what_its_weights_say(clock: Clock) -> None:
+    progress = TaskProgress([1.0, 1.0, 2.0], Console(file=io.StringIO()))
+    assert progress.remaining_s() is None
+    with progress.task("a"):
+        clock.now_s = 5.0
+        assert progress.remaining_s(0.5) == pytest.approx(35.0)
+        clock.now_s = 10.0
+    assert progress.remaining_s() == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (125, "2:05 min"), (3725, "1:02:05 h")]
+)
+def test_durations_as_text(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
