@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +14,12 @@ from profiling.layers.ceilings import higher, measure_ceilings, parse_peaks
 from profiling.layers.measure import measure, sizes_of
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
+from profiling.output import check_folders, open_console, write_json
 from profiling.reports.chrome_trace import trace
 from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
-from profiling.reports.trtexec_json import layer_info, profile_records, write_json
+from profiling.reports.trtexec_json import layer_info, profile_records
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
@@ -25,6 +27,7 @@ from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineNotBuiltError
+from runtime.task_progress import TaskProgress
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
@@ -59,7 +62,8 @@ def run(
     ] = False,
     peaks: Annotated[str, typer.Option(metavar="GFLOPS,GBPS", help="Both peaks, given instead of measured.")] = "",
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write all layers, as trtexec's --exportProfile.")
+        Path | None,
+        typer.Option("--json", help="Write all layers, as trtexec's --exportProfile; - is standard output."),
     ] = None,
     info_path: Annotated[
         Path | None, typer.Option("--layer-info", help="Write the layers' contents, as trtexec's --exportLayerInfo.")
@@ -71,13 +75,14 @@ def run(
     """Profile one engine: time per layer, by kind of work, by module and by block; and the time of an execute without
     the profiler."""
     with exit_on_error():
+        check_folders(json_path, info_path, markdown_path, html_path, trace_path)
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
         bundle = load_bundle(deployment.bundle)
         frames = frames or bundle.latents.canvas_frames
         sizes = sizes_of(bundle, rows, frames, tokens or deployment.shapes[0].tokens.nearest(TOKENS))
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
-        show(profile, top, depth, Console())
+        show(profile, top, depth, open_console(json_path))
         if json_path is not None:
             write_json(json_path, profile_records(profile))
         if info_path is not None:
@@ -95,19 +100,17 @@ def diff(
     before: Annotated[Path, typer.Argument(help="A profile: tickrt-profile --json, or trtexec --exportProfile.")],
     after: Annotated[Path, typer.Argument(help="Another one.")],
     top: Annotated[int, typer.Option(min=1, help="Modules and layers to show, largest changes first.")] = 15,
-    median: Annotated[
-        bool, typer.Option("--median", help="Compare the layers' medians, which single slow executes do not change.")
-    ] = False,
     fail_over: Annotated[
         float | None, typer.Option(min=0, metavar="PCT", help="Exit 1 where something is slower by more percent.")
     ] = None,
 ) -> None:
-    """Compare two profiles: the sum, by kind, by module, by layer.
+    """Compare the medians of two profiles: the sum, by kind, by module, by layer.
 
-    --fail-over counts what is slower by more than PCT percent of itself and by 1 % or more of the sum.
+    A change is called one where it stands out of the spread of the executes: where the interval of the ratio of medians
+    leaves out 1, and it is 1 % or more of the sum. --fail-over counts such changes only.
     """
     with exit_on_error():
-        first, second = (read_saved(path, median=median) for path in (before, after))
+        first, second = (read_saved(path) for path in (before, after))
     if print_diff(first, second, top, fail_over, Console()):
         raise typer.Exit(EXIT_OVER_LIMIT)
 
@@ -115,24 +118,21 @@ def diff(
 def _profile(
     deployment: Deployment, engine: str, sizes: dict[str, int], runs: int, *, peaks: str, ceilings: bool
 ) -> Profile:
-    device = open_device(deployment.target)
-    try:
-        before = _ceilings(deployment, engine, device, peaks, measured=ceilings)
-        profile = measure(deployment, device, engine, sizes, runs)
+    given = parse_peaks(peaks) if peaks else None
+    is_measured = ceilings and given is None
+    with closing(open_device(deployment.target)) as device, TaskProgress([1.0] * (3 if is_measured else 1)) as progress:
+        before = _ceilings(deployment, engine, device, progress) if is_measured else given
+        with progress.task(f"{runs} executes of {engine}"):
+            profile = measure(deployment, device, engine, sizes, runs, progress.update)
         # Other load on the machine lowers a measured ceiling, rarely twice.
-        after = _ceilings(deployment, engine, device, peaks, measured=ceilings)
-        return replace(profile, ceilings=higher(before, after))
-    finally:
-        device.close()
+        after = _ceilings(deployment, engine, device, progress) if is_measured else given
+    return replace(profile, ceilings=higher(before, after))
 
 
-def _ceilings(deployment: Deployment, engine: str, device: Device, peaks: str, *, measured: bool) -> Ceilings | None:
-    if peaks:
-        return parse_peaks(peaks)
-    if not measured:
-        return None
+def _ceilings(deployment: Deployment, engine: str, device: Device, progress: TaskProgress) -> Ceilings:
     half = _precision(deployment, engine).startswith(HALF_PRECISIONS)
-    return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
+    with progress.task("ceilings"):
+        return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
 
 
 def _precision(deployment: Deployment, engine: str) -> str:

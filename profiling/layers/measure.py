@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from runtime.config.deployment import Deployment, Target, build_command
 from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
-from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
+from runtime.engines.engine import Engine, NodeTimes, condition_shape, features_of, run_once, sized
 from runtime.engines.loading import open_engine, tool_versions
 
 WARM_UP_RUNS = 3
+# Executes are measured in rounds, each with a new session of the profiler: their differences are the noise.
+ROUNDS = 5
 # CUDA's environment variable that makes every launch wait for its kernel.
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
@@ -66,14 +69,19 @@ def measure(
     name: str,
     sizes: Mapping[str, int],
     runs: int,
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> Profile:
-    """Open one engine of a deployment and profile it, at `sizes` by letter. Raises TickError."""
+    """Open one engine of a deployment and profile it, at `sizes` by letter. on_share: see profile_engine.
+
+    Raises TickError.
+    """
     fix = build_command(deployment.path, deployment.target)
     engine = open_engine(deployment.engine_folder(), name, device, threads=deployment.runtime.threads, fix=fix)
     try:
         bundle = load_bundle(deployment.bundle)
         origins = origins_of(engine, deployment.engine_folder(), bundle)
-        return profile_engine(engine, device, feeds_of(engine, bundle, sizes), runs, origins)
+        profile = profile_engine(engine, device, feeds_of(engine, bundle, sizes), runs, origins, on_share)
+        return replace(profile, about={**profile.about, "threads": deployment.runtime.threads})
     finally:
         engine.close()
 
@@ -84,15 +92,39 @@ def profile_engine(
     feeds: Mapping[str, NDArray[Any]],
     runs: int,
     origins: Origins | None = None,
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> Profile:
-    """Measure wall time without a profiler, then every layer. Raises ShapeError, EngineError."""
+    """Measure wall time without a profiler and every layer, in turn in rounds. Raises ShapeError, EngineError.
+
+    on_share: called between rounds with the share that is done, 0..1.
+    """
     origins = origins or Origins()
-    wall = Wall(tuple(wall_times_ms(engine, device, feeds, runs)))
-    nodes = engine.profile(feeds, runs)
+    rounds = round_sizes(runs)
+    times_ms: list[float] = []
+    measured: list[Sequence[NodeTimes]] = []
+    for index, size in enumerate(rounds):
+        on_share(index / len(rounds))
+        times_ms += wall_times_ms(engine, device, feeds, size)
+        measured.append(engine.profile(feeds, size))
+    nodes = joined(measured)
     works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
     layers = layer_timings(nodes, origins, works)
     notes = tuple(notes_of(engine.manifest.target, layers))
-    return Profile(engine.name, runs, layers, wall, about(engine, feeds), notes=notes)
+    return Profile(engine.name, runs, layers, Wall(tuple(times_ms)), about(engine, feeds), notes=notes, rounds=rounds)
+
+
+def round_sizes(runs: int) -> tuple[int, ...]:
+    """Numbers of executes of up to ROUNDS rounds, as equal as can be, longer ones first."""
+    rounds = min(ROUNDS, runs)
+    return tuple(runs // rounds + (index < runs % rounds) for index in range(rounds))
+
+
+def joined(rounds: Sequence[Sequence[NodeTimes]]) -> tuple[NodeTimes, ...]:
+    """The nodes of a graph with the times of all rounds."""
+    return tuple(
+        replace(nodes[0], runs_ms=tuple(ms for node in nodes for ms in node.runs_ms))
+        for nodes in zip(*rounds, strict=True)
+    )
 
 
 def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:
@@ -121,6 +153,7 @@ def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[An
         stream.record().wait()
         if index >= WARM_UP_RUNS:
             yield (time.perf_counter() - started_s) * 1e3
+    execution.release()
 
 
 def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

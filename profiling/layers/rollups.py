@@ -1,6 +1,7 @@
 """Rollups of a profile: by kind of work, by module of the model, and by index across equal blocks.
 
-Each adds up to the layer sum: layers without a module have a row of their own.
+Times are medians over executes, so that single slow executes do not count. Rollups add up to the sum of the layers'
+medians: layers without a module have a row of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SLOW_RATIO = 1.1
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a rollup: milliseconds per execute, share of the layer sum (0..1), and how many layers."""
+    """One line of a rollup: sum of its layers' medians, share of the sum of all (0..1), and how many layers."""
 
     name: str
     ms: float
@@ -31,15 +32,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of equal blocks: milliseconds per execute in each block, mean and median over all executes."""
+    """One part of equal blocks: milliseconds per execute in each block, median over all executes."""
 
-    average_ms: tuple[float, ...]
     median_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Equal blocks: parts[name].average_ms[i] is a part's time in block indices[i]; `whole` has the blocks' times."""
+    """Equal blocks: parts[name].median_ms[i] is a part's time in block indices[i]; `whole` has the blocks' times."""
 
     prefix: str
     indices: tuple[int, ...]
@@ -84,7 +84,7 @@ def by_block(profile: Profile) -> list[Blocks]:
     found = [
         _side_by_side(prefix, positions) for prefix, positions in families.items() if len({i for i, _ in positions}) > 1
     ]
-    return sorted(found, key=lambda blocks: -sum(blocks.whole.average_ms))
+    return sorted(found, key=lambda blocks: -sum(blocks.whole.median_ms))
 
 
 def block_of(module: str | None) -> tuple[str, int, str] | None:
@@ -135,8 +135,8 @@ def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
     groups: dict[str, list[LayerTiming]] = {}
     for layer in profile.layers:
         groups.setdefault(key(layer), []).append(layer)
-    whole = profile.layer_sum_ms or 1.0
-    sums = {name: sum(layer.average_ms for layer in layers) for name, layers in groups.items()}
+    whole = profile.layer_medians_ms or 1.0
+    sums = {name: sum(layer.median_ms for layer in layers) for name, layers in groups.items()}
     rows = [Row(name, sums[name], sums[name] / whole, len(layers)) for name, layers in groups.items()]
     return sorted(rows, key=lambda row: -row.ms)
 
@@ -145,7 +145,7 @@ def _side_by_side(prefix: str, positions: Mapping[tuple[int, str], Sequence[Laye
     indices = sorted({index for index, _ in positions})
     names = dict.fromkeys(name for _, name in positions)
     parts = {name: _part([positions.get((index, name), ()) for index in indices]) for name in names}
-    hottest = sorted(parts, key=lambda name: -sum(parts[name].average_ms))
+    hottest = sorted(parts, key=lambda name: -sum(parts[name].median_ms))
     whole = _part([[layer for name in names for layer in positions.get((index, name), ())] for index in indices])
     return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
 
@@ -153,5 +153,4 @@ def _side_by_side(prefix: str, positions: Mapping[tuple[int, str], Sequence[Laye
 def _part(blocks: Sequence[Sequence[LayerTiming]]) -> Part:
     """Layers per block, summed within each execute."""
     runs = [[sum(times) for times in zip(*(layer.runs_ms for layer in layers), strict=True)] for layers in blocks]
-    averages = (sum(layer.average_ms for layer in layers) for layers in blocks)
-    return Part(tuple(averages), tuple(median(times) if times else 0.0 for times in runs))
+    return Part(tuple(median(times) if times else 0.0 for times in runs))

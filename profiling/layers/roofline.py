@@ -18,6 +18,11 @@ Bound = Literal["compute", "memory"]
 
 # Operations counted per input element, by kind, for operators that are not matrix products; a convention.
 PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
+# Why a layer may be faster than a ceiling.
+EXCEEDED = (
+    "above 100 %: the ceilings are those of a copy in main memory and of one large matrix product; data that stays in a"
+    " cache moves faster, and other load slows down the measurement of a ceiling"
+)
 # Operators that move no memory, and operators that read as much as they write.
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
 PICKS = frozenset({"Gather", "Slice", "GatherND", "GatherElements"})
@@ -57,7 +62,10 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Roof:
-    """A layer's speed. bound: its lower ceiling; reached: share of that ceiling, 0..1. Both None without ceilings."""
+    """A layer's speed. bound: its lower ceiling; reached: share of that ceiling. Both None without ceilings.
+
+    Ceilings are measured, so that a share may be above 1: see EXCEEDED.
+    """
 
     flops_per_s: float
     bytes_per_s: float
@@ -65,11 +73,11 @@ class Roof:
     reached: float | None = None
 
 
-def measured_roof(work: Work, average_ms: float, ceilings: Ceilings | None) -> Roof | None:
+def measured_roof(work: Work, time_ms: float, ceilings: Ceilings | None) -> Roof | None:
     """A layer's speed compared with its roof; None for a layer without time or work."""
-    if average_ms <= 0 or not (work.flops or work.bytes):
+    if time_ms <= 0 or not (work.flops or work.bytes):
         return None
-    seconds = average_ms / 1e3
+    seconds = time_ms / 1e3
     speed = (work.flops / seconds, work.bytes / seconds)
     if ceilings is None:
         return Roof(*speed)

@@ -18,7 +18,7 @@ from runtime.engines.engine import Engine, NodeTimes
 
 @dataclass(frozen=True)
 class LayerTiming:
-    """One layer over several executes; `share` is of the sum of all layers, 0..1.
+    """One layer over several executes; `share` is of the sum of all layers, by their medians, 0..1.
 
     module: the innermost module of the model that holds all of the layer; None where it is not known. is_wide: the
     layer holds work of several parts of that module, and none of the module's own. nodes, contents: names and operators
@@ -53,8 +53,8 @@ class LayerTiming:
         return median(self.runs_ms)
 
     def roof(self, ceilings: Ceilings | None) -> Roof | None:
-        """Its speed and its ceiling; None where its work is not known."""
-        return measured_roof(self.work, self.average_ms, ceilings) if self.work is not None else None
+        """Its speed in the median execute, and its ceiling; None where its work is not known."""
+        return measured_roof(self.work, self.median_ms, ceilings) if self.work is not None else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Wall:
 class Profile:
     """An engine's layers at one shape, and its wall time without the profiler, which itself costs time.
 
-    about: engine hash, versions, machine, shapes. notes: texts on how to read the times.
+    about: engine hash, versions, machine, shapes. notes: texts on how to read the times. rounds: how many executes were
+    measured without a pause, in sum `runs`; empty where that is not known.
     """
 
     engine: str
@@ -88,11 +89,17 @@ class Profile:
     about: Mapping[str, Any] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     notes: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
 
     @property
     def layer_sum_ms(self) -> float:
-        """Mean over executes of the sum of all layers; every rollup adds up to it."""
+        """Mean over executes of the sum of all layers."""
         return sum(layer.average_ms for layer in self.layers)
+
+    @property
+    def layer_medians_ms(self) -> float:
+        """Sum of the layers' medians; every rollup adds up to it."""
+        return sum(layer.median_ms for layer in self.layers)
 
     @property
     def layer_sum_p50_ms(self) -> float:
@@ -117,7 +124,7 @@ def layer_timings(
     nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[Work | None] = ()
 ) -> tuple[LayerTiming, ...]:
     """One record per node, in execution order. `works`: one per node, or empty."""
-    whole = sum(sum(node.runs_ms) for node in nodes) or 1.0
+    whole = sum(median(node.runs_ms) for node in nodes) or 1.0
     held = [origins.of(node) if origins else () for node in nodes]
     given = works or [None] * len(nodes)
     return tuple(_layer(node, parts, whole, work) for node, parts, work in zip(nodes, held, given, strict=True))
@@ -130,7 +137,7 @@ def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: W
         op_type=node.op_type,
         kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
         runs_ms=node.runs_ms,
-        share=sum(node.runs_ms) / whole_ms,
+        share=median(node.runs_ms) / whole_ms,
         module=module,
         is_wide=module is not None and all(part.module != module for part in parts),
         nodes=tuple(part.name for part in parts),

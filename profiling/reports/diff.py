@@ -1,57 +1,89 @@
-"""Differences between two saved profiles: their sum, kinds of work, modules, and layers."""
+"""Differences between two saved profiles, and which of them stand out of the noise: their sum, kinds of work, modules,
+and layers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiling.layers.kinds import kind_of
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
+from profiling.reports.text_table import print_table
 from profiling.reports.trtexec_json import read_records
+from profiling.significance import NO_DIFFERENCE, RatioInterval, ratio_interval
 
-# Changes below this share of the sum are noise.
+# Changes below this share of the sum are not called a change.
 LEAST_SHARE = 0.01
 # Parts of a module's path below the common root: a block and a part of it.
 MODULE_DEPTH = 2
 # Properties that are equal where two profiles differ in the engine only.
-SAME = ("target", "machine", "shapes")
+SAME = ("target", "machine", "shapes", "threads")
+SUM, WALL = "sum of layers", "wall time, p50"
+TITLES = {"whole": "sum and wall time", "kind": "by kind"}
+COLOURS = {"slower": "red", "faster": "green"}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds per execute: the median, and samples `[rounds, executes]`, None where the file has no samples."""
+
+    ms: float
+    samples: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(cls, rounds_ms: Sequence[Sequence[float]], median_ms: float) -> Times:
+        """Times of rounds, cut to the shortest; of the median alone where there are no rounds."""
+        shortest = min((len(times) for times in rounds_ms), default=0)
+        return cls(median_ms, np.array([times[:shortest] for times in rounds_ms]) if shortest else None)
+
+    def __add__(self, other: Times) -> Times:
+        if self.samples is None or other.samples is None:
+            return Times(self.ms + other.ms)
+        samples = self.samples + other.samples
+        return Times(float(np.median(samples)), samples)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A profile from a file: milliseconds per execute of every kind, module and layer.
+    """A profile from a file: times of the whole (SUM, WALL), and of every kind, module and layer.
 
-    Layers whose names differ in the kernel's number only are one. Files of trtexec's have no modules, and wall_ms None.
+    Layers whose names differ in the kernel's number only are one. Files of trtexec's have no modules and no WALL.
     """
 
-    kinds: Mapping[str, float]
-    modules: Mapping[str, float]
-    layers: Mapping[str, float]
-    wall_ms: float | None = None
+    whole: Mapping[str, Times]
+    kinds: Mapping[str, Times]
+    modules: Mapping[str, Times]
+    layers: Mapping[str, Times]
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def sum_ms(self) -> float:
-        """Sum of layers."""
-        return sum(self.layers.values())
+    def is_sampled(self) -> bool:
+        """Whether the file has the times of single executes."""
+        return self.whole[SUM].samples is not None
 
 
 @dataclass(frozen=True)
 class Change:
-    """One line of a comparison, ms per execute; 0 where a profile does not have it."""
+    """One line of a comparison: medians per execute, 0 where a profile does not have it.
+
+    verdict: NO_DIFFERENCE, "slower", "faster", "new", "gone"; empty where a file has no samples.
+    """
 
     scope: str
     name: str
     before_ms: float
     after_ms: float
+    interval: RatioInterval | None = None
+    verdict: str = ""
 
     @property
     def delta_ms(self) -> float:
@@ -66,43 +98,83 @@ class Change:
         return 100 * self.delta_ms / self.before_ms
 
 
-def read_saved(path: Path, *, median: bool = False) -> Saved:
-    """A profile written by --json, or by trtexec --exportProfile; by averages or medians. Raises ConfigError."""
+def read_saved(path: Path) -> Saved:
+    """A profile written by --json, or by trtexec --exportProfile. Raises ConfigError."""
     _, extras, rows = read_records(path)
-    times = [row["medianMs" if median else "averageMs"] for row in rows]
+    details = extras.get("layers") or [{} for _ in rows]
+    times = [Times.of(about.get("rounds_ms", ()), row["medianMs"]) for row, about in zip(rows, details, strict=True)]
     # Kernel numbers differ from build to build.
-    names = [KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows]
-    details = extras.get("layers")
-    if details is None:
-        return Saved(_sums([kind_of("", name=str(row["name"])) for row in rows], times), {}, _sums(names, times))
+    layers = _sums([KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows], times)
+    whole = _sums([SUM] * len(times), times)
+    if not extras:
+        kinds = _sums([kind_of("", name=str(row["name"])) for row in rows], times)
+        return Saved(whole, kinds, {}, layers)
+    whole[WALL] = Times.of(extras.get("wall_rounds_ms", ()), extras["wall_p50_ms"])
     root = common_root(about["module"] for about in details)
     modules = [shown_module(about["module"], root, MODULE_DEPTH, is_wide=about["wide"]) for about in details]
-    kinds = [about["kind"] for about in details]
-    return Saved(_sums(kinds, times), _sums(modules, times), _sums(names, times), extras["wall_p50_ms"], extras)
+    return Saved(whole, _sums([about["kind"] for about in details], times), _sums(modules, times), layers, extras)
 
 
-def _sums(names: Sequence[str], times: Sequence[float]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for name, ms in zip(names, times, strict=True):
-        sums[name] = sums.get(name, 0.0) + ms
+def _sums(names: Sequence[str], times: Sequence[Times]) -> dict[str, Times]:
+    sums: dict[str, Times] = {}
+    for name, each in zip(names, times, strict=True):
+        sums[name] = sums[name] + each if name in sums else each
     return sums
 
 
 def compare(before: Saved, after: Saved) -> list[Change]:
-    """Changes of the sum, then of kinds, modules and layers; within each the largest change first."""
-    whole = [Change("whole", "sum of layers", before.sum_ms, after.sum_ms)]
-    if before.wall_ms is not None and after.wall_ms is not None:
-        whole.append(Change("whole", "wall time, p50", before.wall_ms, after.wall_ms))
-    kinds, layers = _changes("kind", before.kinds, after.kinds), _changes("layer", before.layers, after.layers)
-    if not before.modules or not after.modules:
-        return [*whole, *kinds, *layers]
-    return [*whole, *kinds, *_changes("module", before.modules, after.modules), *layers]
+    """Changes of the whole, then of kinds, modules and layers; within each the largest change first."""
+    scopes = {
+        "whole": (before.whole, after.whole),
+        "kind": (before.kinds, after.kinds),
+        "module": (before.modules, after.modules),
+        "layer": (before.layers, after.layers),
+    }
+    compared = {scope: sides for scope, sides in scopes.items() if all(sides)}
+    changes = [change for scope, (old, new) in compared.items() for change in _changes(scope, old, new)]
+    if not (before.is_sampled and after.is_sampled):
+        return changes
+    least_ms = LEAST_SHARE * before.whole[SUM].ms
+    num_judged = sum(abs(change.delta_ms) >= least_ms for change in changes)
+    return [
+        _judged(change, *compared[change.scope], num_judged)
+        if abs(change.delta_ms) >= least_ms
+        else replace(change, verdict=NO_DIFFERENCE)
+        for change in changes
+    ]
+
+
+def _changes(scope: str, before: Mapping[str, Times], after: Mapping[str, Times]) -> list[Change]:
+    none = Times(0.0)
+    changes = [
+        Change(scope, name, before.get(name, none).ms, after.get(name, none).ms)
+        for name in dict.fromkeys((*before, *after))
+        if scope != "whole" or (name in before and name in after)
+    ]
+    return changes if scope == "whole" else sorted(changes, key=lambda change: -abs(change.delta_ms))
+
+
+def _judged(change: Change, before: Mapping[str, Times], after: Mapping[str, Times], num_judged: int) -> Change:
+    """The change with its interval and verdict."""
+    old, new = before.get(change.name), after.get(change.name)
+    if old is None or new is None:
+        return replace(change, verdict="new" if old is None else "gone")
+    if old.samples is None or new.samples is None:
+        return change
+    interval = ratio_interval(old.samples.tolist(), new.samples.tolist(), num_judged)
+    if interval is None or not interval.is_change:
+        return replace(change, interval=interval, verdict=NO_DIFFERENCE)
+    return replace(change, interval=interval, verdict="slower" if interval.ratio > 1.0 else "faster")
 
 
 def slower_than(changes: list[Change], percent: float) -> list[Change]:
-    """Entries slower by more than `percent` of themselves and by 1 % or more of the sum."""
+    """Entries slower by more than `percent` of themselves and by 1 % or more of the sum, beyond the noise."""
     least_ms = LEAST_SHARE * changes[0].before_ms
-    return [change for change in changes if change.percent > percent and change.delta_ms >= least_ms]
+    return [
+        change
+        for change in changes
+        if change.percent > percent and change.delta_ms >= least_ms and change.verdict != NO_DIFFERENCE
+    ]
 
 
 def unlike(before: Saved, after: Saved) -> Iterator[str]:
@@ -121,11 +193,27 @@ def print_diff(before: Saved, after: Saved, top: int, fail_over: float | None, c
         console.print(f"the two differ in {text}", style="yellow", markup=False)
     changes = compare(before, after)
     for scope in dict.fromkeys(change.scope for change in changes):
-        console.print(_table(scope, [change for change in changes if change.scope == scope], top))
+        found = [change for change in changes if change.scope == scope]
+        shown = found if scope == "kind" else found[:top]
+        columns = (scope, "before ms", "after ms", "change", "interval", "")
+        print_table(console, _table_title(scope, found, top), columns, [_cells(change) for change in shown])
+    console.print(conclusion(changes), markup=False, highlight=False)
     slower = slower_than(changes, fail_over) if fail_over is not None else []
     for change in slower:
         console.print(f"slower by {change.percent:.1f} %: {change.scope} {change.name}", style="red", markup=False)
     return bool(slower)
+
+
+def conclusion(changes: Sequence[Change]) -> str:
+    """What stands out of the noise, in a sentence."""
+    if not any(change.verdict for change in changes):
+        return "not judged: a file has no times of single executes; tickrt-profile CONFIG --json FILE writes them"
+    standing = [change for change in changes if change.verdict not in ("", NO_DIFFERENCE)]
+    if not standing:
+        return f"{NO_DIFFERENCE}: no change stands out of the spread of the executes"
+    counts = Counter((change.verdict, change.scope) for change in standing if change.scope != "whole")
+    texts = [f"{change.verdict}: {change.name}" for change in standing if change.scope == "whole"]
+    return "; ".join([*texts, *(f"{count} x {scope} {verdict}" for (verdict, scope), count in counts.items())])
 
 
 def _title_of(saved: Saved) -> str:
@@ -136,30 +224,16 @@ def _title_of(saved: Saved) -> str:
     return f"{saved.about.get('engine')} {engine}" + (f", commit {commit}" if commit else "")
 
 
-def _table(scope: str, changes: Sequence[Change], top: int) -> Table:
-    table = Table(title=_table_title(scope, changes, top), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(scope, overflow="fold")
-    for column in ("before ms", "after ms", "change ms", "change"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for change in changes if scope == "kind" else changes[:top]:
-        table.add_row(*map(Text, _cells(change)))
-    return table
-
-
 def _table_title(scope: str, changes: Sequence[Change], top: int) -> str:
-    if scope in ("whole", "kind"):
-        return "sum and wall time" if scope == "whole" else "by kind"
+    if scope in TITLES:
+        return TITLES[scope]
     new = sum(change.before_ms == 0 < change.after_ms for change in changes)
     gone = sum(change.after_ms == 0 < change.before_ms for change in changes)
     return f"by {scope}: {min(top, len(changes))} of {len(changes)}, {new} new, {gone} gone"
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def _cells(change: Change) -> tuple[str | Text, ...]:
     percent = "new" if change.before_ms == 0 else f"{change.percent:+.1f} %"
-    return change.name, f"{change.before_ms:.3f}", f"{change.after_ms:.3f}", f"{change.delta_ms:+.3f}", percent
-
-
-def _changes(scope: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[Change]:
-    names = dict.fromkeys((*before, *after))
-    changes = [Change(scope, name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
-    return sorted(changes, key=lambda change: -abs(change.delta_ms))
+    interval = change.interval.text if change.interval is not None else ""
+    verdict = Text(change.verdict, COLOURS.get(change.verdict, ""))
+    return change.name, f"{change.before_ms:.3f}", f"{change.after_ms:.3f}", percent, interval, verdict

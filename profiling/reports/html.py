@@ -10,8 +10,9 @@ from typing import Any
 
 from profiling.layers.kinds import ORDER
 from profiling.layers.rollups import Blocks, Part, by_block, by_kind, by_module, common_root, shown_module
+from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
-from profiling.reports.tables import ceilings_text, contents_text
+from profiling.reports.tables import ceilings_text, contents_text, is_exceeded
 
 
 def page(profile: Profile, depth: int) -> str:
@@ -35,19 +36,24 @@ def content(profile: Profile, depth: int) -> dict[str, Any]:
         "about": _about(profile),
         "runs": profile.runs,
         "wall": [profile.wall.p50_ms, profile.wall.p95_ms],
-        "sum": [profile.layer_sum_ms, profile.layer_sum_p50_ms],
+        "sum": [profile.layer_medians_ms, profile.layer_sum_p50_ms],
         "gap": [profile.gap_ms, profile.gap_name],
         "notes": profile.notes,
         "order": ORDER,
         "kinds": [asdict(row) for row in by_kind(profile)],
         "modules": [asdict(row) for row in by_module(profile, depth)],
         "blocks": [_blocks(blocks) for blocks in by_block(profile)],
-        "ceilings": None if top is None else [top.flops_per_s, top.bytes_per_s, ceilings_text(profile)],
+        "ceilings": None if top is None else [top.flops_per_s, top.bytes_per_s, _roof_text(profile)],
         "layers": [
             _layer(layer, profile, shown_module(layer.module, root, depth, is_wide=layer.is_wide))
             for layer in profile.layers
         ],
     }
+
+
+def _roof_text(profile: Profile) -> str:
+    is_any_exceeded = any(is_exceeded(layer, profile) for layer in profile.layers)
+    return ceilings_text(profile) + (f"; {EXCEEDED}" if is_any_exceeded else "")
 
 
 def _about(profile: Profile) -> list[tuple[str, str]]:
@@ -76,7 +82,7 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
 
 
 def _part(name: str, part: Part) -> dict[str, Any]:
-    return {"name": name, "ms": part.average_ms, "median": part.median_ms}
+    return {"name": name, "ms": part.median_ms}
 
 
 def _layer(layer: LayerTiming, profile: Profile, group: str) -> dict[str, Any]:
@@ -88,8 +94,8 @@ def _layer(layer: LayerTiming, profile: Profile, group: str) -> dict[str, Any]:
         "module": layer.module,
         "group": group,
         "holds": contents_text(layer),
-        "ms": layer.average_ms,
-        "median": layer.median_ms,
+        "ms": layer.median_ms,
+        "mean": layer.average_ms,
         "share": layer.share,
         "flops": layer.work.flops if layer.work else None,
         "bytes": layer.work.bytes if layer.work else None,

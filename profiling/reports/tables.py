@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from profiling.layers.kinds import KINDS
 from profiling.layers.rollups import Blocks, Row, by_block, by_kind, by_module
+from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
+from profiling.reports.text_table import print_table
 
 MODULE_ROWS = 20
 # Layers of these operators are shown without their contents; TensorRT's kernels with them.
@@ -47,7 +46,7 @@ def wall_grid(profile: Profile) -> Grid:
     rows = (
         ("wall time of an execute, p50", _ms(profile.wall.p50_ms)),
         ("wall time of an execute, p95", _ms(profile.wall.p95_ms)),
-        (f"sum of {len(profile.layers)} layers, mean", _ms(profile.layer_sum_ms)),
+        (f"medians of {len(profile.layers)} layers, summed", _ms(profile.layer_medians_ms)),
         (f"sum of {len(profile.layers)} layers, p50", _ms(profile.layer_sum_p50_ms)),
         (profile.gap_name, _ms(profile.gap_ms)),
     )
@@ -64,22 +63,30 @@ def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
 
 
 def block_grid(blocks: Blocks) -> Grid:
-    """Equal blocks, a column for each."""
-    rows = [(name, *map(_ms, part.average_ms)) for name, part in blocks.parts.items()]
-    rows.append(("sum", *map(_ms, blocks.whole.average_ms)))
+    """Equal blocks, a column for each; medians."""
+    rows = [(name, *map(_ms, part.median_ms)) for name, part in blocks.parts.items()]
+    rows.append(("sum", *map(_ms, blocks.whole.median_ms)))
     columns = ("part", *(str(index) for index in blocks.indices))
     return Grid(f"blocks of {blocks.prefix}, ms", columns, tuple(rows), note=blocks.verdict)
 
 
 def layer_grid(profile: Profile, top: int) -> Grid:
-    """The layers with the longest times, with their rooflines where the work is known."""
-    slowest = sorted(profile.layers, key=lambda layer: -layer.total_ms)[:top]
-    columns: tuple[str, ...] = ("layer", "kind", "ms", "median", "share", "GFLOP/s", "GB/s")
+    """The layers with the longest medians, with their rooflines where the work is known."""
+    slowest = sorted(profile.layers, key=lambda layer: -layer.median_ms)[:top]
+    columns: tuple[str, ...] = ("layer", "kind", "ms", "share", "GFLOP/s", "GB/s")
     columns += ("bound", "of roof") if profile.ceilings else ()
     rows = tuple(_layer_row(layer, profile)[: len(columns)] for layer in slowest)
-    title = f"slowest {len(slowest)} of {len(profile.layers)} layers"
+    title = f"slowest {len(slowest)} of {len(profile.layers)} layers, medians"
     note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
+    if any(is_exceeded(layer, profile) for layer in slowest):
+        note += f"\n{EXCEEDED}"
     return Grid(title, columns, rows, num_text=2, note=note)
+
+
+def is_exceeded(layer: LayerTiming, profile: Profile) -> bool:
+    """Whether a layer is faster than its ceiling."""
+    roof = layer.roof(profile.ceilings)
+    return roof is not None and roof.reached is not None and round(roof.reached, 2) > 1.0
 
 
 def ceilings_text(profile: Profile) -> str:
@@ -102,15 +109,7 @@ def contents_text(layer: LayerTiming) -> str:
 def show(profile: Profile, top: int, depth: int, console: Console) -> None:
     """Print all tables."""
     for grid in grids(profile, top, depth):
-        table = Table(title=grid.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for index, column in enumerate(grid.columns):
-            if index == 0:
-                table.add_column(column, overflow="fold")
-            else:
-                table.add_column(column, justify="left" if index < grid.num_text else "right", no_wrap=True)
-        for row in grid.rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+        print_table(console, grid.title, grid.columns, grid.rows, grid.num_text)
         if grid.note:
             console.print(grid.note, markup=False, highlight=False)
             console.print()
@@ -134,7 +133,7 @@ def _line(cells: Sequence[str]) -> str:
 def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
     roof = layer.roof(profile.ceilings)
     held = "" if layer.op_type in ONNX_OPERATORS else contents_text(layer)
-    times = (_ms(layer.average_ms), _ms(layer.median_ms), f"{layer.share:.1%}")
+    times = (_ms(layer.median_ms), f"{layer.share:.1%}")
     name = f"{layer.name}: {layer.op_type}" + (f" of {held}" if held else "")
     speeds = ("", "") if roof is None else (_speed(roof.flops_per_s), _speed(roof.bytes_per_s))
     reached = "" if roof is None or roof.reached is None else f"{roof.reached:.0%}"

@@ -7,26 +7,30 @@ other properties are in the first record, which has the number of executes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from profiling.layers.timings import LayerTiming, Profile
+from profiling.significance import thinned
 from runtime.errors import ConfigError
 
 SCHEMA = 1
 EXTRA_KEY = "tickrt"
+ROUND_SAMPLES = 8
 
 
 def profile_records(profile: Profile) -> list[dict[str, Any]]:
     """The records of trtexec's --exportProfile."""
+    total_ms = sum(layer.total_ms for layer in profile.layers) or 1.0
     layers = [
         {
             "name": layer.name,
             "timeMs": round(layer.total_ms, 6),
             "averageMs": round(layer.average_ms, 6),
             "medianMs": round(layer.median_ms, 6),
-            "percentage": round(100 * layer.share, 6),
+            "percentage": round(100 * layer.total_ms / total_ms, 6),
         }
         for layer in profile.layers
     ]
@@ -43,6 +47,7 @@ def extra(profile: Profile) -> dict[str, Any]:
         "layer_sum_p50_ms": profile.layer_sum_p50_ms,
         "wall_p50_ms": profile.wall.p50_ms,
         "wall_p95_ms": profile.wall.p95_ms,
+        "wall_rounds_ms": stored_rounds(profile.wall.times_ms, profile.rounds),
         "gap_ms": profile.gap_ms,
         "gap": profile.gap_name,
         "notes": list(profile.notes),
@@ -52,7 +57,7 @@ def extra(profile: Profile) -> dict[str, Any]:
 
 
 def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
-    """Properties of one layer, without its times."""
+    """Properties of one layer, and its times in each round, of which ROUND_SAMPLES are stored."""
     roof = layer.roof(profile.ceilings)
     return {
         "op": layer.op_type,
@@ -64,7 +69,14 @@ def layer_details(layer: LayerTiming, profile: Profile) -> dict[str, Any]:
         "bytes": layer.work.bytes if layer.work else None,
         "bound": roof.bound if roof else None,
         "roof": round(roof.reached, 6) if roof and roof.reached is not None else None,
+        "rounds_ms": stored_rounds(layer.runs_ms, profile.rounds),
     }
+
+
+def stored_rounds(times_ms: Sequence[float], sizes: Sequence[int]) -> list[list[float]]:
+    """Times cut into rounds of these sizes; of each round at most ROUND_SAMPLES, evenly spaced."""
+    ends = list(accumulate(sizes))
+    return [thinned(times_ms[end - size : end], ROUND_SAMPLES) for size, end in zip(sizes, ends, strict=True)]
 
 
 def layer_info(profile: Profile) -> dict[str, Any]:
@@ -94,15 +106,6 @@ def _tensors(name: str, shapes: Any) -> list[dict[str, Any]]:
         for index, shape in enumerate(shapes)
         for kind, sizes in shape.items()
     ]
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file; a list with one record per line."""
-    if isinstance(content, list):
-        text = "[\n" + ",\n".join(json.dumps(record) for record in content) + "\n]\n"
-    else:
-        text = json.dumps(content, indent=1)
-    path.write_text(text, encoding="utf-8")
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.build.builder import build_deployment
 from profiling.layers.kinds import OPAQUE
-from profiling.layers.measure import feeds_of, measure, notes_of, sizes_of
+from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of
 from profiling.layers.timings import layer_timings
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
@@ -46,7 +46,7 @@ def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
     engine.close()
     profile = measure(deployment, HostDevice(), name, sizes, runs=3)
     assert_adds_up(profile)
-    assert len(profile.wall.times_ms) == profile.runs == 3
+    assert len(profile.wall.times_ms) == profile.runs == sum(profile.rounds) == 3
     assert profile.wall.p95_ms >= profile.wall.p50_ms > 0
     assert all(layer.work is not None for layer in profile.layers)
     assert profile.about["target"] == "cpu"
@@ -88,6 +88,12 @@ def test_notes_by_target(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(notes_of("cuda", layers)).startswith("layer times are those of launches")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert "wall time contains the waits" in next(notes_of("cuda", layers))
+
+
+def test_executes_are_measured_in_equal_rounds() -> None:
+    assert [round_sizes(runs) for runs in (1, 3, 5, 7, 20)] == [(1,), (1,) * 3, (1,) * 5, (2, 2, 1, 1, 1), (4,) * 5]
+    first, second = NodeTimes("a", "Add", (1.0, 2.0), {"x": 1}), NodeTimes("a", "Add", (3.0,))
+    assert joined([[first], [second]]) == (NodeTimes("a", "Add", (1.0, 2.0, 3.0), {"x": 1}),)
 
 
 def test_an_unbuilt_engine_is_named(built: Built) -> None:

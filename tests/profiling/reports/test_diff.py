@@ -1,30 +1,51 @@
-"""Differences between two profiles, and the limit on them."""
+"""Differences between two profiles, which of them stand out of the noise, and the limit on them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.recorded_profiles import FOLDER, recorded
 from typer.testing import CliRunner
 
+from profiling.layers.timings import Profile, Wall
+from profiling.output import write_json
 from profiling.profile_cli import app
-from profiling.reports.diff import Change, Saved, compare, read_saved, slower_than, unlike
-from profiling.reports.trtexec_json import profile_records, write_json
+from profiling.reports.diff import (
+    SUM,
+    WALL,
+    Change,
+    Saved,
+    Times,
+    compare,
+    conclusion,
+    read_saved,
+    slower_than,
+    unlike,
+)
+from profiling.reports.trtexec_json import profile_records
+
+
+def times(**values_ms: float) -> Mapping[str, Times]:
+    return {name.replace("_", " "): Times(value_ms) for name, value_ms in values_ms.items()}
+
 
 OLD = Saved(
-    {"gemm": 15.0, "norm": 1.01},
-    {"layers.0.mlp": 16.01},
-    {"a": 10.0, "b": 5.0, "gone": 1.0, "tiny": 0.01},
-    16.0,
-    {"target": "cpu"},
+    {SUM: Times(16.01), WALL: Times(16.0)},
+    times(gemm=15.0, norm=1.01),
+    {"layers.0.mlp": Times(16.01)},
+    times(a=10.0, b=5.0, gone=1.0, tiny=0.01),
+    {"target": "cpu", "threads": 2},
 )
 NEW = Saved(
-    {"gemm": 17.0, "norm": 2.03},
-    {"layers.0.mlp": 14.0, "layers.1.mlp": 5.03},
-    {"a": 12.0, "b": 5.0, "new": 2.0, "tiny": 0.03},
-    18.0,
-    {"target": "cuda"},
+    {SUM: Times(19.03), WALL: Times(18.0)},
+    times(gemm=17.0, norm=2.03),
+    {"layers.0.mlp": Times(14.0), "layers.1.mlp": Times(5.03)},
+    times(a=12.0, b=5.0, new=2.0, tiny=0.03),
+    {"target": "cuda", "threads": 2},
 )
 
 
@@ -36,42 +57,98 @@ def test_changes_by_scope() -> None:
     scopes = [change.scope for change in compare(OLD, NEW)]
     assert scopes == sorted(scopes, key=["whole", "kind", "module", "layer"].index)
     found = changes()
-    assert found["sum of layers"].delta_ms == pytest.approx(3.02)
-    assert found["wall time, p50"].percent == pytest.approx(12.5)
+    assert found[SUM].delta_ms == pytest.approx(3.02)
+    assert found[WALL].percent == pytest.approx(12.5)
     assert found["gemm"].percent == pytest.approx(100 * 2 / 15)
     assert (found["gone"].after_ms, found["new"].before_ms) == (0.0, 0.0)
     assert found["new"].percent == float("inf")
     assert [change.name for change in compare(OLD, NEW) if change.scope == "layer"][:2] == ["a", "new"]
 
 
-def test_slower_is_more_than_a_percentage_and_more_than_noise() -> None:
+def test_slower_is_more_than_a_percentage_and_more_than_a_share_of_the_sum() -> None:
     slower = {change.name for change in slower_than(compare(OLD, NEW), 10)}
-    assert slower == {"sum of layers", "wall time, p50", "gemm", "norm", "layers.1.mlp", "a", "new"}
+    assert slower == {SUM, WALL, "gemm", "norm", "layers.1.mlp", "a", "new"}
     assert {change.name for change in slower_than(compare(OLD, NEW), 30)} == {"norm", "layers.1.mlp", "new"}
     assert slower_than(compare(OLD, OLD), 0) == []
     assert "gone" in {change.name for change in slower_than(compare(NEW, OLD), 10)}
 
 
-def test_differences_of_machine_or_target_are_named() -> None:
+def test_differences_of_machine_target_or_threads_are_named() -> None:
     assert list(unlike(OLD, NEW)) == ["target: cpu and cuda"]
     assert list(unlike(OLD, OLD)) == []
+    assert list(unlike(OLD, replace(OLD, about={"threads": 1}))) == ["threads: 2 and 1"]
+
+
+def test_without_samples_nothing_is_judged() -> None:
+    assert {change.verdict for change in compare(OLD, NEW)} == {""}
+    assert conclusion(compare(OLD, NEW)).startswith("not judged")
 
 
 def test_layers_of_one_name_are_summed(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_json(path, [{"count": 1}, {"name": "a", "averageMs": 1.0}, {"name": "a", "averageMs": 2.0}])
     saved = read_saved(path)
-    assert saved.layers == {"a": 3.0}
-    assert saved.sum_ms == sum(saved.kinds.values()) == 3.0
-    assert saved.wall_ms is None
+    assert saved.layers == {"a": Times(3.0)}
+    assert saved.whole == {SUM: Times(3.0)}
+    assert sum(each.ms for each in saved.kinds.values()) == 3.0
+    assert not saved.is_sampled
 
 
-def test_by_medians(tmp_path: Path) -> None:
+def test_medians_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     row = {"name": "a", "timeMs": 9.0, "averageMs": 3.0, "medianMs": 1.0, "percentage": 100.0}
     write_json(path, [{"count": 3}, row, {"name": "old", "averageMs": 2.0}])
-    assert read_saved(path, median=True).layers == {"a": 1.0, "old": 2.0}
-    assert read_saved(path).layers == {"a": 3.0, "old": 2.0}
+    assert read_saved(path).layers == times(a=1.0, old=2.0)
+
+
+ROUNDS = (4, 4, 4, 4, 4)
+
+
+def measured(folder: Path, seed: int, slower: Mapping[str, float] | None = None) -> Saved:
+    """The recorded profile with noise of 2 % in rounds, written and read; layers slower by these factors."""
+    random = np.random.default_rng(seed)
+    profile = recorded("10", folder)
+    common = np.exp(random.normal(0.0, 0.01, 5).repeat(4) + random.normal(0.0, 0.01, 20))
+    layers = tuple(
+        replace(
+            layer,
+            runs_ms=tuple(
+                layer.median_ms * (slower or {}).get(layer.name, 1.0) * common * np.exp(random.normal(0.0, 0.02, 20))
+            ),
+        )
+        for layer in profile.layers
+    )
+    wall = Wall(tuple(sum(layer.median_ms for layer in layers) * common))
+    path = folder / f"{seed}.json"
+    write_json(path, profile_records(Profile("decoder", 20, layers, wall, rounds=ROUNDS)))
+    return read_saved(path)
+
+
+def test_equal_profiles_have_no_difference(tmp_path: Path) -> None:
+    for seed in range(0, 20, 2):
+        found = compare(measured(tmp_path, seed), measured(tmp_path, seed + 1))
+        assert {change.verdict for change in found} == {"no difference"}
+        assert conclusion(found).startswith("no difference")
+        assert slower_than(found, 0.0) == []
+
+
+def test_a_slower_layer_is_found(tmp_path: Path) -> None:
+    before = measured(tmp_path, 1)
+    hottest = max(before.layers, key=lambda name: before.layers[name].ms)
+    found = compare(before, measured(tmp_path, 2, {hottest: 1.3}))
+    (layer,) = (change for change in found if change.name == hottest)
+    assert layer.verdict == "slower"
+    assert layer.interval is not None
+    assert layer.interval.low < 1.3 < layer.interval.high
+    assert layer in slower_than(found, 10)
+    assert "1 x layer slower" in conclusion(found)
+    assert {change.verdict for change in found if change.scope == "layer"} == {"slower", "no difference"}
+
+
+def test_a_profile_that_is_slower_everywhere_is_found(tmp_path: Path) -> None:
+    before = measured(tmp_path, 1)
+    found = compare(before, measured(tmp_path, 2, dict.fromkeys(before.layers, 1.1)))
+    assert conclusion(found).startswith(f"slower: {SUM}; slower: {WALL}")
 
 
 def run(*arguments: object) -> tuple[int, str]:

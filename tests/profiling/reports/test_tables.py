@@ -10,7 +10,7 @@ import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, recorded
 from rich.console import Console
 
-from profiling.layers.roofline import Ceilings
+from profiling.layers.roofline import EXCEEDED, Ceilings
 from profiling.layers.timings import LayerTiming, Profile, Wall
 from profiling.reports.tables import MODULE_ROWS, contents_text, grids, markdown, show
 
@@ -49,8 +49,34 @@ def test_numbers_stay_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
     profile = recorded("10", tmp_path, Ceilings(1e12, 1e11, "given"))
     text = shown(profile, width=80)
     for layer in profile.layers:
-        assert f"{layer.average_ms:.3f}" in text
+        assert f"{layer.median_ms:.3f}" in text
         assert f"{layer.share:.1%}" in text
+
+
+def test_long_names_are_cut_in_the_middle_and_rows_are_single_lines(tmp_path: Path) -> None:
+    profile = recorded("10", tmp_path, Ceilings(1e12, 1e11, "given"))
+    named = replace(profile.layers[0], name="decoder.layers.3.attention.q_proj.matrix_multiply", runs_ms=(90.0,))
+    lines = shown(replace(profile, layers=(named, *profile.layers[1:])), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line for line in lines if line.startswith("decoder.la"))
+    assert "…" in row
+    assert "90.000" in row
+
+
+def test_rows_rank_by_their_medians() -> None:
+    slow_once = LayerTiming("slow once", "Add", "pointwise", (1.0, 1.0, 90.0), 0.25, "net.a")
+    steady = LayerTiming("steady", "Add", "norm", (3.0, 3.0, 3.0), 0.75, "net.b")
+    profile = Profile("e", 3, (slow_once, steady), Wall((1.0,)))
+    tables = {grid.columns[0]: [row[0] for row in grid.rows] for grid in grids(profile, 5, 2)}
+    assert tables["layer"] == ["steady: Add", "slow once: Add"]
+    assert tables["kind"] == ["norm", "pointwise", "sum"]
+    assert tables["module"] == ["b", "a", "sum"]
+
+
+def test_shares_of_a_roof_above_one_are_explained(tmp_path: Path) -> None:
+    slow, fast = (recorded("10", tmp_path, Ceilings(*peaks, "given")) for peaks in ((1e15, 1e15), (1e3, 1e3)))
+    assert EXCEEDED not in markdown(slow, 100, 2)
+    assert EXCEEDED in markdown(fast, 100, 2)
 
 
 def test_markdown_has_the_same_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from helpers.recorded_profiles import FOLDER, RUNS, VERSIONS, recorded, recorded
 
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import LayerTiming, Profile, Wall
-from profiling.reports.trtexec_json import EXTRA_KEY, layer_info, profile_records, read_records, write_json
+from profiling.output import write_json
+from profiling.reports.trtexec_json import (
+    EXTRA_KEY,
+    ROUND_SAMPLES,
+    layer_info,
+    profile_records,
+    read_records,
+    stored_rounds,
+)
 from runtime.errors import ConfigError
 
 FIELDS = ["name", "timeMs", "averageMs", "medianMs", "percentage"]
@@ -60,6 +69,14 @@ def test_extra_properties_are_read_back(tmp_path: Path) -> None:
     assert extras["wall_p50_ms"] == profile.wall.p50_ms
     assert extras["layer_sum_p50_ms"] + extras["gap_ms"] == pytest.approx(extras["wall_p50_ms"])
     assert any(row["bound"] == "compute" for row in extras["layers"])
+
+
+def test_times_of_rounds_are_stored_and_bounded(tmp_path: Path) -> None:
+    assert stored_rounds((1.0, 2.0, 3.0), (2, 1)) == [[1.0, 2.0], [3.0]]
+    assert stored_rounds((1.0,), ()) == []
+    profile = replace(recorded("10", tmp_path), rounds=(RUNS,))
+    stored = profile_records(profile)[0][EXTRA_KEY]["layers"][0]["rounds_ms"]
+    assert [len(times) for times in stored] == [ROUND_SAMPLES]
 
 
 def test_trtexec_files_have_no_extra_properties() -> None:
