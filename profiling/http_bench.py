@@ -19,11 +19,12 @@ import typer
 
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from profiling.server_process import server_process
+from runtime.command_line import CommandLine
 from runtime.task_progress import TaskProgress
-from runtime.terminal import exit_on_error, print_line
+from runtime.terminal import print_line
 
 GENERATIONS = "/v1/audio/generations"
-cli = typer.Typer(add_completion=False, rich_markup_mode=None)
+cli = CommandLine(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,13 @@ def command(
     """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
     body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
     bodies = [{"prompt": f"warm synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
-    with exit_on_error():
-        check_folders(json_path)
-        with server_process(config) as server:
-            result = measure(server.url, bodies, rounds)
-        for name, value in result.items():
-            print_line(f"{name:28} {value}", open_console(json_path))
-        if json_path is not None:
-            write_json(json_path, result)
+    check_folders(json_path)
+    with server_process(config) as server:
+        result = measure(server.url, bodies, rounds)
+    for name, value in result.items():
+        print_line(f"{name:28} {value}", open_console(json_path))
+    if json_path is not None:
+        write_json(json_path, result)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 Timings that follow each other are not independent, so blocks of neighbours are drawn (moving block bootstrap: Künsch,
 Annals of Statistics 1989), and rounds before them (Davison and Hinkley, Bootstrap Methods and their Application, 1997,
-section 3.8). A ratio counts where its interval leaves out 1 and it is further from 1 than LEAST_CHANGE.
+section 3.8). The interval is Student's t with the bootstrap's standard error of the logarithm (Efron and Tibshirani,
+An Introduction to the Bootstrap, 1993, section 12.4). A ratio counts where its interval leaves out 1 and it is further
+from 1 than LEAST_CHANGE.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +24,7 @@ Samples = NDArray[np.float64]
 ERROR_RATE = 0.01
 # Ratios nearer to 1 are not called a change.
 LEAST_CHANGE = 0.01
-NUM_RESAMPLES = 4000
+NUM_RESAMPLES = 500
 MAX_SAMPLES = 200
 NO_DIFFERENCE = "no difference"
 
@@ -46,20 +49,31 @@ class RatioInterval:
 
 
 def ratio_interval(before: Rounds, after: Rounds, num_figures: int = 1) -> RatioInterval | None:
-    """The ratio of medians, after over before; None where a median is not above 0 or there are no samples.
+    """The ratio of medians, after over before; None where a median is not above 0 or samples are too few.
 
     num_figures: how many figures one comparison judges; intervals widen so that ERROR_RATE holds for all of them
     (Bonferroni).
     """
     sets = [_as_array(before), _as_array(after)]
-    if any(samples.size == 0 or np.median(samples) <= 0.0 for samples in sets):
+    draws = [_num_draws(samples) for samples in sets]
+    if min(draws) < 2 or any(np.median(samples) <= 0.0 for samples in sets):
         return None
-    random = np.random.default_rng(0)
-    old, new = (np.log(_resampled_medians(samples, random)) for samples in sets)
     center = float(np.log(np.median(sets[1]) / np.median(sets[0])))
-    tail = ERROR_RATE / num_figures / 2
-    low, high = np.quantile(center + _spread_factor(sets) * (new - old - center), (tail, 1.0 - tail))
-    return RatioInterval(float(np.exp(center)), float(np.exp(low)), float(np.exp(high)))
+    variance = sum(_log_variance(samples) * num / (num - 1) for samples, num in zip(sets, draws, strict=True))
+    half = student_quantile(1.0 - ERROR_RATE / num_figures / 2, sum(draws) - 2) * float(np.sqrt(variance))
+    return RatioInterval(*(float(np.exp(center + side)) for side in (0.0, -half, half)))
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's t for a probability above 0.5, by the expansion of Abramowitz and Stegun, 26.7.5."""
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def thinned(samples: Sequence[float], most: int = MAX_SAMPLES, digits: int = 5) -> list[float]:
@@ -74,19 +88,24 @@ def _as_array(rounds: Rounds) -> Samples:
     return np.array([samples[:shortest] for samples in rounds], np.float64)
 
 
-def _spread_factor(sets: Sequence[Samples]) -> float:
-    """Few rounds, or blocks of one round, drawn with replacement vary too little, by this factor."""
-    num_drawn = min(len(samples) if len(samples) > 1 else round(samples.size**0.5) for samples in sets)
-    return float(np.sqrt(num_drawn / max(num_drawn - 1, 1)))
+def _block(length: int) -> int:
+    """Neighbours that are drawn together."""
+    return max(round(length**0.5), 1)
 
 
-def _resampled_medians(samples: Samples, random: np.random.Generator) -> Samples:
-    """Medians of NUM_RESAMPLES sets: rounds drawn with replacement, and in each of them blocks of neighbours."""
-    num_rounds, length = samples.shape
-    block = round(length**0.5)
-    num_blocks = -(-length // block)
+def _num_draws(samples: Samples) -> int:
+    """How many parts are drawn independently: rounds, or blocks of a single round."""
+    num_rounds, length = samples.shape if samples.size else (0, 0)
+    return num_rounds if num_rounds > 1 else length // _block(length)
+
+
+def _log_variance(samples: Samples) -> float:
+    """The bootstrap's variance of the logarithm of the median: of NUM_RESAMPLES sets, drawn with replacement as rounds,
+    and in each of these as blocks."""
+    random = np.random.default_rng(0)
+    (num_rounds, length), block = samples.shape, _block(samples.shape[1])
     rounds = random.integers(num_rounds, size=(NUM_RESAMPLES, num_rounds, 1))
-    starts = random.integers(length - block + 1, size=(NUM_RESAMPLES, num_rounds, num_blocks))
+    starts = random.integers(length - block + 1, size=(NUM_RESAMPLES, num_rounds, -(-length // block)))
     picked = (starts[..., None] + np.arange(block)).reshape(NUM_RESAMPLES, num_rounds, -1)[..., :length]
-    medians: Samples = np.median(samples[rounds, picked].reshape(NUM_RESAMPLES, -1), axis=1)
-    return medians
+    medians = np.median(samples[rounds, picked].reshape(NUM_RESAMPLES, -1), axis=1)
+    return float(np.var(np.log(medians)))

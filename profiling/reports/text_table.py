@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 LEAST_WIDTH = 8
+# Columns between two cells: padding and the box's divider.
+GAP = 2
 Cell = str | Text
 
 
@@ -18,9 +20,11 @@ def print_table(
 ) -> None:
     """Print rows of cells; the first `num_text` columns are text, the others numbers."""
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in (columns, *rows)]
-    others = sum(max(row[index].cell_len for row in cells) + 1 for index in range(1, len(columns)))
-    width = max(console.width - others - 1, LEAST_WIDTH)
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    others = sum(max(row[index].cell_len for row in cells) + GAP for index in range(1, len(columns)))
+    width = max(console.width - others, LEAST_WIDTH)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False
+    )
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < num_text else "right", no_wrap=True)
     for first, *rest in cells[1:]:
