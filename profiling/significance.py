@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -73,7 +74,7 @@ def student_quantile(probability: float, freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 def thinned(samples: Sequence[float], most: int = MAX_SAMPLES, digits: int = 5) -> list[float]:
@@ -90,13 +91,13 @@ def _as_array(rounds: Rounds) -> Samples:
 
 def _block(length: int) -> int:
     """Neighbours that are drawn together."""
-    return max(round(length**0.5), 1)
+    return max(isqrt(length), 1)
 
 
 def _num_draws(samples: Samples) -> int:
     """How many parts are drawn independently: rounds, or blocks of a single round."""
-    num_rounds, length = samples.shape if samples.size else (0, 0)
-    return num_rounds if num_rounds > 1 else length // _block(length)
+    num_rounds, length = len(samples), samples.size // max(len(samples), 1)
+    return num_rounds if num_rounds > 1 and length else length // _block(length)
 
 
 def _log_variance(samples: Samples) -> float:
