@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from runtime.cli import app
-from runtime.cli_options import file_values, flag_values, option_flags
+from runtime.cli_options import file_values, flag_values, merged, option_flags
 from runtime.errors import FileError, RequestError
 from runtime.requests.options import DcwOptions, GenerationOptions
 
@@ -91,3 +91,12 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_a_flag_that_is_not_json_is_refused() -> None:
     with pytest.raises(RequestError, match="steps: expected a number, 1,2,1 or @FILE, got 'many'"):
         flag_values([], [], {"steps": "many"})
+
+
+def test_changes_of_an_object_keep_its_other_members() -> None:
+    values = {"steps": 8, "dcw": {"mode": "low", "low": 0.1}, "guidance": 2}
+    assert merged(values, {"dcw": {"low": 0.2}, "guidance": [1, 2]}) == {
+        "steps": 8, "dcw": {"mode": "low", "low": 0.2}, "guidance": [1, 2],
+    }  # fmt: skip
+    assert merged({}, {"dcw": {"low": 0.2}}) == {"dcw": {"low": 0.2}}
+    assert values["dcw"] == {"mode": "low", "low": 0.1}

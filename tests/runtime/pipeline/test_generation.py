@@ -275,3 +275,26 @@ def test_without_context_input_segments_are_joined_by_the_mask(built: Built) -> 
         assert request.mask is not None
         assert np.array_equal(request.mask.original[: T // 4], first[-T // 4 :])
         assert whole(pipeline, LongGeneration(pipeline, options())).shape == (76, C)
+
+
+def test_metadata_has_what_was_given_and_digests_of_the_inputs(pipeline: Pipeline) -> None:
+    plain = LongGeneration(pipeline, parse_options({"prompt": "a"}))
+    made = plain.metadata()
+    assert (made.model, made.model_version) == (pipeline.bundle.name, pipeline.bundle.version)
+    assert (made.options, made.inputs) == ({"prompt": "a", "seed": plain.seed}, {})
+    given = options(prompt=[{"text": "a"}], dcw={"mode": "low", "low": 0.01})
+    first, same, other = (
+        LongGeneration(pipeline, given, GenerationInputs(source=latents(T, seed))).metadata() for seed in (1, 1, 2)
+    )
+    assert first.options == {
+        "prompt": [{"text": "a"}], "dcw": {"mode": "low", "low": 0.01}, "seed": 1, "seconds": LONG_S,
+    }  # fmt: skip
+    assert first == same
+    assert first.inputs != other.inputs
+    assert parse_options(first.options) == given
+
+
+def test_the_number_of_steps_counts_all_segments(pipeline: Pipeline) -> None:
+    assert LongGeneration(pipeline, options(steps=5)).num_steps == 3 * 5
+    assert LongGeneration(pipeline, options()).num_steps == 3 * pipeline.bundle.sampler.steps
+    assert LongGeneration(pipeline, options(), is_endless=True).num_steps == 0
