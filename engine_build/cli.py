@@ -14,6 +14,8 @@ from engine_build.build.builder import build
 from engine_build.build.environment import build_environment, probe_environment
 from engine_build.build.rebuild_check import check_rebuilds
 from engine_build.config import BuildRequest, load_request, read_options
+from engine_build.new_bundle.init import InitOptions, init, parse_roles
+from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
@@ -33,7 +35,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def tickrt_build(version: Version = False) -> None:
-    """Build a deployment's engines: tickrt-build CONFIG. Also: list CONFIG, inspect ENGINE, clean CONFIG."""
+    """Build a deployment's engines: tickrt-build CONFIG. Also: init MODEL.onnx, list CONFIG, inspect ENGINE, clean
+    CONFIG."""
 
 
 @app.command("build")
@@ -59,6 +62,29 @@ def build_command(
             _dry_run(deployment, chosen, force, threads)
         else:
             _build(load_request(config, threads=threads), chosen, force)
+
+
+@app.command("init")
+def init_command(
+    model: Annotated[Path, typer.Argument(help="The decoder's ONNX graph.")],
+    codec: Annotated[Path | None, typer.Option(help="The ONNX graph that turns latents into audio.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: the decoder's folder.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME", help=f"A decoder's tensor. Roles: {', '.join(NAMES)}. Repeatable."),
+    ] = None,
+    frame_rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="HZ", help="Latent frames per second. Default: 25, or the codec's."),
+    ] = None,
+    sample_rate: Annotated[
+        int | None, typer.Option(min=1, metavar="HZ", help="The codec's samples per second. Default: 48000.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace bundle.toml and deployment.toml.")] = False,
+) -> None:
+    """Write bundle.toml and deployment.toml for a model of your own; guesses, or asks, what each tensor is."""
+    folder, roles = out or model.parent, parse_roles(role or [])
+    init(InitOptions(model, codec, folder, roles, frame_rate, sample_rate, force))
 
 
 @app.command("list")

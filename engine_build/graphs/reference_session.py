@@ -13,6 +13,7 @@ from engine_build.graphs.graph_file import Graph
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER
 from runtime.errors import BuildError
 
+OPSET_FIX = 'export it for opset 20, as helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]) does'
 DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
 
@@ -58,7 +59,7 @@ def session(source: Path | bytes, options: Any, label: str) -> Any:
     try:
         return onnxruntime().InferenceSession(name, options, providers=[CPU_PROVIDER])
     except onnxruntime_errors() as error:
-        fix = f"polygraphy inspect model {source}" if isinstance(source, Path) else ""
+        fix = OPSET_FIX if "opset" in str(error) else "export it again; `polygraphy inspect model FILE` shows a graph"
         raise BuildError(f"ONNX Runtime does not load {label}: {error}", fix=fix) from error
 
 

@@ -45,4 +45,4 @@ def test_a_graph_that_does_not_load_names_its_file(tmp_path: Path) -> None:
     path.write_bytes(b"not a graph")
     with pytest.raises(BuildError, match=r"does not load the decoder") as caught:
         session(path, exact_options(1), "the decoder")
-    assert caught.value.fix == f"polygraphy inspect model {path}"
+    assert "polygraphy inspect model FILE" in caught.value.fix

@@ -1,0 +1,176 @@
+"""Which tensor of a decoder or codec graph has which role: by shape first, then by name, else by asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine_build.graphs.graph_file import Graph
+from runtime.engines.manifest import TensorInfo
+from runtime.errors import ConfigError, did_you_mean
+
+Dimension = int | str
+# Parts of usual tensor names, by role; they decide where several shapes fit.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "velocity": ("velocity", "output", "sample", "pred"),
+    "latents": ("latent", "hidden_states", "sample", "noisy"),
+    "time": ("time", "sigma"),
+    "context": ("context", "known"),
+    "condition": ("encoder_hidden_states", "cond", "text", "emb", "prompt"),
+    "condition_mask": ("mask",),
+}
+REQUIRED = ("velocity", "latents", "time")
+SHAPES = {
+    "velocity": "an output [B, T, C] with a fixed number of channels C",
+    "latents": "an input [B, T, C] of the velocity's shape",
+    "time": "an input [B] for the flow time",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tensor that was chosen for a role, and why."""
+
+    role: str
+    tensor: TensorInfo
+    reason: str
+
+
+Ask = Callable[[str, Sequence[TensorInfo]], TensorInfo | None]
+
+
+def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str, Choice]:
+    """Role -> choice for every tensor of a velocity decoder. `given`: role -> tensor name.
+
+    ask: called where several tensors fit a role. Raises ConfigError where the graph cannot be a velocity decoder.
+    """
+    _check_given(graph, given)
+    rest = [info for info in graph.inputs if info.name not in given.values()]
+    found: dict[str, Choice] = {}
+    tensors = {info.name: info for info in (*graph.inputs, *graph.outputs)}
+    for role in NAMES:
+        if role in given:
+            found[role] = Choice(role, tensors[given[role]], "given")
+            continue
+        fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
+        choice = _choose(graph, role, fitting, ask)
+        if choice is not None:
+            found[role] = choice
+            rest = [info for info in rest if info is not choice.tensor]
+    _check_all_used(graph, found)
+    _check_types(graph, list(found.values()))
+    return found
+
+
+def codec_roles(graph: Graph, channels: int) -> dict[str, Choice]:
+    """Roles latents, audio and start_frame of a codec's decoding graph. Raises ConfigError where it is none."""
+    found: dict[str, Choice] = {}
+    for info in graph.inputs:
+        if len(info.shape) == 3 and info.shape[2] == channels:
+            found["latents"] = Choice("latents", info, f"the input [B, T, {channels}]")
+        elif len(info.shape) == 1 and info.dtype == "int64":
+            found["start_frame"] = Choice("start_frame", info, "the int64 input [B]")
+    audio = [info for info in graph.outputs if len(info.shape) == 3]
+    if "latents" not in found or len(audio) != 1:
+        raise _refused(
+            graph, f"a codec that decodes these latents: an input [B, T, {channels}], an output [B, channels, N]"
+        )
+    found["audio"] = Choice("audio", audio[0], "the output with three dimensions")
+    _check_all_used(graph, found)
+    _check_types(graph, [choice for choice in found.values() if choice.role != "start_frame"])
+    return found
+
+
+def listed(tensors: Sequence[TensorInfo]) -> str:
+    """Names, dtypes and shapes, as text."""
+    return ", ".join(f"{info.name} {info.dtype}[{', '.join(_shown(info))}]" for info in tensors) or "none"
+
+
+def _shown(info: TensorInfo) -> list[str]:
+    """Dimensions as text; ? for one without a name."""
+    return ["?" if _is_unnamed(info, axis) else str(size) for axis, size in enumerate(info.shape)]
+
+
+def _fits(role: str, info: TensorInfo, found: Mapping[str, Choice]) -> bool:
+    rank, last = len(info.shape), info.shape[-1] if info.shape else 0
+    if role == "velocity":
+        return rank == 3 and isinstance(last, int)
+    if role == "time":
+        return rank == 1
+    velocity = found["velocity"].tensor
+    channels = velocity.shape[2]
+    if role == "latents":
+        return rank == 3 and last == channels and _may_equal(info, velocity, 1)
+    if role == "context":
+        return rank == 3 and isinstance(channels, int) and last == 2 * channels and _may_equal(info, velocity, 1)
+    if role == "condition":
+        return rank in (2, 3) and isinstance(last, int)
+    condition = found.get("condition")
+    return condition is not None and rank == 2 and len(condition.tensor.shape) == 3
+
+
+def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) -> Choice | None:
+    """The only tensor that fits, or the only one of these whose name is usual; else what the user says."""
+    named = [info for info in fitting if any(part in info.name.lower() for part in NAMES[role])]
+    if not fitting and role in REQUIRED:
+        raise _refused(graph, f"a velocity decoder: it has not {SHAPES[role]}")
+    if not fitting:
+        return None
+    if len(fitting) == 1 and (role != "context" or named):
+        return Choice(role, fitting[0], "the only one of this shape")
+    if len(named) == 1:
+        return Choice(role, named[0], "by its shape and its name")
+    chosen = ask(role, fitting)
+    return None if chosen is None else Choice(role, chosen, "asked")
+
+
+def _may_equal(one: TensorInfo, other: TensorInfo, axis: int) -> bool:
+    """Whether two tensors may have one size there: not where both are fixed, or both named, and differ."""
+    sizes = {type(info.shape[axis]): info.shape[axis] for info in (one, other)}
+    is_open = len(sizes) == 2 or _is_unnamed(one, axis) or _is_unnamed(other, axis)
+    return is_open or one.shape[axis] == other.shape[axis]
+
+
+def _is_unnamed(info: TensorInfo, axis: int) -> bool:
+    """Whether a dimension has the name that read_graph gives to one without."""
+    return info.shape[axis] == f"{info.name}.{axis}"
+
+
+def _check_given(graph: Graph, given: Mapping[str, str]) -> None:
+    for role, name in given.items():
+        if role not in NAMES:
+            raise ConfigError(
+                f"there is no role {role!r}", fix=did_you_mean(role, NAMES) or f"one of {', '.join(NAMES)}"
+            )
+        tensors = graph.outputs if role == "velocity" else graph.inputs
+        names = [info.name for info in tensors]
+        if name not in names:
+            fix = did_you_mean(name, names) or f"one of {', '.join(names)}"
+            raise ConfigError(f"--role {role}={name}: {graph.label} has no such tensor", fix=fix)
+
+
+def _check_all_used(graph: Graph, found: Mapping[str, Choice]) -> None:
+    used = {choice.tensor.name for choice in found.values()}
+    rest = [info for info in (*graph.inputs, *graph.outputs) if info.name not in used]
+    if rest:
+        raise ConfigError(
+            f"{graph.label} has tensors that no role fits: {listed(rest)}",
+            fix="name their roles with --role ROLE=NAME, or export the graph without them",
+        )
+
+
+def _check_types(graph: Graph, choices: Sequence[Choice]) -> None:
+    for choice in choices:
+        if choice.tensor.dtype != "float32":
+            hint = " (the flow time, from 1 to 0)" if choice.role == "time" else ""
+            raise ConfigError(
+                f"{graph.label}: {choice.role} {choice.tensor.name!r} is {choice.tensor.dtype}, expected float32{hint}",
+                fix="export the graph in float32; [build] precision lowers it for a GPU",
+            )
+
+
+def _refused(graph: Graph, what: str) -> ConfigError:
+    return ConfigError(
+        f"{graph.label} is not {what}; inputs: {listed(graph.inputs)}; outputs: {listed(graph.outputs)}",
+        fix="engine_build/README.md says what a graph needs; --role ROLE=NAME names a tensor",
+    )

@@ -1,0 +1,88 @@
+"""tickrt-build init: from ONNX graphs to a deployment that builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
+from typer.testing import CliRunner
+
+from engine_build.build.engine_specs import engine_specs
+from engine_build.cli import app
+from engine_build.config import load_request
+from engine_build.new_bundle import init as module
+from engine_build.new_bundle.init import ask, parse_roles
+from runtime.config.bundle import load_bundle
+from runtime.engines.manifest import TensorInfo
+from runtime.errors import ConfigError
+from runtime.terminal import EXIT_FILE, EXIT_INVALID
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(tiny_decoder(TinySpec()), tmp_path / "model.onnx")
+    onnx.save(tiny_codec_decode(TinySpec()), tmp_path / "codec.onnx")
+    return tmp_path / "model.onnx"
+
+
+def run(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["init", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_it_says_what_it_guessed_and_writes_what_builds(model: Path) -> None:
+    said = run(model, "--codec", model.parent / "codec.onnx", "--sample-rate", 8000)
+    assert "latents: hidden_states float32[rows, frames, 8] (by its shape and its name)" in said
+    assert "measured: 2 channels, 320 samples per frame, a frame of latents changes 1 frames on each side" in said
+    assert "velocity = noise - data" in said
+    assert f"next: tickrt-build {model.parent / 'deployment.toml'}" in said
+    specs = engine_specs(load_request(model.parent / "deployment.toml"))
+    assert {spec.kind for spec in specs} == {"decoder", "rows", "step", "codec_decode"}
+    codec = load_bundle(model.parent).codec
+    assert codec is not None
+    assert (codec.sample_rate_hz, codec.hop_samples, codec.decode.margin_frames) == (8000, 320, 1)
+
+
+def test_existing_files_are_kept_unless_forced(model: Path) -> None:
+    run(model)
+    before = (model.parent / "bundle.toml").read_text()
+    assert "exists and is not replaced" in run(model, "--frame-rate", 50, status=EXIT_FILE)
+    assert (model.parent / "bundle.toml").read_text() == before
+    run(model, "--frame-rate", 50, "--force")
+    assert load_bundle(model.parent).latents.frame_rate_hz == 50.0
+    assert "written: " in run(model, "--out", model.parent / "other")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--role", "latents"), "expected ROLE=NAME"),
+        (("--role", "time=timestep", "--role", "time=timestep"), "once per role"),
+        (("--role", "tiem=timestep"), "did you mean time?"),
+        (("--codec", "{model}"), "is not a codec that decodes these latents"),
+    ],
+)
+def test_wrong_arguments_are_refused(model: Path, arguments: tuple[str, ...], says: str) -> None:
+    assert says in run(model, *(item.replace("{model}", str(model)) for item in arguments), status=EXIT_INVALID)
+    assert not (model.parent / "bundle.toml").exists()
+
+
+def test_without_a_terminal_the_flag_is_named_and_with_one_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [TensorInfo(name=name, dtype="float32", shape=("n", "l", 4)) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=r"several tensors may be the latents.*\n  fix: --role latents=a"):
+        ask("latents", both)
+    monkeypatch.setattr(module.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True, raising=False)
+    for answer, expected in (("b", both[1]), ("", None)):
+        monkeypatch.setattr(module.typer, "prompt", lambda *_, answer=answer, **__: answer)
+        assert ask("latents", both) is expected
+    monkeypatch.setattr(module.typer, "prompt", lambda *_, **__: "c")
+    with pytest.raises(ConfigError, match="expected one of a, b"):
+        ask("latents", both)
+
+
+def test_roles_are_parsed() -> None:
+    assert parse_roles(["latents=x", "time=t=0"]) == {"latents": "x", "time": "t=0"}
