@@ -110,7 +110,11 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, Choice]) -> bool:
 
 
 def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) -> Choice | None:
-    """The only tensor that fits, or the only one of these whose name is usual; else what the user says."""
+    """The only tensor that fits, or the only one of these whose name is usual; else what the user says.
+
+    Of `[R, L, D]` and `[R, L]` the former is the condition, although a vector `[R, D]` fits too.
+    """
+    fitting = [info for info in fitting if len(info.shape) == max(len(other.shape) for other in fitting)]
     named = [info for info in fitting if any(part in info.name.lower() for part in NAMES[role])]
     if not fitting and role in REQUIRED:
         raise _refused(graph, f"a velocity decoder: it has not {SHAPES[role]}")
