@@ -159,7 +159,7 @@ def _check_all_used(graph: Graph, found: Mapping[str, Choice]) -> None:
     if rest:
         raise ConfigError(
             f"{graph.label} has tensors that no role fits: {listed(rest)}",
-            fix="name their roles with --role ROLE=NAME, or export the graph without them",
+            fix="export the graph without them; --role ROLE=NAME names a decoder's tensor",
         )
 
 

@@ -35,7 +35,7 @@ def run(*arguments: object, status: int = 0) -> str:
 
 def test_it_says_what_it_guessed_and_writes_what_builds(model: Path) -> None:
     said = run(model, "--codec", model.parent / "codec.onnx", "--sample-rate", 8000)
-    assert "latents: hidden_states float32[rows, frames, 8] (by its shape and its name)" in said
+    assert "latents: hidden_states float32[rows, frames, 8] (the only one of this shape)" in said
     assert "measured: 2 channels, 320 samples per frame, a frame of latents changes 1 frames on each side" in said
     assert "velocity = noise - data" in said
     assert f"next: tickrt-build {model.parent / 'deployment.toml'}" in said
@@ -62,7 +62,7 @@ def test_existing_files_are_kept_unless_forced(model: Path) -> None:
         (("--role", "latents"), "expected ROLE=NAME"),
         (("--role", "time=timestep", "--role", "time=timestep"), "once per role"),
         (("--role", "tiem=timestep"), "did you mean time?"),
-        (("--codec", "{model}"), "is not a codec that decodes these latents"),
+        (("--codec", "{model}"), "has tensors that no role fits: timestep"),
     ],
 )
 def test_wrong_arguments_are_refused(model: Path, arguments: tuple[str, ...], says: str) -> None:
