@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from runtime.config.bundle import Bundle, explain, load_bundle
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, ShapeRanges, load_deployment
+from runtime.config.explain import validated
 from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
@@ -134,10 +135,7 @@ def read_options(deployment: Deployment, threads: int | None = None) -> BuildCon
     table: dict[str, Any] = dict(deployment.tables.get("build", {}))
     if threads is not None:
         table["threads"] = threads
-    try:
-        return BuildConfig(**table)
-    except ValidationError as error:
-        raise ConfigError(f"{deployment.path}: [build] {explain(error)}") from error
+    return validated(BuildConfig, table, f"{deployment.path}: [build]")
 
 
 def check_ranges(deployment: Deployment, bundle: Bundle) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,11 +24,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from runtime.config.deployment import RuntimeConfig
+from runtime.config.explain import explain
 from runtime.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+logger = logging.getLogger("tickrt.server")
+PREFIX = "TICKRT_"
 # As browsers send it: lower case, no path, the port only where it is not the scheme's own.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
@@ -52,7 +59,7 @@ class ServerSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="TICKRT_", extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+        env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
     )
 
     host: str = Field(default="127.0.0.1", min_length=1)
@@ -180,15 +187,23 @@ def load_settings(table: Mapping[str, Any], folder: Path = Path(), **flags: Any)
     try:
         settings = _Loaded(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        raise ConfigError(f"server settings: {_explain(error)}", fix="see [server] and TICKRT_* variables") from None
+        found = explain(error, ServerSettings, with_values=False)
+        raise ConfigError(f"server settings: {found}", fix="see [server] and TICKRT_* variables") from None
     check_exposure(settings)
+    warn_of_unknown_variables(os.environ)
     return settings
 
 
-def _explain(error: ValidationError) -> str:
-    """Validation messages without the values: one of them may be the key."""
-    items = error.errors(include_url=False, include_input=False)
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or '(all)'}: {item['msg']}" for item in items)
+def warn_of_unknown_variables(environment: Iterable[str]) -> None:
+    """Log TICKRT_ variables that have no effect. They are no errors: an orchestrator may set some for a service."""
+    known = {name: f"TICKRT_{name.upper()}" for name in (*ServerSettings.model_fields, "cache")}
+    suggestions = {name: f"{name} in [runtime] of the deployment" for name in RuntimeConfig.model_fields} | known
+    for variable in environment:
+        name = variable.lower().removeprefix(PREFIX.lower())
+        if variable.upper().startswith(PREFIX) and name not in known:
+            similar = get_close_matches(name, suggestions, n=1)
+            hint = f"; did you mean {suggestions[similar[0]]}?" if similar else ""
+            logger.warning("the environment variable %s is not known and has no effect%s", variable, hint)
 
 
 def check_exposure(settings: ServerSettings) -> None:

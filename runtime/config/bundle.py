@@ -6,15 +6,15 @@ Shape letters: S slots, R rows, T frames, C latent channels, X context channels,
 from __future__ import annotations
 
 import logging
-import tomllib
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from runtime.config.explain import read_toml, validated
 from runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -301,22 +301,18 @@ def load_bundle(folder: Path) -> Bundle:
     Raises ConfigError with the file, the key and what was expected.
     """
     path = folder / BUNDLE_FILE
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _no_bundle(folder) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    if not path.is_file():
+        raise _no_bundle(folder)
+    table = read_toml(path)
     for old, name in RENAMED_TABLES.items():
         if old in table and name not in table:
             table[name] = table.pop(old)
             _warn_renamed(path.resolve(), old, name)
-    try:
-        bundle = Bundle(folder=folder, **table)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error)}") from error
-    except TypeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    if "deployment" in table:
+        raise ConfigError(f"{path} is a deployment, expected a bundle", fix="name the folder that its `bundle` names")
+    if "folder" in table:
+        raise ConfigError(f"{path}: folder: is not a known name", fix="leave it out")
+    bundle = validated(Bundle, {**table, "folder": folder}, str(path))
     bundle.silence(1)
     bundle.null_condition()
     return bundle
@@ -331,6 +327,8 @@ def _warn_renamed(path: Path, old: str, name: str) -> None:
 def _no_bundle(folder: Path) -> ConfigError:
     if folder.is_dir():
         return ConfigError(f"{folder} is not a bundle: it has no {BUNDLE_FILE}", fix="name the bundle's folder")
+    if folder.is_file():
+        return ConfigError(f"{folder} is a file, expected a bundle's folder", fix=f"name the folder with {BUNDLE_FILE}")
     return ConfigError(
         f"there is no bundle at {folder}",
         fix=f"name another one, or make it: python -m engine_build.export acestep --checkpoint DIR --out {folder}",
@@ -350,13 +348,3 @@ def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
         raise ConfigError(f"{path} does not hold {wanted}", fix="export the bundle again")
     array.flags.writeable = False
     return np.asarray(array)
-
-
-def explain(error: ValidationError) -> str:
-    """pydantic's errors as one line: key, what is wrong, and the value found, separated by semicolons."""
-    lines = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-        found = "" if item["type"] in ("missing", "value_error") else f" (found {item['input']!r:.80})"
-        lines.append(f"{where}: {item['msg']}{found}")
-    return "; ".join(lines)

@@ -7,16 +7,16 @@ unknown ones are refused.
 from __future__ import annotations
 
 import os
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from runtime.config.bundle import explain
-from runtime.errors import ConfigError
+from runtime.config.bundle import BUNDLE_FILE
+from runtime.config.explain import read_toml, validated
+from runtime.errors import ConfigError, did_you_mean
 
 Target = Literal["cpu", "cuda", "tensorrt"]
 
@@ -119,6 +119,28 @@ class Deployment(BaseModel):
         return next((shape for shape in self.shapes if shape.holds(rows, frames, tokens)), None)
 
 
+class _Head(BaseModel):
+    """The table [deployment]; paths are relative to the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: Path
+    engines: Path | None = None
+    target: Target = "cpu"
+
+
+class _File(BaseModel):
+    """The tables of a deployment file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deployment: _Head
+    shapes: tuple[ShapeRanges, ...] = Field(min_length=1)
+    runtime: RuntimeConfig = RuntimeConfig()
+    build: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+
+
 OTHER_TABLES = ("build", "server")
 PACKAGES = Path(__file__).resolve().parents[2]
 PACKAGED = PACKAGES / "tickrt" / "configs"  # where a wheel has the folder configs/
@@ -133,8 +155,11 @@ def resolve_deployment(path: Path) -> Path:
     if str(path) in names:
         return names[str(path)]
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder, expected a TOML file such as configs/demo.toml")
-    raise ConfigError(f"no configuration at {path}", fix=f"name a TOML file, or a shipped one: {', '.join(names)}")
+        kind = "a bundle's folder" if (path / BUNDLE_FILE).is_file() else "a folder"
+        raise ConfigError(f"{path} is {kind}, expected a deployment: a TOML file such as configs/demo.toml")
+    similar = did_you_mean(str(path), names)
+    fix = f"name a TOML file, or a shipped one: {', '.join(names)}"
+    raise ConfigError(f"no configuration at {path}", fix=f"{similar} Or {fix}" if similar else fix)
 
 
 def load_deployment(path: Path) -> Deployment:
@@ -143,25 +168,23 @@ def load_deployment(path: Path) -> Deployment:
     Raises ConfigError with the file, the key and what was expected.
     """
     path = resolve_deployment(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    head = dict(table.pop("deployment", {}))
-    rest = {name: table.pop(name) for name in OTHER_TABLES if name in table}
-    try:
-        return Deployment(path=path.resolve(), tables=rest, **_resolve_paths(head, path), **table)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error)}") from error
-    except TypeError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _resolve_paths(head: dict[str, Any], path: Path) -> dict[str, Any]:
-    base = path.resolve().parent
-    engines = engine_cache() if base == PACKAGED else base / ".engines"
-    head.setdefault("engines", str(engines / path.stem))
-    return {key: (base / value).resolve() if key in ("bundle", "engines") else value for key, value in head.items()}
+    table = read_toml(path)
+    if "deployment" not in table and {"latents", "decoder"} & table.keys():
+        raise ConfigError(
+            f"{path} is a bundle, expected a deployment", fix="name a TOML file whose [deployment] names this bundle"
+        )
+    file = validated(_File, table, str(path))
+    base, head = path.resolve().parent, file.deployment
+    folder = engine_cache() if base == PACKAGED else base / ".engines"
+    return Deployment(
+        path=path.resolve(),
+        bundle=(base / head.bundle).resolve(),
+        engines=(base / (head.engines or folder / path.stem)).resolve(),
+        target=head.target,
+        shapes=file.shapes,
+        runtime=file.runtime,
+        tables={name: getattr(file, name) for name in OTHER_TABLES if name in file.model_fields_set},
+    )
 
 
 def engine_cache() -> Path:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from runtime.config.bundle import explain
 from runtime.config.deployment import ShapeRanges, Target
+from runtime.config.explain import explain
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
@@ -82,7 +82,7 @@ def read_manifest(path: Path, *, fix: str = "") -> Manifest:
         raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix) from None
     except ValidationError as error:
         raise EngineMismatchError(
-            f"{path} is not a manifest of schema 1: {explain(error)}", fix=f"{fix} --force"
+            f"{path} is not a manifest of schema 1: {explain(error, Manifest)}", fix=f"{fix} --force"
         ) from error
 
 

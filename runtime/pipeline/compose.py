@@ -14,11 +14,10 @@ from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
-from runtime.requests.options import GenerationOptions, Values
+from runtime.requests.options import COVER_DENOISE, GenerationOptions, Values
 from runtime.requests.request import Condition, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
 
-COVER_DENOISE = 0.7
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
 SEED_BITS = 32
 

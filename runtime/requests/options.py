@@ -5,7 +5,7 @@ Numbers are bounded and lists are counted here, before anything is allocated by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from runtime.errors import RequestError, did_you_mean
+from runtime.config.explain import key_of, sentence, similar_name
+from runtime.errors import RequestError
 from runtime.requests.request import DCW_READS, MAX_SEED, MAX_STEPS
 
 MAX_SECONDS = 600.0
@@ -24,6 +25,8 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
+# Share of the steps that a cover takes by default.
+COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; the list has one value per latent channel.
 NEEDS_SOURCE: JsonDict = {"x-needs-source": True}
 PER_CHANNEL: JsonDict = {"x-length": "latent_channels"}
@@ -187,7 +190,8 @@ class GenerationOptions(StepOptions):
         default=None,
         ge=MIN_SECONDS,
         le=MAX_SECONDS,
-        description="Length; beyond one canvas it is made in segments. Default: one canvas, or the source's length.",
+        description="Length; beyond one canvas it is made in segments. Default: one canvas, or the source's length. "
+        "A longer source is cut; one that is more than a second shorter is continued, unless another option uses it.",
     )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Same seed, same options: same music. Default: drawn at random."
@@ -198,7 +202,8 @@ class GenerationOptions(StepOptions):
     )
     denoise: Share | None = Field(
         default=None,
-        description="1 starts from noise; below 1 a cover stays that close to its source. Default: the model's.",
+        description=f"1 starts from noise; the lower, the closer a cover stays to its source. Default: {COVER_DENOISE} "
+        "with a source that no mask, repaint, curve or strength uses, else the model's.",
         json_schema_extra=NEEDS_SOURCE,
     )
     guidance_mode: Literal["full", "self", "initialize"] = Field(
@@ -257,12 +262,11 @@ def parse_options(values: Mapping[str, Any]) -> GenerationOptions:
         raise options_error(error) from None
 
 
-def options_error(error: ValidationError, names: Iterable[str] = GenerationOptions.model_fields) -> RequestError:
-    """A RequestError for the first finding; the value itself is not repeated. `names`: the fields that exist."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    fix = ""
+def options_error(error: ValidationError, model: type[BaseModel] = GenerationOptions) -> RequestError:
+    """A RequestError for the first error of a validation by `model`; the value itself is not repeated."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field, fix = key_of(first, model), ""
     if first["type"] == "extra_forbidden":
-        similar = did_you_mean(field, names)
+        similar = similar_name(first, model)
         fix = f"leave {field} out" + (f", or {similar}" if similar else "")
-    return RequestError(first["msg"], field=field, fix=fix)
+    return RequestError(sentence(first), field=field, fix=fix)

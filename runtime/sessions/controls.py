@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from runtime.errors import RequestError
-from runtime.pipeline.compose import COVER_DENOISE
 from runtime.requests.options import (
+    COVER_DENOISE,
     NEEDS_SOURCE,
     DcwOptions,
     GenerationOptions,
@@ -109,7 +109,7 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
             {name: value for name, value in values.items() if value is not None or name not in CONTROL_NAMES}
         )
     except ValidationError as error:
-        raise _under(options_error(error, CONTROL_NAMES), field) from None
+        raise _under(options_error(error, LiveControls), field) from None
     checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
     _check_channel_gain(checked.get("channel_gain"), model, field)
     if checked.get("negative_prompt") and not model.has_text:

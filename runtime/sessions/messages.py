@@ -414,7 +414,7 @@ def _validate(values: Any, models: Mapping[str, type[_Parsed]]) -> _Parsed:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise options_error(error, model.model_fields) from None
+        raise options_error(error, model) from None
 
 
 def _model_of(name: Any, models: Mapping[str, type[_Parsed]]) -> type[_Parsed]:

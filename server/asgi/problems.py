@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from runtime.config.explain import sentence
 from runtime.errors import RequestError, TickError
 from runtime.untrusted import one_line
 
@@ -160,7 +161,7 @@ def allowed_methods(scope: Scope) -> str:
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
     """422 for query and path parameters. The values are not repeated: JSON cannot represent all of them."""
-    findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in error.errors()[:MAX_FINDINGS]]
+    findings = [Finding(pointer=pointer(item["loc"]), detail=sentence(item)) for item in error.errors()[:MAX_FINDINGS]]
     return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
 
 

@@ -14,6 +14,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from runtime.config.explain import full_sentence
 from runtime.errors import RequestError
 from runtime.untrusted import parse_json_object, quoted
 from server.asgi.problems import MAX_FINDINGS, Finding, ProblemError, pointer, unavailable
@@ -283,7 +284,7 @@ def validate(model: type[Model], values: dict[str, Any]) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        items = error.errors(include_url=False, include_input=False, include_context=False)
-        findings = [Finding(pointer=pointer(item["loc"]), detail=item["msg"]) for item in items[:MAX_FINDINGS]]
+        items = error.errors(include_url=False, include_input=False)[:MAX_FINDINGS]
+        findings = [Finding(pointer=pointer(item["loc"]), detail=full_sentence(item, model)) for item in items]
         what = f"{findings[0].pointer or 'the body'}: {findings[0].detail}"
         raise ProblemError(422, "invalid_request", what, fix="see /v1/schema", errors=findings) from None

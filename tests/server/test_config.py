@@ -28,6 +28,23 @@ def test_a_wrong_table_names_its_key(table: dict[str, object], word: str) -> Non
         load_settings(table)
 
 
+def test_a_wrong_name_is_answered_with_a_similar_one() -> None:
+    with pytest.raises(ConfigError, match=r"prot: is not a known name; did you mean port\?"):
+        load_settings({"prot": 1})
+
+
+def test_variables_without_effect_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("TICKRT_PROT", "TICKRT_DEPHT", "TICKRT_SERVICE_XYZ", "TICKRT_PORT", "TICKRT_CACHE", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    load_settings({})
+    messages = [record.getMessage().removeprefix("the environment variable ") for record in caplog.records]
+    assert sorted(messages) == [
+        "TICKRT_DEPHT is not known and has no effect; did you mean depth in [runtime] of the deployment?",
+        "TICKRT_PROT is not known and has no effect; did you mean TICKRT_PORT?",
+        "TICKRT_SERVICE_XYZ is not known and has no effect",
+    ]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
 def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="API key") as error:

@@ -52,12 +52,12 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ('family = "flow"', 'family = "gan"', "family"),
         ("channels = 8", "channels = 0", "latents.channels"),
         ("channels = 8", "channels = 7", "context.silence has 8 values, latents.channels is 7"),
-        ("frame_multiple", "frame_multiples", "frame_multiples.*not permitted"),
+        ("frame_multiple", "frame_multiples", "frame_multiples: is not a known name; did you mean frame_multiple"),
         ("hop_samples = 320", "hop_samples = 300", "sample_rate_hz is 8000, expected hop_samples 300 times"),
         ("[codec]", "[codec", "is not TOML"),
         ("max_tokens", 'template = "always the same"\nmax_tokens', "template has no {prompt}"),
-        ('velocity = "velocity"', "", "decoder.outputs.velocity: Field required"),
-        ("shift = 3.0", "live_steps = 0", "sampler.live_steps: Input should be greater"),
+        ('velocity = "velocity"', "", "decoder.outputs.velocity: is missing"),
+        ("shift = 3.0", "live_steps = 0", "sampler.live_steps: expected at least 1"),
     ],
 )
 def test_an_invalid_bundle_names_file_key_and_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_both_names_of_the_text_encoder_are_refused(tmp_path: Path) -> None:
     tiny_bundle(tmp_path)
     path = tmp_path / "bundle.toml"
     path.write_text(f"{path.read_text()}\n[conditioner]\n")
-    with pytest.raises(ConfigError, match=r"bundle\.toml.*conditioner.*not permitted"):
+    with pytest.raises(ConfigError, match=r"bundle\.toml.*conditioner: is not a known name"):
         load_bundle(tmp_path)
 
 
@@ -101,6 +101,21 @@ def test_a_missing_bundle_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no bundle at .*none") as caught:
         load_bundle(tmp_path / "none")
     assert "engine_build.export acestep" in str(caught.value.fix)
+
+
+def test_a_deployment_in_place_of_a_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "bundle.toml").write_text('[deployment]\nbundle = "b"\n')
+    with pytest.raises(ConfigError, match=r"bundle\.toml is a deployment, expected a bundle"):
+        load_bundle(tmp_path)
+    with pytest.raises(ConfigError, match=r"is a file, expected a bundle's folder"):
+        load_bundle(tmp_path / "bundle.toml")
+
+
+def test_the_folder_is_no_key_of_the_file(tmp_path: Path) -> None:
+    path = tiny_bundle(tmp_path) / "bundle.toml"
+    path.write_text(f'folder = "x"\n{path.read_text()}')
+    with pytest.raises(ConfigError, match="folder: is not a known name"):
+        load_bundle(tmp_path)
 
 
 def with_arrays(folder: Path, silence: object = None, null: object = None) -> Path:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from helpers.factories import tiny_bundle
 from helpers.paths import DEMO
 
 from runtime.config import deployment as module
@@ -57,8 +58,8 @@ def test_limits_and_ranges_for_shapes(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ("opt = 2, max = 4", "opt = 5, max = 4", "min <= opt <= max, got 1, 5, 4"),
-        ("[server]", "[sever]", "sever.*not permitted"),
-        ('bundle = "b"', 'bundles = "b"', "bundle: Field required"),
+        ("[server]", "[sever]", "sever: is not a known name; did you mean server"),
+        ('bundle = "b"', 'bundles = "b"', "deployment.bundle: is missing"),
         ('bundle = "b"', 'bundle = "b"\ntarget = "abacus"', "target.*abacus"),
         ("[server]", "[runtime]\ndepth = 0\n[server]", "runtime.depth.*found 0"),
         ("[deployment]", "[deployment", "is not TOML"),
@@ -72,12 +73,25 @@ def test_an_invalid_file_names_the_key_and_the_expected_value(old: str, new: str
 
 
 def test_missing_shapes_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shapes: Field required"):
+    with pytest.raises(ConfigError, match="shapes: is missing"):
         load(tmp_path, '[deployment]\nbundle = "b"\n')
     with pytest.raises(ConfigError, match="no configuration at"):
         load_deployment(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="is a folder"):
         load_deployment(tmp_path)
+
+
+def test_a_bundle_in_place_of_a_deployment_is_said_in_one_sentence(tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path / "model")
+    for path, kind in ((bundle / "bundle.toml", "is a bundle"), (bundle, "is a bundle's folder")):
+        with pytest.raises(ConfigError, match=f"{kind}, expected a deployment") as caught:
+            load_deployment(path)
+        assert "known name" not in str(caught.value)
+
+
+def test_a_name_that_is_nearly_that_of_a_shipped_deployment_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean demo\?"):
+        load_deployment(Path("deno"))
 
 
 def test_the_build_command_has_a_path_relative_to_the_current_folder(

@@ -12,9 +12,9 @@ from helpers.generations import expected_latents, generate
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError
-from runtime.pipeline.compose import COVER_DENOISE, GenerationInputs
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.options import parse_options
+from runtime.requests.options import COVER_DENOISE, parse_options
 from runtime.requests.request import Condition
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
@@ -199,7 +199,7 @@ def test_a_target_curve_of_one_gives_the_target(pipeline: Pipeline) -> None:
         ({"target_curve": 0.5}, "target_curve", "needs a target or a source"),
         ({"x0_strength": 0.5}, "x0_strength", "needs a target or a source"),
         ({"negative_prompt": "x" * 100}, "negative_prompt", "101 tokens"),
-        ({"steps": 0}, "steps", "greater than or equal to 1"),
+        ({"steps": 0}, "steps", "at least 1"),
     ],
 )
 def test_invalid_options_are_refused_with_their_field(
