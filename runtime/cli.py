@@ -21,7 +21,16 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import Player, open_player
-from runtime.cli_options import SOURCE, TEXT, description, file_values, flag_values, merged, option_flags
+from runtime.cli_options import (
+    SOURCE,
+    TEXT,
+    description,
+    file_values,
+    flag_values,
+    merged,
+    named_as_flags,
+    option_flags,
+)
 from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
@@ -121,7 +130,7 @@ def tickrt_generate(
     complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated over the
     generation.
     """
-    with exit_on_error("interrupted; nothing was written"):
+    with exit_on_error("interrupted; nothing was written"), named_as_flags():
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags))
@@ -191,7 +200,9 @@ def _run(job: Job) -> None:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
-        generation = LongGeneration(pipeline, options, GenerationInputs(condition, source, target))
+        audio = None if job.source is None else pipeline.source_audio(job.source)
+        inputs = GenerationInputs(condition, source, target, source_audio=audio)
+        generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None

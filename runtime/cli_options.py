@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
-from runtime.requests.options import DcwOptions, GenerationOptions
+from runtime.requests.options import DcwOptions, GenerationOptions, WeightedPrompt
 
 # Options whose flags have a syntax of their own: a repeatable prompt, a repeatable span, one flag per DCW parameter.
 SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
@@ -27,6 +29,10 @@ SECTIONS = {
     SOURCE: ("target_gate",),
 }
 MAX_SHOWN = 1e6
+WEIGHT = WeightedPrompt.model_json_schema()["properties"]["weight"]
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+# Parameters of the command that are no options.
+INPUT_FLAGS = ("condition", "format", "source")
 
 
 def description(option: str) -> str:
@@ -49,7 +55,7 @@ def flag_values(prompts: list[str], repaints: list[str], flags: Mapping[str, str
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
-            value = text if _is_text(schemas[name]) else _value(text, name)
+            value = text if _is_text(schemas[name]) else _value(text, name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
@@ -63,6 +69,30 @@ def file_values(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RequestError(f"{path} contains {type(values).__name__}, expected an object", field="options")
     return values
+
+
+@contextmanager
+def named_as_flags() -> Iterator[None]:
+    """Name the flag in errors that name an option."""
+    try:
+        yield
+    except RequestError as error:
+        flag = _flag_of(error.field)
+        if flag == error.field:
+            raise
+        fix = error.fix or (f"give {flag}" if error.what == EXPECTED["missing"] else "")
+        raise type(error)(error.what, field=flag, fix=fix) from None
+
+
+def _flag_of(field: str) -> str:
+    """The flag that sets the option at a path, such as --dcw-low for dcw.low; the path itself where there is none."""
+    name, _, member = field.partition(".")
+    if name == "target":
+        return "--target-source"
+    if name == "dcw" and member in DcwOptions.model_fields:
+        return f"--dcw-{member}"
+    known = name in GenerationOptions.model_fields and name != "dcw"
+    return f"--{name.replace('_', '-')}" if known or name in INPUT_FLAGS else field
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,32 +164,62 @@ def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:
 
 
 def _weighted(text: str) -> dict[str, Any]:
-    """TEXT::WEIGHT; all of it is the text where no value follows the last `::`."""
+    """TEXT, or TEXT::WEIGHT. Raises RequestError where what follows the last `::` is not a weight."""
     head, separator, tail = text.rpartition("::")
-    if separator:
-        with suppress(RequestError):
-            return {"text": head, "weight": _value(tail, "prompt")}
-    return {"text": text}
+    if not separator:
+        return {"text": text}
+    try:
+        return {"text": head, "weight": _value(tail, "prompt", WEIGHT)}
+    except RequestError:
+        raise RequestError(
+            f"expected TEXT::WEIGHT, got {tail!r:.60} after ::",
+            field="prompt",
+            fix="a weight such as ::0.5 or ::0,1; a text that contains :: goes into --options FILE",
+        ) from None
 
 
 def _span(text: str) -> dict[str, Any]:
     start, _, end = text.partition(":")
     try:
-        return {"start_s": float(start), "end_s": float(end)}
+        return {"start_s": _number(start), "end_s": _number(end)}
     except ValueError:
         raise RequestError(
             f"expected FROM:TO in seconds, got {text!r}", field="repaint", fix="--repaint 4:7.5"
         ) from None
 
 
-def _value(text: str, name: str) -> Any:
-    """A number, numbers separated by commas, JSON, or @FILE with JSON. Raises RequestError, FileError."""
-    if text.startswith("@"):
+def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
+    """A number; for a curve also numbers separated by commas, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    is_curve = _metavar(schema) == CURVE
+    if is_curve and text.startswith("@"):
         return _read_json(Path(text[1:]))
-    for candidate in (text, f"[{text}]"):
-        with suppress(ValueError):
-            return json.loads(candidate)
-    raise RequestError(f"expected a number, 1,2,1 or @FILE, got {text!r:.60}", field=name)
+    parts = text.split(",")
+    with suppress(ValueError):
+        if len(parts) == 1 or is_curve:
+            numbers = [_number(part) for part in parts]
+            return numbers[0] if len(numbers) == 1 else numbers
+    with suppress(ValueError):
+        if is_curve:
+            return json.loads(text)
+    kind = "an integer" if _metavar(schema) == TYPE_NAMES["integer"] else "a number"
+    more = ", numbers over time such as 1,2,1, or @FILE" if is_curve else ""
+    raise RequestError(f"expected {kind}{_bounds(schema)}{more}, got {text!r:.60}", field=name)
+
+
+def _number(text: str) -> float:
+    """A decimal number as people write it: .5, 1., +1, 2e-3. Raises ValueError."""
+    if NUMBER.fullmatch(text.strip()) is None:
+        raise ValueError
+    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    """ " from MIN to MAX" of an option's numbers, in words; "" where its values are not bounded."""
+    number = schema.get("anyOf", [schema])[0]
+    low, high = number.get("minimum"), number.get("maximum", MAX_SHOWN + 1)
+    if low is None:
+        return ""
+    return f" from {low:g} to {high:g}" if high <= MAX_SHOWN else f" from {low:g} on"
 
 
 def _read_json(path: Path) -> Any:

@@ -115,6 +115,12 @@ class SourceStore:
         with self._lock:
             return self._keep(source_id, latents)
 
+    def data(self, source_id: str, field: str = "id") -> bytes:
+        """The bytes of a source. Raises SourceNotFoundError, naming `field`."""
+        with self._lock:
+            source = self._use(self._get(source_id, field))
+        return self._checked_bytes(source, field)
+
     def remove(self, source_id: str) -> None:
         """Delete a source; work that uses it goes on. Raises SourceNotFoundError."""
         with self._lock:

@@ -23,7 +23,7 @@ def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_sec
     Mono is copied to every channel; more channels are mixed down. Stops decoding after `max_seconds`. Raises
     RequestError: not audio, empty, too long, samples that are not finite.
     """
-    return _collect(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
+    return _collect(audio_chunks(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
 
 
 def read_tags(path: Path) -> dict[str, str]:
@@ -64,8 +64,11 @@ def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) ->
     return pcm
 
 
-def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
-    """Resampled chunks of a file. Only demuxers that do not open other files, as playlists would, are allowed."""
+def audio_chunks(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
+    """The samples that read_audio() gives, in chunks and without its limit. Raises RequestError as it does.
+
+    Only demuxers that do not open other files, as playlists would, are allowed.
+    """
     try:
         with (
             io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
@@ -22,6 +23,8 @@ SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a
 SEED_BITS = 32
 
 T = TypeVar("T")
+# Opens PCM `[n, channels]` float32 in chunks, at the codec's rate and channels.
+SourceAudio = Callable[[], Iterator[Pcm]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class GenerationInputs:
     condition `[L, D]` float32: tokens in place of the prompt's. source, target `[N, C]` float32 latents and noise
     `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
-    generations applies. Arrays stay the caller's and are not written to.
+    generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
+    consists of them. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -40,6 +44,7 @@ class GenerationInputs:
     noise: Latents | None = None
     session: str = ""
     client: str = ""
+    source_audio: SourceAudio | None = None
 
 
 NO_INPUTS = GenerationInputs()
@@ -77,7 +82,7 @@ class RequestComposer:
             negatives=self._negatives(options, segment),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
-            denoise=_first(options.denoise, COVER_DENOISE if _is_cover(options, source) else sampler.denoise),
+            denoise=_first(options.denoise, COVER_DENOISE if is_cover(options, source) else sampler.denoise),
             seed=draw_seed() if options.seed is None else options.seed,
             guidance_mode=options.guidance_mode,
             solver=options.solver,
@@ -161,7 +166,7 @@ class RequestComposer:
         self, options: GenerationOptions, segment: Segment, source: Latents | None, tail: Latents | None
     ) -> LatentMask | None:
         """1 where frames are generated, 0 where they are kept: the tail, and what a mask or a repaint leaves out."""
-        requested = self._requested_mask(options, segment)
+        requested = requested_mask(options, segment, self.bundle.latents.frame_rate_hz)
         if requested is not None and source is None:
             raise RequestError("needs a source to keep", field="mask" if options.repaint is None else "repaint")
         if requested is None and not segment.keep_frames:
@@ -174,13 +179,6 @@ class RequestComposer:
             mask[: segment.keep_frames] = 0.0
             original[: segment.keep_frames] = tail[len(tail) - segment.keep_frames :]
         return LatentMask(mask, original)
-
-    def _requested_mask(self, options: GenerationOptions, segment: Segment) -> NDArray[np.float32] | None:
-        if options.repaint is not None:
-            return repaint_curve(options.repaint, self.bundle.latents.frame_rate_hz, segment)
-        if options.mask is None:
-            return None
-        return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
 
     def _context(self, segment: Segment, mask: LatentMask | None) -> NDArray[np.float32] | None:
         """`[T, X]`: known latents and silence elsewhere, then 0 where known and 1 elsewhere.
@@ -208,6 +206,15 @@ class RequestComposer:
         return None
 
 
+def requested_mask(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
+    """`[T]`: 1 in frames that the options generate anew, 0 in those that they keep; None where they say neither."""
+    if options.repaint is not None:
+        return repaint_curve(options.repaint, frame_rate_hz, segment)
+    if options.mask is None:
+        return None
+    return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
+
+
 def blend_tokens(tokens: Sequence[Tokens], weights: Sequence[float]) -> Tokens:
     """`[L, D]` float32: the mean of several texts' tokens by weight, position by position, L that of the longest.
 
@@ -227,7 +234,7 @@ def _noise(noise: Latents, segment: Segment) -> Latents:
     return noise[segment.first_frame : end]
 
 
-def _is_cover(options: GenerationOptions, source: Latents | None) -> bool:
+def is_cover(options: GenerationOptions, source: Latents | None) -> bool:
     """Whether the source can only be meant as a start: no option says another use for it."""
     uses = ("mask", "repaint", "initial_noise_curve", "sde_curve", "target_curve", "x0_strength")
     return source is not None and all(getattr(options, use) is None for use in uses)

@@ -13,15 +13,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 
+from runtime.audio.codec import Codec
 from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
+from runtime.audio.splicing import CROSSFADE_S, AudioSplicer
+from runtime.audio.windows import Window
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.sources import kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
@@ -42,7 +47,7 @@ class LongGeneration:
     """A generation of any length, or without end where `is_endless`. Used by one thread at a time.
 
     `options` may be replaced between segments; the next request uses the new ones. `seed` is the options' one, or a
-    random one.
+    random one. Raises RequestError for options that would have no effect.
     """
 
     def __init__(
@@ -53,10 +58,12 @@ class LongGeneration:
         *,
         is_endless: bool = False,
     ) -> None:
-        self.options = options
         self.seed = draw_seed() if options.seed is None else options.seed
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.source)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.source)
+        if self.total_frames is not None:
+            options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
+        self.options = options
         self.done_frames = 0
         self._pipeline = pipeline
         self._inputs = inputs
@@ -103,6 +110,19 @@ class LongGeneration:
             },
         )
 
+    def audio_decoder(self) -> AudioDecoder:
+        """What decodes its windows, from the first one on. Raises ConfigError where the bundle has no codec."""
+        codec = self._pipeline.bundle.codec
+        if codec is None:
+            raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
+        splicer = None
+        if self.total_frames is not None and self._inputs.source_audio is not None:
+            kept = kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
+            fade_samples = round(CROSSFADE_S * codec.sample_rate_hz)
+            if kept.any():
+                splicer = AudioSplicer(kept, codec.hop_samples, fade_samples, self._inputs.source_audio())
+        return AudioDecoder(codec.hop_samples, self.total_samples, splicer)
+
     def append(self, latents: Latents) -> Latents:
         """Take the finished latents `[T, C]` of `segment`; returns its new frames `[n, C]`. Raises ShapeError."""
         segment = self.segment
@@ -117,6 +137,26 @@ class LongGeneration:
         self.done_frames += len(new)
         self._index += 1
         return new
+
+
+class AudioDecoder:
+    """Decodes the windows of one generation, in order; what is kept of an audio source are the source's own samples.
+
+    total_samples: where the audio is cut; None without an end. One thread at a time.
+    """
+
+    def __init__(self, hop_samples: int, total_samples: int | None, splicer: AudioSplicer | None) -> None:
+        self.num_samples = 0
+        self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
+
+    def decode(self, window: Window, codec: Codec) -> Pcm:
+        """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
+        decode = partial(codec.decode_window, window)
+        pcm = decode() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, decode)
+        if self._total_samples is not None:
+            pcm = pcm[: self._total_samples - self.num_samples]
+        self.num_samples += len(pcm)
+        return pcm
 
 
 def generate_latents(
@@ -148,16 +188,13 @@ def generate_audio(
     wait: bool = False,
 ) -> Generator[Pcm, None, None]:
     """As generate_latents(), but yields PCM `[N, channels]` float32, decoded in windows. Also raises ConfigError."""
-    codec, samples_left = pipeline.codec, generation.total_samples
-    if codec is None:
-        raise ConfigError(f"bundle {pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
+    decoder, codec = generation.audio_decoder(), pipeline.codec
+    assert codec is not None
     cutter = codec.window_cutter(window_frames, total_frames=generation.total_frames)
     with closing(generate_latents(pipeline, generation, on_event, wait=wait)) as pieces:
         for latents in pieces:
             for window in cutter.cut(latents):
-                pcm = codec.decode_window(window)[:samples_left]
-                if samples_left is not None:
-                    samples_left -= len(pcm)
+                pcm = decoder.decode(window, codec)
                 if len(pcm):
                     yield pcm
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from runtime.audio.codec import Codec
-from runtime.audio.decoding import convert_audio, read_audio
+from runtime.audio.decoding import audio_chunks, convert_audio, read_audio
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle, DecoderInputs, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
@@ -21,7 +22,7 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
@@ -183,6 +184,19 @@ class Pipeline:
         codec = self._encoding_codec()
         converted = convert_audio(pcm, sample_rate_hz, codec.sample_rate_hz, codec.channels, MAX_SECONDS)
         return self._padded(codec.encode(converted))
+
+    def source_audio(self, data: Path | bytes) -> SourceAudio | None:
+        """Opens the samples of an audio file that read_source() encodes; None for latents."""
+        if self.codec is None or is_latents_file(data):
+            return None
+        return partial(audio_chunks, data, self.codec.sample_rate_hz, self.codec.channels)
+
+    def pcm_audio(self, pcm: Pcm, sample_rate_hz: int) -> SourceAudio | None:
+        """Opens the samples that encode_source() encodes; None where the bundle has no codec."""
+        codec = self.bundle.codec
+        if codec is None:
+            return None
+        return lambda: iter([convert_audio(pcm, sample_rate_hz, codec.sample_rate_hz, codec.channels, MAX_SECONDS)])
 
     def request(
         self, prompt: str | list[dict[str, Any]], inputs: GenerationInputs = NO_INPUTS, **options: Any

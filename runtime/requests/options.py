@@ -65,7 +65,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
 UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
-DcwStrength = Annotated[Values, bounded(-10.0, 10.0)]
+DcwStrength = Annotated[Values, bounded(-0.5, 0.5)]
 NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
 GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
 GainChannels = Annotated[
@@ -127,8 +127,14 @@ class DcwOptions(_Options):
         default="double",
         description="Which bands are corrected: low, high, both (double), or the frames themselves (pix).",
     )
-    low: DcwStrength = Field(default=0.0, description="Strength in the low band, or of mode pix. Not for mode high.")
-    high: DcwStrength = Field(default=0.0, description="Strength in the high band. For modes high and double.")
+    low: DcwStrength = Field(
+        default=0.0,
+        description="Strength in the low band, or of mode pix. Not for mode high. Above 0.02 the demo loses its key.",
+    )
+    high: DcwStrength = Field(
+        default=0.0,
+        description="Strength in the high band. For modes high and double. Above 0.2 the demo loses its key.",
+    )
 
     @model_validator(mode="after")
     def _read(self) -> Self:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.codec import Codec
 from runtime.audio.encoding import AudioWriter, check_format, encoded_rate_hz
-from runtime.audio.formats import FORMATS, Latents, latents_bytes
+from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, ascii_json, latents_tags
 from runtime.audio.windows import Window, WindowCutter
-from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
@@ -126,9 +127,23 @@ class GenerationJob:
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
         if self.source is not None:
             source = self.pipeline.read_source(self.source, max_seconds=self.service.settings.max_seconds)
-        inputs = GenerationInputs(source=source, target=target, client=self.client)
+        audio = self._source_audio()
+        inputs = GenerationInputs(source=source, target=target, client=self.client, source_audio=audio)
         generation = LongGeneration(self.pipeline, body, inputs)
         return generation, generation.metadata()
+
+    def _source_audio(self) -> SourceAudio | None:
+        """Opens the source's samples; an uploaded source is read again. None for latents."""
+        source_id, sources = self.body.source_id, self.service.sources
+        if self.source is not None:
+            return self.pipeline.source_audio(self.source)
+        if source_id is None or sources.get(source_id).kind == "latents":
+            return None
+        return partial(self._stored_audio, source_id)
+
+    def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
+        opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))
+        return opened() if opened is not None else iter(())
 
 
 def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
@@ -151,7 +166,7 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
         yield await _all_latents(job)
         return
     cutter = _window_cutter(job, job.service.codecs[0])
-    encoder = _Encoder(job, job.service.codecs[0])
+    encoder = await run_in_threadpool(_Encoder, job, job.service.codecs[0])
     peers: frozenset[str] | None = None
     async with aclosing(_segments(job)) as segments:
         async for latents in segments:
@@ -194,9 +209,9 @@ class _Encoder:
     """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time."""
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
-        self._total = job.generation.total_samples or 0
-        name, rate_hz = job.body.response_format, codec.sample_rate_hz
-        self._writer = AudioWriter(name, rate_hz, codec.channels, total_samples=self._total, metadata=job.tag)
+        self._decoder = job.generation.audio_decoder()
+        name, rate_hz, total = job.body.response_format, codec.sample_rate_hz, job.generation.total_samples
+        self._writer = AudioWriter(name, rate_hz, codec.channels, total_samples=total, metadata=job.tag)
 
     @property
     def samples(self) -> int:
@@ -205,8 +220,7 @@ class _Encoder:
 
     def encode(self, window: Window, codec: Codec) -> bytes:
         """One window as bytes; the last one with the end of the stream."""
-        pcm = codec.decode_window(window)[: self._total - self._writer.samples]
-        chunk = self._writer.write(pcm)
+        chunk = self._writer.write(self._decoder.decode(window, codec))
         return chunk + self._writer.close() if window.is_last else chunk
 
 

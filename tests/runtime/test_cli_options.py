@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from runtime.cli import app
-from runtime.cli_options import file_values, flag_values, merged, option_flags
+from runtime.cli_options import file_values, flag_values, merged, named_as_flags, option_flags
 from runtime.errors import FileError, RequestError
 from runtime.requests.options import DcwOptions, GenerationOptions
 
@@ -35,6 +35,10 @@ def test_flags_are_the_options_and_the_dcw_parameters() -> None:
         ("steps", "3", 3),
         ("guidance", "2.5", 2.5),
         ("guidance", "1,2,3", [1, 2, 3]),
+        ("guidance", ".5", 0.5),
+        ("guidance", "1., +2,-.5,1e-2", [1.0, 2, -0.5, 0.01]),
+        ("seconds", "+4", 4),
+        ("seconds", " 1.", 1.0),
         ("channel_gain", "[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
         ("negative_prompt", "12", "12"),
         ("negative_prompt", "@file", "@file"),
@@ -53,7 +57,6 @@ def test_dcw_flags_are_one_option() -> None:
     ("prompts", "value"),
     [
         (["a"], "a"),
-        (["a::b"], "a::b"),
         (["a::2"], [{"text": "a", "weight": 2}]),
         (["a::0,1", "b"], [{"text": "a", "weight": [0, 1]}, {"text": "b"}]),
     ],
@@ -100,3 +103,47 @@ def test_changes_of_an_object_keep_its_other_members() -> None:
     }  # fmt: skip
     assert merged({}, {"dcw": {"low": 0.2}}) == {"dcw": {"low": 0.2}}
     assert values["dcw"] == {"mode": "low", "low": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "says"),
+    [
+        ("steps", "many", "an integer from 1 to 200, got 'many'"),
+        ("seconds", "abc", "a number from 0.1 to 600, got 'abc'"),
+        ("seconds", "1,2", "a number from 0.1 to 600, got '1,2'"),
+        ("guidance", "1;2", "a number from 0 to 50, numbers over time such as 1,2,1, or @FILE, got '1;2'"),
+        ("dcw_low", "nan", "a number from -0.5 to 0.5, numbers over time such as 1,2,1, or @FILE, got 'nan'"),
+        ("steps", "1_0", "an integer from 1 to 200, got '1_0'"),
+    ],
+)
+def test_the_hint_of_a_refused_value_follows_the_type_of_its_option(flag: str, text: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        flag_values([], [], {flag: text})
+    assert (caught.value.field, caught.value.what) == (flag, f"expected {says}")
+
+
+@pytest.mark.parametrize("text", ["drums::x", "drums::", "drums::0.5.", "a::b::c"])
+def test_a_prompt_with_something_else_than_a_weight_after_two_colons_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="prompt: expected TEXT::WEIGHT"):
+        flag_values([text], [], {})
+
+
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [
+        ("prompt", "--prompt"),
+        ("prompt.1.text", "--prompt"),
+        ("repaint.0", "--repaint"),
+        ("dcw.low", "--dcw-low"),
+        ("dcw", "dcw"),
+        ("target", "--target-source"),
+        ("source", "--source"),
+        ("colour", "colour"),
+        ("", ""),
+    ],
+)
+def test_errors_name_the_flag(field: str, shown: str) -> None:
+    with pytest.raises(RequestError) as caught, named_as_flags():
+        raise RequestError("is missing", field=field)
+    assert caught.value.field == shown
+    assert caught.value.fix == (f"give {shown}" if shown.startswith("--") else "")

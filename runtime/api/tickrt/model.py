@@ -20,7 +20,7 @@ from runtime.audio.codec import Codec
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError
 from runtime.pipeline.building import open_built_pipeline
-from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
@@ -202,6 +202,7 @@ class Model:
             condition=None if condition is None else np.asarray(condition, np.float32),
             source=self._input(arguments.get("source"), rate_hz),
             target=self._input(arguments.get("target_source"), rate_hz),
+            source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
 
@@ -213,10 +214,11 @@ class Model:
         chunks: list[NDArray[np.float32]] = []
         codec, latents = self._pipeline.codec, self._pipeline.bundle.latents
         cutter = codec and codec.window_cutter(WINDOW_FRAMES, total_frames=generation.total_frames)
+        decoder = codec and generation.audio_decoder()
         for new in generate_latents(self._pipeline, generation, on_event, wait=True):
             pieces.append(new)
-            if codec and cutter:
-                chunks.extend(codec.decode_window(window) for window in cutter.cut(new))
+            if codec and cutter and decoder:
+                chunks.extend(decoder.decode(window, codec) for window in cutter.cut(new))
         return Audio(
             latents=np.concatenate(pieces),
             frame_rate_hz=latents.frame_rate_hz,
@@ -225,7 +227,7 @@ class Model:
             options=generation.options.model_dump(exclude_unset=True) | {"seed": generation.seed},
             bundle=self._bundle,
             metadata=generation.metadata(),
-            _pcm=np.concatenate(chunks)[: generation.total_samples] if codec else None,
+            _pcm=np.concatenate(chunks) if codec else None,
         )
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:
@@ -251,3 +253,15 @@ def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> 
         return pipeline.encode_source(source.pcm, source.sample_rate_hz)
     codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+
+
+def _source_audio(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> SourceAudio | None:
+    """Opens the samples of a source; None for latents."""
+    if source is None or (isinstance(source, Audio) and not source.sample_rate_hz):
+        return None
+    if isinstance(source, (str, Path)):
+        return pipeline.source_audio(Path(source))
+    if isinstance(source, Audio):
+        return pipeline.pcm_audio(source.pcm, source.sample_rate_hz)
+    codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
+    return pipeline.pcm_audio(np.asarray(source), sample_rate_hz or codec_rate_hz)

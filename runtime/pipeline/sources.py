@@ -1,0 +1,111 @@
+"""What a generation does with its source: a cover, a repaint or a continuation; and the frames whose audio it keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config.bundle import Bundle
+from runtime.errors import RequestError
+from runtime.pipeline.compose import GenerationInputs, is_cover, requested_mask
+from runtime.requests.options import MAX_SECONDS, GenerationOptions, Span
+from runtime.requests.request import DENOISE_MIN
+from runtime.requests.segments import Segment
+
+# A generation that is longer than its source by no more than this is a cover, and silence at its end.
+MIN_CONTINUATION_S = 1.0
+# Options that change how guidance works.
+GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale")
+
+
+def settled_options(
+    options: GenerationOptions, inputs: GenerationInputs, total_frames: int, bundle: Bundle
+) -> GenerationOptions:
+    """The options of a generation of `total_frames`, a continuation of its source being a repaint of what follows it.
+
+    Raises RequestError for options and inputs that would have no effect.
+    """
+    _check_effects(options, inputs, bundle)
+    if inputs.source is None:
+        return options
+    rate_hz = bundle.latents.frame_rate_hz
+    more_s = (total_frames - len(inputs.source)) / rate_hz
+    if options.denoise is None and is_cover(options, inputs.source) and more_s > MIN_CONTINUATION_S:
+        end_s = min(total_frames / rate_hz, MAX_SECONDS)
+        return options.model_copy(
+            update={"repaint": [Span(start_s=_known_frames(inputs, bundle) / rate_hz, end_s=end_s)]}
+        )
+    _check_repaint(options, len(inputs.source) / rate_hz, total_frames / rate_hz)
+    return options
+
+
+def kept_frames(
+    options: GenerationOptions, inputs: GenerationInputs, total_frames: int, bundle: Bundle
+) -> NDArray[np.bool_]:
+    """`[N]`: whether the audio of a frame is the source's own, where the source is audio."""
+    kept = np.zeros(total_frames, bool)
+    if inputs.source_audio is None:
+        return kept
+    mask = requested_mask(options, Segment(0, total_frames, 0, total_frames), bundle.latents.frame_rate_hz)
+    if options.denoise is not None and options.denoise <= DENOISE_MIN:
+        mask = np.zeros(total_frames, np.float32)
+    if mask is not None:
+        known = _known_frames(inputs, bundle)
+        kept[:known] = mask[:known] == 0.0
+    return kept
+
+
+def _known_frames(inputs: GenerationInputs, bundle: Bundle) -> int:
+    """The source's frames without those at its end that silence may have filled."""
+    assert inputs.source is not None
+    filled = 0 if inputs.source_audio is None else bundle.latents.frame_multiple
+    return max(0, len(inputs.source) - filled)
+
+
+def _check_repaint(options: GenerationOptions, source_s: float, total_s: float) -> None:
+    """Every segment has to begin in the source, or at its end, and to end in the generation."""
+    for index, span in enumerate(options.repaint or []):
+        if span.start_s >= total_s or span.start_s > source_s or span.end_s > total_s:
+            longer = f", the generation {total_s:g} s" if total_s != source_s else ""
+            raise RequestError(
+                f"{span.start_s:g} to {span.end_s:g} s is outside: the source has {source_s:g} s{longer}",
+                field=f"repaint.{index}",
+                fix=f"end it at {total_s:g} or before, or give more `seconds`"
+                if span.start_s < min(total_s, source_s)
+                else f"begin it before {min(total_s, source_s):g}",
+            )
+
+
+def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> None:
+    """Raises RequestError for the first option that another one, or an input, makes ineffective."""
+    has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
+    is_sde = options.solver == "sde" or options.sde_curve is not None
+    dcw = options.dcw
+    for is_ineffective, field, why in (
+        (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),
+        (
+            inputs.target is not None and not has_curve and not has_strength,
+            "target",
+            "without target_curve or x0_strength",
+        ),
+        (options.target_gate > 0 and not has_curve, "target_gate", "without target_curve"),
+        (has_curve and has_strength, "x0_strength", "beside target_curve"),
+        (is_sde and bool(np.any(options.ode_noise or 0.0)), "ode_noise", "in sde steps"),
+        (dcw is not None and dcw.model_fields_set == {"mode"}, "dcw.mode", "without dcw.low or dcw.high"),
+    ):
+        if is_ineffective:
+            raise RequestError(
+                f"has no effect {why}", field=field, fix="leave one of them out" if why[0] == "b" else ""
+            )
+    _check_guidance(options, bundle)
+
+
+def _check_guidance(options: GenerationOptions, bundle: Bundle) -> None:
+    guidance = bundle.sampler.guidance if options.guidance is None else options.guidance
+    if options.guidance_mode == "self" and options.negative_prompt:
+        raise RequestError("has no effect in guidance mode self, which takes the noise", field="negative_prompt")
+    if not np.all(np.asarray(guidance) == 1.0):
+        return
+    for name in GUIDANCE_OPTIONS:
+        if getattr(options, name) not in (GenerationOptions.model_fields[name].default, 0.0):
+            raise RequestError("has no effect while guidance is 1", field=name, fix="guidance above 1")
