@@ -80,8 +80,9 @@ def named_as_flags() -> Iterator[None]:
         flag = _flag_of(error.field)
         if flag == error.field:
             raise
-        fix = error.fix or (f"give {flag}" if error.what == EXPECTED["missing"] else "")
-        raise type(error)(error.what, field=flag, fix=fix) from None
+        what = error.what.removeprefix(f"{error.field}: ")
+        fix = error.fix or (f"give {flag}" if what == EXPECTED["missing"] else "")
+        raise type(error)(what, field=flag, fix=fix) from None
 
 
 def _flag_of(field: str) -> str:
@@ -189,7 +190,7 @@ def _span(text: str) -> dict[str, Any]:
 
 
 def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
-    """A number; for a curve also numbers separated by commas, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    """A number; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
     is_curve = _metavar(schema) == CURVE
     if is_curve and text.startswith("@"):
         return _read_json(Path(text[1:]))

@@ -27,8 +27,11 @@ UNKNOWN_SIZE = 0xFFFF_FFFF
 
 
 def to_s16(pcm: Pcm) -> NDArray[np.int16]:
-    """PCM as 16-bit integers, clipped at full scale, without dither. Raises NonFiniteError."""
-    rounded: NDArray[np.int16] = np.rint(_clipped(pcm) * np.float32(32767)).astype(np.int16)
+    """PCM as 16-bit integers, clipped at full scale, without dither. Raises NonFiniteError.
+
+    1.0 is 2^15, as for decoders: 16-bit audio that is read and written again stays the same.
+    """
+    rounded: NDArray[np.int16] = np.minimum(np.rint(_clipped(pcm) * np.float32(32768)), 32767).astype(np.int16)
     return rounded
 
 

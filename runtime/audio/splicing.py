@@ -45,7 +45,7 @@ class AudioSplicer:
         for begin, stop in self._generated:
             if begin - fade < end and start < stop + fade:
                 np.maximum(share, np.minimum(position - begin + fade, stop - 1 + fade - position) / fade, out=share)
-        return np.clip(share, 0.0, 1.0, dtype=np.float32)[:, None]
+        return np.clip(share, 0.0, 1.0).astype(np.float32)[:, None]
 
     def _read(self, num_samples: int) -> Pcm | None:
         """The source's next samples, and silence after its end; None from there on."""

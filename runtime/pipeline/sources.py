@@ -31,10 +31,8 @@ def settled_options(
     rate_hz = bundle.latents.frame_rate_hz
     more_s = (total_frames - len(inputs.source)) / rate_hz
     if options.denoise is None and is_cover(options, inputs.source) and more_s > MIN_CONTINUATION_S:
-        end_s = min(total_frames / rate_hz, MAX_SECONDS)
-        return options.model_copy(
-            update={"repaint": [Span(start_s=_known_frames(inputs, bundle) / rate_hz, end_s=end_s)]}
-        )
+        start_s, end_s = _known_frames(inputs, bundle) / rate_hz, min(total_frames / rate_hz, MAX_SECONDS)
+        return options.model_copy(update={"repaint": [Span(start_s=start_s, end_s=end_s)]})
     _check_repaint(options, len(inputs.source) / rate_hz, total_frames / rate_hz)
     return options
 
@@ -49,8 +47,8 @@ def kept_frames(
     mask = requested_mask(options, Segment(0, total_frames, 0, total_frames), bundle.latents.frame_rate_hz)
     if options.denoise is not None and options.denoise <= DENOISE_MIN:
         mask = np.zeros(total_frames, np.float32)
-    if mask is not None:
-        known = _known_frames(inputs, bundle)
+    if mask is not None and inputs.source is not None:
+        known = len(inputs.source)
         kept[:known] = mask[:known] == 0.0
     return kept
 
@@ -79,24 +77,19 @@ def _check_repaint(options: GenerationOptions, source_s: float, total_s: float) 
 def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> None:
     """Raises RequestError for the first option that another one, or an input, makes ineffective."""
     has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
+    has_target = inputs.target is not None
     is_sde = options.solver == "sde" or options.sde_curve is not None
     dcw = options.dcw
     for is_ineffective, field, why in (
         (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),
-        (
-            inputs.target is not None and not has_curve and not has_strength,
-            "target",
-            "without target_curve or x0_strength",
-        ),
+        (has_target and not (has_curve or has_strength), "target", "without target_curve or x0_strength"),
         (options.target_gate > 0 and not has_curve, "target_gate", "without target_curve"),
         (has_curve and has_strength, "x0_strength", "beside target_curve"),
         (is_sde and bool(np.any(options.ode_noise or 0.0)), "ode_noise", "in sde steps"),
         (dcw is not None and dcw.model_fields_set == {"mode"}, "dcw.mode", "without dcw.low or dcw.high"),
     ):
         if is_ineffective:
-            raise RequestError(
-                f"has no effect {why}", field=field, fix="leave one of them out" if why[0] == "b" else ""
-            )
+            raise RequestError(f"has no effect {why}", field=field, fix="leave it out")
     _check_guidance(options, bundle)
 
 

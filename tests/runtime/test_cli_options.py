@@ -119,7 +119,7 @@ def test_changes_of_an_object_keep_its_other_members() -> None:
 def test_the_hint_of_a_refused_value_follows_the_type_of_its_option(flag: str, text: str, says: str) -> None:
     with pytest.raises(RequestError) as caught:
         flag_values([], [], {flag: text})
-    assert (caught.value.field, caught.value.what) == (flag, f"expected {says}")
+    assert (caught.value.field, caught.value.what) == (flag, f"{flag}: expected {says}")
 
 
 @pytest.mark.parametrize("text", ["drums::x", "drums::", "drums::0.5.", "a::b::c"])

@@ -39,7 +39,12 @@ def ffmpeg_frames(data: bytes) -> NDArray[np.generic]:
 
 def test_s16_clips_at_full_scale() -> None:
     pcm = np.array([[-9.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.00001, 1e30]], np.float32)
-    assert to_s16(pcm).tolist() == [[-32767, -32767, -16384, 0, 16384, 32767, 32767, 32767]]
+    assert to_s16(pcm).tolist() == [[-32768, -32768, -16384, 0, 16384, 32767, 32767, 32767]]
+
+
+def test_s16_that_is_read_and_written_again_stays_the_same() -> None:
+    samples = np.arange(-32768, 32768, dtype=np.int16).reshape(-1, 2)
+    assert np.array_equal(to_s16(samples.astype(np.float32) / 32768), samples)
 
 
 @pytest.mark.parametrize("format", AUDIO_FORMATS)
