@@ -1,5 +1,6 @@
 """Generations longer than a canvas: kept frames, seams, seeds, curves, cancellation."""
 
+import io
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -7,10 +8,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import soundfile
 from conftest import Built
 from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
+from runtime.audio.encoding import to_s16
+from runtime.audio.splicing import CROSSFADE_S
 from runtime.errors import QueueFullError, RequestError, ShapeError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents, segment_seed
@@ -144,6 +148,49 @@ def test_a_source_is_continued(pipeline: Pipeline) -> None:
     assert result.shape == (76, C)
     assert np.array_equal(result[:20], source)
     assert np.abs(np.diff(result[20:], axis=0)).max(axis=1).min() > 0.0
+
+
+def wav(samples: NDArray[np.int16]) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, SPEC.sample_rate_hz, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+def audio_of(pipeline: Pipeline, data: bytes, window_frames: int = 64, **values: object) -> NDArray[np.int16]:
+    inputs = GenerationInputs(source=pipeline.read_source(data), source_audio=pipeline.source_audio(data))
+    generation = LongGeneration(pipeline, options(**{"seconds": None, **values}), inputs)
+    return to_s16(np.concatenate(list(generate_audio(pipeline, generation, window_frames=window_frames))))
+
+
+@pytest.mark.parametrize("window_frames", [1, 9, 200])
+def test_a_repaint_keeps_the_samples_of_its_source(pipeline: Pipeline, window_frames: int) -> None:
+    """In every window, segment and format of 16 bits; only a crossfade lies on the kept side of a join."""
+    assert pipeline.codec is not None
+    rate_hz, fade = SPEC.sample_rate_hz, round(CROSSFADE_S * SPEC.sample_rate_hz)
+    source = to_s16(pipeline.codec.decode(latents(76)) + 0.1)
+    result = audio_of(pipeline, wav(source), window_frames, repaint=[{"start_s": 1.0, "end_s": 1.4}])
+    begin, end = rate_hz, round(1.4 * rate_hz)
+    assert result.shape == source.shape
+    assert np.array_equal(result[: begin - fade], source[: begin - fade])
+    assert np.array_equal(result[end + fade :], source[end + fade :])
+    assert (result[begin:end] != source[begin:end]).any(axis=1).mean() > 0.9
+    joins, rest = (np.abs(np.diff(pcm.astype(int), axis=0)).max(axis=1) for pcm in (result, source))
+    near = np.r_[begin - 2 * fade : begin + 2, end - 2 : end + 2 * fade]
+    assert joins[near].max() <= max(rest.max(), joins[begin:end].max()) + 2**16 / fade
+
+
+def test_a_longer_generation_continues_the_samples_of_its_source(pipeline: Pipeline) -> None:
+    source = to_s16(np.random.default_rng(0).uniform(-0.5, 0.5, (SPEC.hop_samples * 30 + 7, 2)).astype(np.float32))
+    result = audio_of(pipeline, wav(source), seconds=LONG_S)
+    kept = 30 * SPEC.hop_samples - round(CROSSFADE_S * SPEC.sample_rate_hz)
+    assert len(result) == round(LONG_S * SPEC.sample_rate_hz)
+    assert np.array_equal(result[:kept], source[:kept])
+    assert np.abs(result[len(source) :]).max() > 0
+
+
+def test_without_denoising_the_source_is_the_result(pipeline: Pipeline) -> None:
+    source = to_s16(np.random.default_rng(0).uniform(-0.5, 0.5, (SPEC.hop_samples * 40, 2)).astype(np.float32))
+    assert np.array_equal(audio_of(pipeline, wav(source), denoise=0.0), source)
 
 
 def test_curves_span_the_whole_generation(pipeline: Pipeline) -> None:

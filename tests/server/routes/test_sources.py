@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.factories import TinySpec
 from helpers.http_harness import GENERATIONS, Served, problem, serving
 from helpers.tones import tone
 
+from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.deployment import Deployment
 from server.admission import Admission
 
@@ -70,6 +73,26 @@ def test_a_generation_takes_a_source_by_id_as_by_upload(served: Served) -> None:
     (expected,) = safetensors.numpy.load(by_upload.content).values()
     assert np.array_equal(by_id, expected)
     assert not np.array_equal(by_id, latents_of(served, source_id=source_id, denoise=0.9))
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_repaint_keeps_the_samples_of_its_source(served: Served, by_id: bool) -> None:
+    rate_hz, fade = TinySpec().sample_rate_hz, round(CROSSFADE_S * TinySpec().sample_rate_hz)
+    data = wav(2.0, rate_hz)
+    values: dict[str, object] = {"repaint": [{"start_s": 0.8, "end_s": 1.2}], "response_format": "pcm"}
+    if by_id:
+        response = served.post(**values, source_id=upload(served, data).json()["id"])
+    else:
+        form = {"request": ("", json.dumps({"prompt": "a", **values})), "source": ("a.wav", data)}
+        with served.client() as client:
+            response = client.post(GENERATIONS, files=form)
+    assert response.status_code == 200, response.text
+    result = np.frombuffer(response.content, "<i2").reshape(-1, 2)
+    source = np.frombuffer(data[44:], "<i2").repeat(2).reshape(-1, 2)
+    begin, end = round(0.8 * rate_hz) - fade, round(1.2 * rate_hz) + fade
+    assert np.array_equal(result[:begin], source[:begin])
+    assert np.array_equal(result[end:], source[end:])
+    assert not np.array_equal(result[begin:end], source[begin:end])
 
 
 def test_a_generation_takes_a_target_by_id(served: Served) -> None:

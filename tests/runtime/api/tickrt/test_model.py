@@ -11,6 +11,8 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 
 import tickrt
+from runtime.audio.encoding import to_s16
+from runtime.audio.splicing import CROSSFADE_S
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
@@ -96,6 +98,17 @@ def test_an_item_that_fails_cancels_the_others(model: tickrt.Model) -> None:
     model.generate("b", seconds=1)
     num_segments = 600 * RATE_HZ // SPEC.hop_samples // SPEC.canvas_frames
     assert model._pipeline.loop.stats().outcomes["ok"] - before < num_segments
+
+
+def test_a_repaint_keeps_the_samples_of_its_source(model: tickrt.Model, tmp_path: Path) -> None:
+    first = model.generate("a", seconds=2, seed=1)
+    first.save(tmp_path / "a.wav")
+    begin, fade = round(0.8 * RATE_HZ), round(CROSSFADE_S * RATE_HZ)
+    for source in (first, first.pcm, tmp_path / "a.wav"):
+        audio = model.generate("b", source=source, seed=2, repaint=[{"start_s": 0.8, "end_s": 2.0}])
+        exact = to_s16 if isinstance(source, Path) else np.asarray
+        assert np.array_equal(exact(audio.pcm[: begin - fade]), exact(first.pcm[: begin - fade]))
+        assert np.abs(audio.pcm[begin:] - first.pcm[begin:]).max() > 0
 
 
 def test_sources_are_paths_audio_and_arrays(model: tickrt.Model, tmp_path: Path) -> None:
