@@ -29,7 +29,7 @@ def settled_options(
     if inputs.source is None:
         return options
     rate_hz = bundle.latents.frame_rate_hz
-    more_s = (total_frames - len(inputs.source)) / rate_hz
+    more_s = (options.seconds or 0.0) - len(inputs.source) / rate_hz
     if options.denoise is None and is_cover(options, inputs.source) and more_s > MIN_CONTINUATION_S:
         start_s, end_s = _known_frames(inputs, bundle) / rate_hz, min(total_frames / rate_hz, MAX_SECONDS)
         return options.model_copy(update={"repaint": [Span(start_s=start_s, end_s=end_s)]})

@@ -65,7 +65,7 @@ def test_a_source_that_an_option_uses_is_not_continued(pipeline: Pipeline, value
             None,
             (1.0, 2.5),
             "1 to 2.5 s is outside: the source has 2 s",
-            "end it at 2 or before, or give more `seconds`",
+            "end it at 2 or before, or give more",
         ),
         (1.2, (1.0, 1.5), "the source has 2 s, the generation 1.2 s", "end it at 1.2 or before"),
         (4.0, (3.0, 4.0), "3 to 4 s is outside: the source has 2 s, the generation 4 s", "begin it before 2"),
