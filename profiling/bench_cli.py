@@ -30,6 +30,8 @@ from runtime.errors import ConfigError
 from runtime.sessions.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
+# Sections of the help.
+WORKLOAD, RUNS, LIVE, RESULT = "Workload", "What is measured", "Live sessions", "Result"
 VARIED_BY_BUDGETS = ("variant", "guidance", "depth")
 
 app = CommandLine()
@@ -40,50 +42,105 @@ Measured = tuple[dict[str, Any], Callable[[Console], None]]
 def bench(
     config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
-    depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.")] = 8,
+    depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.", rich_help_panel=WORKLOAD)] = 8,
     guidance: Annotated[
         float | None,
-        typer.Option(help="Guidance scale; 1 is off.  [default: 1, with --ablations 3]", show_default=False),
+        typer.Option(
+            help="Guidance scale; 1 is off.  [default: 1, with --ablations 3]",
+            show_default=False,
+            rich_help_panel=WORKLOAD,
+        ),
     ] = None,
-    dcw: Annotated[bool, typer.Option("--dcw", help="With the wavelet-domain correction.")] = False,
+    dcw: Annotated[
+        bool, typer.Option("--dcw", help="With the wavelet-domain correction.", rich_help_panel=WORKLOAD)
+    ] = False,
     features: Annotated[
-        str, typer.Option(help="More features of the step: rcfg,mask,target,sde,ode_noise,blend,gain,guidance,dcw.")
+        str,
+        typer.Option(
+            help="More features of the step: rcfg,mask,target,sde,ode_noise,blend,gain,guidance,dcw.",
+            rich_help_panel=WORKLOAD,
+        ),
     ] = "",
-    frames: Annotated[int, typer.Option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0,
-    steps: Annotated[int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0,
-    ticks: Annotated[int, typer.Option(min=1, help="Ticks to measure.")] = 64,
+    frames: Annotated[
+        int, typer.Option(min=0, help="Frames per generation; 0 is the bundle's canvas.", rich_help_panel=WORKLOAD)
+    ] = 0,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.", rich_help_panel=WORKLOAD)
+    ] = 0,
+    ticks: Annotated[int, typer.Option(min=1, help="Ticks to measure.", rich_help_panel=WORKLOAD)] = 64,
     sessions: Annotated[
-        int, typer.Option(min=0, max=64, help="Sessions; one of them changes a step parameter before every tick.")
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Sessions; one of them changes a step parameter before every tick.",
+            rich_help_panel=WORKLOAD,
+        ),
     ] = 0,
     budgets: Annotated[
-        bool, typer.Option("--budgets", help="Measure every depth and feature set that has a budget.")
+        bool,
+        typer.Option("--budgets", help="Measure every depth and feature set that has a budget.", rich_help_panel=RUNS),
     ] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="With --budgets: runs of each; their medians count.")] = 5,
-    ablations: Annotated[bool, typer.Option("--ablations", help="Time ticks without each optimization.")] = False,
-    sweep: Annotated[str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.")] = "",
-    live: Annotated[
-        str, typer.Option(help="Live sessions that play over WebSockets; 1,2,4,8: one run for each number.")
+    repeats: Annotated[
+        int, typer.Option(min=1, help="With --budgets: runs of each; their medians count.", rich_help_panel=RUNS)
+    ] = 5,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Time ticks without each optimization.", rich_help_panel=RUNS)
+    ] = False,
+    sweep: Annotated[
+        str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.", rich_help_panel=RUNS)
     ] = "",
-    minutes: Annotated[float, typer.Option(min=0.01, help="With --live: how long controls are changed.")] = 1.0,
-    mode: Annotated[Mode, typer.Option(metavar="loop|extend", help="With --live: the mode of the sessions.")] = "loop",
+    live: Annotated[
+        str,
+        typer.Option(
+            help="Live sessions that play over WebSockets; 1,2,4,8: one run for each number.", rich_help_panel=LIVE
+        ),
+    ] = "",
+    minutes: Annotated[
+        float, typer.Option(min=0.01, help="With --live: how long controls are changed.", rich_help_panel=LIVE)
+    ] = 1.0,
+    mode: Annotated[
+        Mode, typer.Option(metavar="loop|extend", help="With --live: the mode of the sessions.", rich_help_panel=LIVE)
+    ] = "loop",
     interval: Annotated[
-        float, typer.Option(min=0.1, help="With --live: seconds between two controls of a session, on average.")
+        float,
+        typer.Option(
+            min=0.1, help="With --live: seconds between two controls of a session, on average.", rich_help_panel=LIVE
+        ),
     ] = 2.0,
     plot: Annotated[
-        Path | None, typer.Option(help="With --sweep, or several numbers of --live: draw it into this SVG file.")
+        Path | None,
+        typer.Option(
+            help="With --sweep, or several numbers of --live: draw it into this SVG file.", rich_help_panel=RESULT
+        ),
     ] = None,
-    compare: Annotated[Path | None, typer.Option(help="Show the changes since a run saved with --json.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Compare also with another machine, engine, shape.")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP)] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Show the changes since a run saved with --json.", rich_help_panel=RESULT)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare also with another machine, engine, shape.", rich_help_panel=RESULT)
+    ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP, rich_help_panel=RESULT)] = None,
     torch: Annotated[
-        str, typer.Option(help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.")
+        str,
+        typer.Option(
+            help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.",
+            rich_help_panel=RUNS,
+        ),
     ] = "",
-    torch_layers: Annotated[int | None, typer.Option(min=1, help="With --torch published: layers, of 24.")] = None,
-    two_pass: Annotated[bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
+    torch_layers: Annotated[
+        int | None, typer.Option(min=1, help="With --torch published: layers, of 24.", rich_help_panel=RUNS)
+    ] = None,
+    two_pass: Annotated[
+        bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.", rich_help_panel=WORKLOAD)
+    ] = False,
     fail_over_budget: Annotated[
         bool,
         typer.Option(
-            "--fail-over-budget", "--fail-over-goal", help="Exit 1 over budget, or where a live goal is missed."
+            "--fail-over-budget",
+            "--fail-over-goal",
+            help="Exit 1 over budget, or where a live goal is missed.",
+            rich_help_panel=RESULT,
         ),
     ] = False,
     version: Version = False,

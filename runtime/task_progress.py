@@ -31,7 +31,10 @@ class TaskProgress:
         self._bar: Progress | None = None
         if weights and self._console.is_terminal:
             columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-            self._bar = Progress(*columns, console=self._console, transient=True, auto_refresh=False)
+            self._bar = Progress(
+                *columns, console=self._console, transient=True, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
             self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> TaskProgress:

@@ -1,4 +1,4 @@
-"""The README says only what is true: its commands run, its paths exist, its error texts are in the source."""
+"""README.md of the repository and of each package: commands run, paths exist, error texts are in the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +27,15 @@ from helpers.paths import ROOT
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("engine_build", "profiling", "runtime", "server")
+TEXTS = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", *(f"{package}/README.md" for package in PACKAGES))
+    if (ROOT / name).is_file()
+}
+README = TEXTS["README.md"]
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-ROOMS = ("configs", "engine_build", "profiling", "runtime", "server", "tests")
+ROOMS = ("configs", *PACKAGES, "tests")
 ADDRESS = "localhost:8000"
 SHORTER = {
     "tickrt-bench": ["--ticks", "2", "--steps", "2", "--frames", "64", "--minutes", "0.02"],
@@ -36,21 +43,26 @@ SHORTER = {
 }
 
 
-def shown_commands() -> list[list[str]]:
-    """Every command of the README's shell blocks, split; comments and continued lines as the shell has them."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def shown_commands(document: str) -> list[list[str]]:
+    """Every command of a document's shell blocks, split; comments and continued lines as the shell has them."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def commands_of(*names: str) -> list[list[str]]:
+def commands_of(document: str, *names: str) -> list[list[str]]:
     """The shown commands that start with one of these."""
-    return [words for words in shown_commands() if words[0] in names]
+    return [words for words in shown_commands(document) if words[0] in names]
 
 
-def runnable(*names: str) -> list[list[str]]:
-    """Those that need neither a GPU nor a checkpoint."""
-    return [words for words in commands_of(*names) if "--target" not in words and "acestep" not in " ".join(words)]
+def is_runnable(words: list[str]) -> bool:
+    """Whether it needs no GPU, no checkpoint and no player."""
+    return "--target" not in words and "--play" not in words and "acestep" not in " ".join(words)
+
+
+def everywhere(pattern: str) -> list[tuple[str, str]]:
+    """(document, match) of every different match in the documents."""
+    return sorted({(document, match) for document, text in TEXTS.items() for match in re.findall(pattern, text)})
 
 
 def sentence(words: list[str]) -> str:
@@ -87,74 +99,100 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_the_shown_commands_work_one_after_another(playground: Path) -> None:
-    for words in runnable("tickrt-build", "tickrt-generate", "tickrt-bench", "tickrt-profile"):
-        app, arguments = command_line(words)
-        shorter = [] if words[1] == "diff" else SHORTER.get(words[0], [])
-        result = CliRunner().invoke(app, [*arguments, *shorter])
-        assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
-        if "--out" in words:
-            assert (playground / words[words.index("--out") + 1]).stat().st_size > 10_000
+Server = Callable[[], tuple[str, str]]
 
 
-def test_the_shown_programs_work(playground: Path) -> None:
-    programs = [program for program in shown_programs() if ADDRESS not in program]
-    assert programs
-    for program in programs:
-        run(program, playground)
+@pytest.mark.parametrize("document", TEXTS)
+def test_the_shown_commands_work_one_after_another(
+    document: str, playground: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in filter(is_runnable, shown_commands(document)):
+        if words[0] == "curl":
+            request(words, server()[0], playground, monkeypatch)
+        elif words[0] in SCRIPTS and words[0] not in ("tickrt", "tickrt-serve"):
+            invoke(words, playground)
 
 
-def shown_programs() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def invoke(words: list[str], playground: Path) -> None:
+    """Run a command, shorter where that says as much, and look at the file that it writes."""
+    app, arguments = command_line(words)
+    shorter = [] if words[1] == "diff" else SHORTER.get(words[0], [])
+    result = CliRunner().invoke(app, [*arguments, *shorter])
+    assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
+    if "--out" in words:
+        assert (playground / words[words.index("--out") + 1]).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_the_shown_programs_work(document: str, playground: Path, server: Server) -> None:
+    for program in shown_programs(document):
+        run(program.replace(ADDRESS, server()[0]) if ADDRESS in program else program, playground)
+
+
+def shown_programs(document: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
 
 
 def run(program: str, playground: Path) -> None:
     """Run a shown program and look at the files that it writes."""
-    exec(compile(program, "README.md", "exec"), {})
+    exec(compile(program, "a README.md", "exec"), {})
     for saved in re.findall(r'(?:\.save|wave\.open)\("([^"]+)"', program):
         assert (playground / saved).stat().st_size > 10_000
 
 
-@pytest.fixture
-def server(playground: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The shown `tickrt-serve`, on a free port: its output up to the line that says how to call it."""
-    monkeypatch.setenv("TICKRT_ADMIN_KEY", "for a test")
-    (words,) = runnable("tickrt-serve")
+@pytest.fixture(scope="module")
+def server(playground: Path) -> Iterator[Server]:
+    """The `tickrt-serve` of README.md, on a free port, started at the first call: host and port, and what it prints."""
+    with ExitStack() as stack:
+        started: list[tuple[str, str]] = []
+
+        def start() -> tuple[str, str]:
+            if not started:
+                started.append(stack.enter_context(running_server()))
+            return started[0]
+
+        yield start
+
+
+@contextmanager
+def running_server() -> Iterator[tuple[str, str]]:
+    (words,) = filter(is_runnable, commands_of("README.md", "tickrt-serve"))
     words[words.index("--port") + 1] = "0"
-    program = "from server.cli import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", program, *words[1:]], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", "from server.cli import main; main()", *words[1:]]
+    assert CliRunner().invoke(*command_line(["tickrt-build", words[1]])).exit_code == 0
+    environment = {**os.environ, "TICKRT_ADMIN_KEY": "for a test"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
         said += line
         if "curl" in line:
             break
-    yield said
+    (ready,) = re.findall(r"ready on http://(\S+:\d+)", said)
+    yield ready, said
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     process.stdout.close()
 
 
-def test_the_shown_requests_work(server: str, playground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the one line that the server itself prints."""
-    (ready,) = re.findall(r"ready on http://(\S+:\d+)", server)
-    (printed,) = (shlex.split(line.replace(ready, ADDRESS)) for line in server.splitlines() if "curl" in line)
-    for words in [*commands_of("curl"), printed]:
-        if (playground / "out.flac").exists():
-            monkeypatch.setenv("ID", hashlib.sha256((playground / "out.flac").read_bytes()).hexdigest())
-        answer = send(words, ready)
-        assert answer.is_success, f"{sentence(words)}\n{answer.text}"
-        if "-o" in words:
-            (playground / words[words.index("-o") + 1]).write_bytes(answer.content)
-            assert len(answer.content) > (10_000 if "audio" in " ".join(words) else 0)
+def test_the_request_that_the_server_prints_works(
+    server: Server, playground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, said = server()
+    (printed,) = (shlex.split(line.replace(ready, ADDRESS)) for line in said.splitlines() if "curl" in line)
+    request(printed, ready, playground, monkeypatch)
 
 
-def test_the_shown_clients_work(server: str, playground: Path) -> None:
-    (ready,) = re.findall(r"ready on http://(\S+:\d+)", server)
-    clients = [program for program in shown_programs() if ADDRESS in program]
-    assert clients
-    for program in clients:
-        run(program.replace(ADDRESS, ready), playground)
+def request(words: list[str], host: str, playground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a shown request and look at its answer; $ID is that of out.flac, $TICKRT_ADMIN_KEY the server's."""
+    monkeypatch.setenv("TICKRT_ADMIN_KEY", "for a test")
+    if (playground / "out.flac").exists():
+        monkeypatch.setenv("ID", hashlib.sha256((playground / "out.flac").read_bytes()).hexdigest())
+    answer = send(words, host)
+    assert answer.is_success, f"{sentence(words)}\n{answer.text}"
+    if "-o" in words:
+        (playground / words[words.index("-o") + 1]).write_bytes(answer.content)
+        assert len(answer.content) > (10_000 if "audio" in " ".join(words) else 0)
 
 
 def send(words: list[str], host: str) -> httpx.Response:
@@ -179,14 +217,18 @@ def form_part(text: str) -> tuple[str, tuple[str | None, bytes, str]]:
 
 
 def test_every_command_is_shown() -> None:
-    assert {words[0] for words in commands_of(*SCRIPTS)} == set(SCRIPTS)
-    for words in commands_of(*SCRIPTS):
+    assert {words[0] for words in commands_of("README.md", *SCRIPTS)} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_every_shown_command_has_known_options(document: str, playground: Path) -> None:
+    for words in commands_of(document, *SCRIPTS):
         parse(words)
 
 
 def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
     shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
-    (words,) = (words for words in commands_of("tickrt-build") if "--dry-run" in words)
+    (words,) = (words for words in commands_of("README.md", "tickrt-build") if "--dry-run" in words)
     result = CliRunner().invoke(*command_line(words))
     assert result.exit_code == 0, result.output
     assert "frames 6000..6000..6000" in result.output
@@ -199,25 +241,26 @@ def test_an_unknown_flag_would_be_found() -> None:
         parse(["tickrt-profile", "configs/demo.toml", "--deepness", "3"])
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (?:\w+=\S+ )?([a-z-]+)`?", README))))
-def test_a_shown_make_target_exists(target: str) -> None:
+@pytest.mark.parametrize(("document", "target"), everywhere(r"(?m)(?:`|^)make (?:\w+=\S+ )?([a-z-]+)"))
+def test_a_shown_make_target_exists(document: str, target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), target
 
 
-@pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m ([\w.]+)", README))))
-def test_a_shown_module_exists(module: str) -> None:
+@pytest.mark.parametrize(("document", "module"), everywhere(r"python -m ([\w.]+)"))
+def test_a_shown_module_exists(document: str, module: str) -> None:
     assert importlib.util.find_spec(module) is not None
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)", README))))
-def test_a_link_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists(), link
+@pytest.mark.parametrize(("document", "link"), everywhere(r"\]\((?!https?:)([^)#]+)"))
+def test_a_link_leads_somewhere(document: str, link: str) -> None:
+    assert ((ROOT / document).parent / link).exists(), link
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(rf"(?<![\w./-])((?:{'|'.join(ROOMS)})/[\w./-]*\w)", README))))
-def test_a_named_path_exists(path: str) -> None:
-    made = {word for words in shown_commands() for flag, word in pairwise(words) if flag == "--out"}
-    assert (ROOT / path).exists() or path in made, path
+@pytest.mark.parametrize(("document", "path"), everywhere(rf"(?<![\w./-])((?:{'|'.join(ROOMS)})/[\w./-]*\w)"))
+def test_a_named_path_exists(document: str, path: str) -> None:
+    made = {word for words in shown_commands(document) for flag, word in pairwise(words) if flag == "--out"}
+    beside = (ROOT / document).parent / path
+    assert (ROOT / path).exists() or beside.exists() or path in made, path
 
 
 def test_the_demo_models_figures_are_the_bundles() -> None:

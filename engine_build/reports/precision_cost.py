@@ -20,6 +20,7 @@ from engine_build.reports.end_to_end import compare_end_to_end
 from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.task_progress import TaskProgress
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 
@@ -56,26 +57,34 @@ def precision(
     """
     console = Console(width=None if Console().is_terminal else 160)
     deployment = load_deployment(config)
-    for choice in recipe:
-        _report(console, deployment, choice.value, target.value, nodes)
-        if end_to_end:
-            _report_end_to_end(console, deployment, choice.value, end_to_end)
+    reports: list[list[Table | str]] = []
+    with TaskProgress([1.0] * len(recipe) * (2 if end_to_end else 1)) as progress:
+        for choice in recipe:
+            with progress.task(choice.value):
+                reports.append(_measure(deployment, choice.value, target.value, nodes))
+            if end_to_end:
+                with progress.task(f"{choice.value}, whole generations"):
+                    reports.append(_measure_end_to_end(deployment, choice.value, end_to_end))
+    for line in (line for report in reports for line in report):
+        console.print(line)
 
 
-def _report(console: Console, deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> None:
+def _measure(deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> list[Table | str]:
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     feeds = list(decoder_sample_states(bundle, graph))
     found = recipe_error(graph, recipe, feeds, without=without_kernel(target, recipe))
+    lines: list[Table | str] = []
     if every_node:
         heads = ("node", "operator", "precision", "rule")
         rows = [(node.name, node.op_type, node.precision, node.rule) for node in found.nodes]
-        console.print(_table(heads, rows, f"{graph.label}: {recipe}"))
-    console.print(_table(("rule", "precision", "nodes", "work", "reason"), rule_rows(found), f"{recipe} on {target}"))
+        lines.append(_table(heads, rows, f"{graph.label}: {recipe}"))
+    lines.append(_table(("rule", "precision", "nodes", "work", "reason"), rule_rows(found), f"{recipe} on {target}"))
     times = [float(feed[bundle.decoder.inputs.time][0]) for feed in feeds]
-    console.print(_table(("t", "max error", "rms error"), error_rows(times, found), "against float32, step by step"))
+    lines.append(_table(("t", "max error", "rms error"), error_rows(times, found), "against float32, step by step"))
     low = f"{found.low_work:.2%} of the work in {recipe}"
-    console.print(f"{low}; worst error {max(found.max_rel):.2e} of the largest output, {max(found.rms_rel):.2e} rms")
+    lines.append(f"{low}; worst error {max(found.max_rel):.2e} of the largest output, {max(found.rms_rel):.2e} rms")
+    return lines
 
 
 def rule_rows(found: RecipeError) -> list[tuple[str, ...]]:
@@ -99,11 +108,11 @@ def error_rows(times: Iterable[float], found: RecipeError) -> list[tuple[str, ..
     return [(f"{t:.3f}", f"{largest:.2e}", f"{rms:.2e}") for t, largest, rms in figures]
 
 
-def _report_end_to_end(console: Console, deployment: Deployment, recipe: RecipeName, count: int) -> None:
+def _measure_end_to_end(deployment: Deployment, recipe: RecipeName, count: int) -> list[Table | str]:
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
     found = compare_end_to_end(deployment, recipe, prompts)
     rows = [(prompt, f"{error:.2e}") for prompt, error in zip(prompts, found.rms_rel, strict=True)]
-    console.print(_table(("prompt", "rms difference"), rows, "end to end, over the latents' standard deviation"))
+    return [_table(("prompt", "rms difference"), rows, "end to end, over the latents' standard deviation")]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:
