@@ -28,6 +28,8 @@ LEAST_CHANGE = 0.01
 NUM_RESAMPLES = 500
 MAX_SAMPLES = 200
 NO_DIFFERENCE = "no difference"
+# Intervals that reach further are not written out.
+MOST_PERCENT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,11 @@ class RatioInterval:
 
     @property
     def text(self) -> str:
-        """The interval as changes in percent: "-0.4 .. +1.2 %"."""
-        return f"{100 * (self.low - 1):+.1f} .. {100 * (self.high - 1):+.1f} %"
+        """The interval as changes in percent: "-0.4 .. +1.2 %", "-30 .. >200 %"."""
+        low, high = 100 * (self.low - 1), 100 * (self.high - 1)
+        if high - low < MOST_PERCENT / 10:
+            return f"{low:+.1f} .. {high:+.1f} %"
+        return f"{low:+.0f} .. {f'{high:+.0f}' if high <= MOST_PERCENT else f'>{MOST_PERCENT}'} %"
 
 
 def ratio_interval(before: Rounds, after: Rounds, num_figures: int = 1) -> RatioInterval | None:

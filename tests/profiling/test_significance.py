@@ -96,6 +96,8 @@ def test_the_same_samples_have_the_same_interval() -> None:
 
 def test_the_text_is_in_percent() -> None:
     assert RatioInterval(1.0, 0.996, 1.012).text == "-0.4 .. +1.2 %"
+    assert RatioInterval(1.0, 0.704, 1.4).text == "-30 .. +40 %"
+    assert RatioInterval(1.0, 0.004, 95.0).text == "-100 .. >200 %"
 
 
 def test_stored_samples_are_bounded_and_keep_their_order() -> None:
