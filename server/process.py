@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -159,6 +160,8 @@ class TickServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True stops the server, after generations still in flight were aborted."""
         if self._on_ready is not None and self._service.pipeline is not None:
+            gc.collect()
+            gc.freeze()  # a full collection would stop every thread for as long as all modules' objects take
             self._on_ready()
             self._on_ready = None
         if self._drain_until_s is not None:

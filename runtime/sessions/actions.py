@@ -108,6 +108,10 @@ class DecodeWindow:
         """The sample after its last one."""
         return self.start_sample + self.num_samples
 
+    def may_be_overtaken_by(self, later: DecodeWindow) -> bool:
+        """Whether audio that continues what was sent may leave before this replacement of earlier samples."""
+        return self.is_replacing and not later.is_replacing and self.end_sample <= later.start_sample
+
 
 @dataclass(frozen=True)
 class Generate:

@@ -1,4 +1,8 @@
-"""Work of the codec for live sessions: decoding, the earliest deadline first, and encoding; a thread for each."""
+"""Work of the codec for live sessions: decoding and encoding; a thread for each.
+
+What continues a session's audio is decoded before replacements, which may come late without a gap; among equal ones the
+earliest deadline is first.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class CodecWork:
 
     def __init__(self, codec: Codec, call: Call) -> None:
         self._codec, self._call = codec, call
-        self._windows: list[tuple[float, int, _Decoding]] = []
+        self._windows: list[tuple[bool, float, int, _Decoding]] = []
         self._numbers = count()
         self._is_decoding = False
         self._decoding_thread = ThreadPoolExecutor(1, "live-decode")
@@ -52,12 +56,13 @@ class CodecWork:
 
     def decode(self, window: DecodeWindow, deadline_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
         """Decode a window, trimmed, unless it is not wanted any more when its turn comes. deadline_s: of any clock."""
-        heapq.heappush(self._windows, (deadline_s, next(self._numbers), _Decoding(window, is_wanted, done)))
+        decoding = _Decoding(window, is_wanted, done)
+        heapq.heappush(self._windows, (window.is_replacing, deadline_s, next(self._numbers), decoding))
 
     def start_next(self) -> None:
         """Start to decode the most urgent window, if none is being decoded."""
         while self._windows and not self._is_decoding:
-            decoding = heapq.heappop(self._windows)[2]
+            decoding = heapq.heappop(self._windows)[-1]
             if decoding.is_wanted():
                 self._is_decoding = True
                 self._decoding_thread.submit(self._decode, decoding).add_done_callback(Future.result)

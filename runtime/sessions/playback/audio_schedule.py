@@ -108,11 +108,19 @@ class AudioSchedule:
             pending.pcm, pending.is_done = pcm, True
 
     def sendable(self, now_s: float) -> Iterator[AudioChunk | Applied]:
-        """The chunks and messages to send now, in order."""
-        while self._pending and (pending := next(iter(self._pending.values()))).is_done:
-            del self._pending[pending.window.index]
-            yield from self._chunk(pending, now_s)
-            yield from pending.applied
+        """The chunks and messages to send now, in the order of the windows.
+
+        What continues the audio does not wait for replacements before it, which may come late without a gap.
+        """
+        waiting: list[DecodeWindow] = []
+        for pending in list(self._pending.values()):
+            window = pending.window
+            if pending.is_done and all(earlier.may_be_overtaken_by(window) for earlier in waiting):
+                del self._pending[window.index]
+                yield from self._chunk(pending, now_s)
+                yield from pending.applied
+            else:
+                waiting.append(window)
 
     def due_s(self, now_s: float) -> float | None:
         """When the next window is due; None where that does not depend on time."""

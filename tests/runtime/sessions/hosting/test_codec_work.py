@@ -26,9 +26,11 @@ class Work:
         self.codec_work = CodecWork(codec, self.calls.put)
         self.done: list[tuple[Any, Any]] = []
 
-    def decode(self, name: str, deadline_s: float, *, is_wanted: bool = True, frames: int = 4) -> None:
+    def decode(
+        self, name: str, deadline_s: float, *, is_wanted: bool = True, is_replacing: bool = False, frames: int = 4
+    ) -> None:
         values = np.full((frames, self.codec.latent_channels), 0.1, np.float32)
-        window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0)
+        window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0, is_replacing)
         self.codec_work.decode(window, deadline_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
 
     def finish(self, number: int) -> None:
@@ -51,6 +53,13 @@ def test_the_earliest_deadline_is_decoded_first_and_equal_ones_in_order(work: Wo
         work.decode(name, deadline_s)
     work.finish(4)
     assert [name for name, _ in work.done] == ["now", "soon", "also soon", "late"]
+
+
+def test_what_continues_the_audio_is_decoded_before_replacements(work: Work) -> None:
+    work.decode("replacement", 0.0, is_replacing=True)
+    work.decode("next", 5.0)
+    work.finish(2)
+    assert [name for name, _ in work.done] == ["next", "replacement"]
 
 
 def test_one_window_is_decoded_at_a_time(work: Work) -> None:

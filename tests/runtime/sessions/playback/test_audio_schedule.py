@@ -80,6 +80,33 @@ def test_audio_leaves_in_the_order_of_the_windows() -> None:
     assert len(ranges(list(schedule.audio.sendable(0.0)))) == 2
 
 
+def test_what_comes_next_does_not_wait_for_replacements() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    schedule.timeline.place_canvas(60, canvas(2, 5))
+    (replacement,) = schedule.audio.windows(0.0)
+    schedule.playhead.ack(Ack(playhead_sample=100), 0.1)
+    following = [window for window in schedule.audio.windows(0.1) if not window.is_replacing]
+    for window in following:
+        schedule.audio.decoded(window, pcm_of(window))
+    assert ranges(list(schedule.audio.sendable(0.1)))[0][:2] == (250, following[0].end_sample)
+    schedule.audio.decoded(replacement, pcm_of(replacement))
+    sent = list(schedule.audio.sendable(0.1))
+    assert ranges(sent)[0] == (101, 250, True)
+    assert schedule.playhead.sent_until == following[-1].end_sample
+
+
+def test_a_replacement_does_not_leave_before_what_it_replaces() -> None:
+    schedule = Schedule()
+    (first,) = schedule.audio.windows(0.0)
+    schedule.timeline.place_canvas(60, canvas(2, 5))
+    (replacement,) = (window for window in schedule.audio.windows(0.0) if window.is_replacing)
+    schedule.audio.decoded(replacement, pcm_of(replacement))
+    assert list(schedule.audio.sendable(0.0)) == []
+    schedule.audio.decoded(first, pcm_of(first))
+    assert ranges(list(schedule.audio.sendable(0.0))) == [(0, 250, False), (60, 250, True)]
+
+
 def test_what_was_sent_and_has_changed_is_sent_again_after_the_reach() -> None:
     schedule = Schedule()
     schedule.sent()
