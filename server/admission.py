@@ -1,4 +1,4 @@
-"""Admission control: capacity, per-client limit, draining. Event loop's thread only."""
+"""Admission control: capacity, memory of responses, limits per client, draining. Event loop's thread only."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from server.asgi.problems import ProblemError, draining, retry_after, unavailable
+from server.config import MIB
 
 
 @dataclass
 class Admission:
-    """Admits up to `capacity` generations that need the tick loop, `client_limit` per client (0: no limit).
+    """Admits up to `capacity` generations that need the tick loop, as long as responses need at most `memory_bytes`.
 
-    A generation counts from admission until it needs no more ticks, also between its segments, so that a later segment
-    is never refused for lack of capacity. ticks_s: the projected time in which all slots together do that many steps.
+    One client gets `client_limit` generations (None: half of the capacity; 0: no limit) and, where there is a limit,
+    half of the memory. A generation counts from admission until it needs no more ticks, also between its segments, so
+    that a later segment is never refused for lack of capacity. ticks_s: the projected time in which all slots
+    together do that many steps.
     """
 
     capacity: int
-    client_limit: int = 0
+    client_limit: int | None = None
+    memory_bytes: int = 512 * MIB
     is_draining: bool = False
     permits: set[Permit] = field(default_factory=set)
     num_pending: int = 0
+    reserved_bytes: int = 0
     _clients: Counter[str] = field(default_factory=Counter)
     ticks_s: Callable[[int], float] = lambda num_ticks: 0.0
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,13 +79,28 @@ class Admission:
     def _check_client(self, client: str) -> None:
         if self.is_draining:
             raise draining()
-        if self.client_limit and self._clients[client] >= self.client_limit:
+        limit = max(1, self.capacity // 2) if self.client_limit is None else self.client_limit
+        if limit and self._clients[client] >= limit:
             raise ProblemError(
                 429,
                 "too_many_requests",
-                f"this client has {self.client_limit} generations or uploads in flight, the limit per client",
+                f"this client has {limit} generations or uploads in flight, the limit per client",
                 headers={"Retry-After": retry_after(self.projected_wait_s(client))},
             )
+
+    def _reserve(self, client: str, size_bytes: int) -> None:
+        share_bytes = self.memory_bytes if self.client_limit == 0 else self.memory_bytes // 2
+        if size_bytes > share_bytes:
+            raise ProblemError(
+                422,
+                "response_too_large",
+                f"the response needs {size_bytes / MIB:.0f} MiB of memory, the limit is {share_bytes / MIB:.0f} MiB",
+                fix='set "stream": true, ask for fewer seconds, or raise [server] response_budget_bytes',
+            )
+        of_client = sum(permit.reserved_bytes for permit in self.permits if permit.client == client)
+        if of_client + size_bytes > share_bytes or self.reserved_bytes + size_bytes > self.memory_bytes:
+            raise unavailable("busy", "responses that are being made or read use up the server's memory for them")
+        self.reserved_bytes += size_bytes
 
     def _remove_client(self, client: str) -> None:
         self._clients[client] -= 1
@@ -89,6 +109,7 @@ class Admission:
 
     def _remove(self, permit: Permit) -> None:
         self.permits.discard(permit)
+        self.reserved_bytes -= permit.reserved_bytes
         self._remove_client(permit.client)
         if not self.permits:
             self._empty.set()
@@ -106,10 +127,16 @@ class Permit:
     client: str
     abort: asyncio.Event = field(default_factory=asyncio.Event)
     remaining_steps: int = 0
+    reserved_bytes: int = 0
     _needs_ticks: bool = True
     _num_requests: int = 0
     _is_released: bool = False
     _is_pending: bool = True
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserve memory for the response until `release`. Raises ProblemError 422 or 503."""
+        self.admission._reserve(self.client, size_bytes)
+        self.reserved_bytes += size_bytes
 
     def add_request(self) -> None:
         """The tick loop took one of its requests."""

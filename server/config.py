@@ -43,7 +43,8 @@ class ServerSettings(BaseSettings):
 
     api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
     X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
-    client_in_flight: generations per client at a time (0: no limit).
+    client_in_flight: generations and uploads per client address at a time (0: no limit, which a proxy needs; default:
+    half of the places). response_budget_bytes: memory for responses that are made or read, half of it for one client.
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.
     tick_timeout_s: age of the last tick, with work in flight, from which /health/live answers 503.
     codec_workers: windows decoded in parallel while the tick loop is idle (0: one per core, at most 4, on the CPU;
@@ -76,7 +77,8 @@ class ServerSettings(BaseSettings):
     body_budget_bytes: int = Field(default=512 * MIB, ge=KIB)
     max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0)
     max_connections: int = Field(default=1024, ge=1, le=65536)
-    client_in_flight: int = Field(default=0, ge=0)
+    response_budget_bytes: int = Field(default=512 * MIB, ge=MIB)
+    client_in_flight: int | None = Field(default=None, ge=0)
 
     header_timeout_s: float = Field(default=10.0, gt=0)
     body_timeout_s: float = Field(default=30.0, gt=0)
@@ -136,8 +138,12 @@ class ServerSettings(BaseSettings):
     @field_validator("api_key", "admin_key")
     @classmethod
     def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().strip()):
-            raise ValueError("is empty or not ASCII; omit it to serve without a key")
+        text = None if key is None else key.get_secret_value()
+        if text is not None and (not text or text != text.strip() or not (text.isascii() and text.isprintable())):
+            raise ValueError(
+                "is empty, begins or ends with a space or newline, or has characters that no header can carry; "
+                "omit it to serve without a key"
+            )
         return key
 
     @model_validator(mode="after")

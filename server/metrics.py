@@ -73,6 +73,7 @@ class Metrics:
             "realtime_factor", "Seconds of audio per second of wall time, per generation", FACTORS
         )
         self.stream_aborts = self._counter("stream_aborts", "Streams aborted by the server, by reason", "reason")
+        self.response_bytes = self._gauge("response_size_bytes", "Memory reserved for responses")
         self.audio_seconds = self._counter("audio_seconds", "Seconds of audio sent")
         for outcome in Outcome:
             self.outcomes.labels(outcome)
@@ -101,6 +102,10 @@ class Metrics:
         self.source_uploads = self._counter("source_uploads", "Uploads by outcome: stored, known, refused", "outcome")
         self.source_evictions = self._counter("source_evictions", "Sources removed to make room for others")
         self.engine_info = self._gauge("engine_info", "Engines in use", "engine", "sha256", "target")
+
+    def watch_responses(self, reserved_bytes: Callable[[], int]) -> None:
+        """Read the memory reserved for responses on every scrape."""
+        self.response_bytes.set_function(reserved_bytes)
 
     def watch_sources(self, sources: SourceStore) -> None:
         """Read a store's gauges on every scrape."""

@@ -53,7 +53,10 @@ class Service:
         self.store = open_session_store(settings)
         self.metrics = Metrics()
         self.live_metrics = LiveMetrics(self.metrics.registry)
-        self.admission = Admission(capacity=0, client_limit=settings.client_in_flight)
+        self.admission = Admission(
+            capacity=0, client_limit=settings.client_in_flight, memory_bytes=settings.response_budget_bytes
+        )
+        self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
         self.codec_workers = PriorityWorkers()

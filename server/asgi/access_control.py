@@ -1,4 +1,4 @@
-"""Access control: the origins of pages, and the API key."""
+"""Access control: host names, the origins of pages, and the API key."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runtime.untrusted import quoted
 from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
 from server.config import ServerSettings, is_loopback_host
@@ -23,7 +24,7 @@ KEY_QUERY = "key"
 
 @dataclass
 class AuthMiddleware:
-    """Refuses web pages of other origins (403) and, where an API key is set, requests without it (401).
+    """Refuses requests for other hosts and web pages of other origins (403), and requests without the API key (401).
 
     The key comes as `Authorization: Bearer`, as one of KEY_HEADERS or, because a browser can do no other, as `?key=` of
     a WebSocket.
@@ -45,8 +46,15 @@ class AuthMiddleware:
 
     def _refusal(self, headers: Headers, scope: Scope) -> ProblemError | None:
         keys = [*_header_keys(headers), *(take_query_keys(scope) if scope["type"] == "websocket" else ())]
-        origin = headers.get("origin")
-        if origin is not None and not is_allowed_origin(origin, headers.get("host", ""), self.settings):
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not is_allowed_host(host, self.settings):
+            return ProblemError(
+                403,
+                "host_not_allowed",
+                f"this server is not called {quoted(host)}: it listens on {self.settings.host}",
+                fix="use localhost; behind a proxy, add https://NAME to [server] allowed_origins",
+            )
+        if origin is not None and not is_allowed_origin(origin, host or "", self.settings):
             return ProblemError(
                 403,
                 "origin_not_allowed",
@@ -94,18 +102,27 @@ def take_query_keys(scope: Scope) -> list[str]:
     return [value for name, value in pairs if name == KEY_QUERY]
 
 
-def is_allowed_origin(origin: str, host: str, settings: ServerSettings) -> bool:
-    """Whether a page of `origin` may call: a configured origin, or the server's own.
+def is_allowed_host(host: str, settings: ServerSettings) -> bool:
+    """Whether the server answers to `host`, a Host header.
 
-    A server on a loopback address accepts only a Host header with a loopback address as its own origin: this prevents
-    DNS rebinding.
+    A server on a loopback address answers to loopback names and to the hosts of allowed origins: a page of another name
+    that resolves to this machine (DNS rebinding) could read every answer.
     """
+    if not settings.is_loopback or "*" in settings.allowed_origins:
+        return True
+    own = _authority(f"{settings.scheme}://{host}")
+    if own is None:
+        return False
+    named = [_authority(origin) for origin in settings.allowed_origins]
+    return is_loopback_host(own[0]) or own[0] in [authority[0] for authority in named if authority]
+
+
+def is_allowed_origin(origin: str, host: str, settings: ServerSettings) -> bool:
+    """Whether a page of `origin` may call: a configured origin, or the server's own, which is that of `host`."""
     if "*" in settings.allowed_origins or origin in settings.allowed_origins:
         return True
     own = _authority(f"{settings.scheme}://{host}")
-    if own is None or (settings.is_loopback and not is_loopback_host(own[0])):
-        return False
-    return _authority(origin) == own
+    return own is not None and is_allowed_host(host, settings) and _authority(origin) == own
 
 
 def _authority(url: str) -> tuple[str, int] | None:

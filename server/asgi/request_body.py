@@ -24,6 +24,8 @@ JSON = "application/json"
 MULTIPART = "multipart/form-data"
 ACCEPTED = f"{JSON}, {MULTIPART}"
 SMALL_JSON_BYTES = 64 * KIB
+# The first bytes of every body, for which there is always room: the number of requests bounds them.
+UNCOUNTED_BYTES = 64 * KIB
 # What clients send for a part with JSON in it: most give a text no type, and a file the last one.
 REQUEST_PART_TYPES = ("", JSON, "text/plain", "application/octet-stream")
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
@@ -32,7 +34,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass
 class BodyBudget:
-    """Bytes of request bodies being read now, over all connections. `large_json`: held while one is parsed."""
+    """Bytes of request bodies being read now, over all connections, without the first UNCOUNTED_BYTES of each.
+
+    `large_json`: held while one is parsed.
+    """
 
     limit_bytes: int
     used_bytes: int = 0
@@ -110,18 +115,20 @@ async def _read_all(request: Request, limit: int, budget: BodyBudget) -> bytes:
 async def _limited(request: Request, limit: int, budget: BodyBudget) -> AsyncGenerator[bytes, None]:
     """The body's parts. Raises ProblemError 413 before more than `limit` bytes are kept."""
     declared = request.headers.get("content-length", "0")
-    total = 0
+    total = counted = 0
     try:
         if int(declared) > limit:
             raise too_large(limit)
         async for part in request.stream():
             if total + len(part) > limit:
                 raise too_large(limit)
-            budget.reserve(len(part))
             total += len(part)
+            more = max(0, total - UNCOUNTED_BYTES) - counted
+            budget.reserve(more)
+            counted += more
             yield part
     finally:
-        budget.release(total)
+        budget.release(counted)
 
 
 def too_large(limit: int) -> ProblemError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -31,9 +32,12 @@ from server.admission import Permit
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, retry_after
 from server.codec_workers import run_to_end
+from server.config import MIB
 from server.service import Service
 
 FIRST, LATER = 0, 1
+# Latents of a generation that are kept for a client that reads slower than they are made.
+AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
 PARAMETERS_BYTES = 4096
 
@@ -58,6 +62,7 @@ class GenerationJob:
     last_sent_s: float | None = None
     generation: LongGeneration = field(init=False)
     metadata: GenerationMetadata = field(init=False)
+    _source_bytes: int = 0
 
     @property
     def is_latents(self) -> bool:
@@ -75,7 +80,7 @@ class GenerationJob:
         return self.metadata.to_tag() if self.body.metadata else ""
 
     async def prepare(self) -> None:
-        """Read the source and draw the seed. Raises RequestError and ProblemError."""
+        """Read the source, draw the seed, reserve the response's memory. Raises RequestError and ProblemError."""
         codec = self.pipeline.codec
         if not self.is_latents and codec is None:
             raise ProblemError(
@@ -85,6 +90,7 @@ class GenerationJob:
             check_format(self.body.response_format, codec.channels, "response_format")
         self.generation, self.metadata = await run_in_threadpool(self._open)
         self.permit.remaining_steps = self.generation.num_steps
+        self.permit.reserve(self._response_bytes())
 
     def headers(self) -> dict[str, str]:
         """Response headers that describe the body."""
@@ -125,18 +131,20 @@ class GenerationJob:
         body, sources = self.body, self.service.sources
         source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
-        if self.source is not None:
-            source = self.pipeline.read_source(self.source, max_seconds=self.service.settings.max_seconds)
-        audio = self._source_audio()
+        data, self.source = self.source, None
+        if data is not None:
+            source = self.pipeline.read_source(data, max_seconds=self.service.settings.max_seconds)
+            self._source_bytes = source.nbytes + len(data)
+        audio = self._source_audio(data)
         inputs = GenerationInputs(source=source, target=target, client=self.client, source_audio=audio)
         generation = LongGeneration(self.pipeline, body, inputs)
         return generation, generation.metadata()
 
-    def _source_audio(self) -> SourceAudio | None:
+    def _source_audio(self, data: bytes | None) -> SourceAudio | None:
         """Opens the source's samples; an uploaded source is read again. None for latents."""
         source_id, sources = self.body.source_id, self.service.sources
-        if self.source is not None:
-            return self.pipeline.source_audio(self.source)
+        if data is not None:
+            return self.pipeline.source_audio(data)
         if source_id is None or sources.get(source_id).kind == "latents":
             return None
         return partial(self._stored_audio, source_id)
@@ -144,6 +152,17 @@ class GenerationJob:
     def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
         opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))
         return opened() if opened is not None else iter(())
+
+    def _response_bytes(self) -> int:
+        """Memory for the response: latents ahead of the client, and audio: two windows, or all that is sent whole."""
+        layout, codec = self.pipeline.bundle.latents, self.pipeline.codec
+        latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
+        if self.is_latents or codec is None:
+            return self._source_bytes + 2 * latents_bytes
+        num_samples = self.generation.total_samples or 0
+        if self.is_streamed:
+            num_samples = min(num_samples, round(2 * self.service.settings.window_s * codec.sample_rate_hz))
+        return self._source_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
 
 
 def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
@@ -232,25 +251,38 @@ async def _all_latents(job: GenerationJob) -> bytes:
 
 
 async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
-    """The new frames of each segment in order; the next segment is generated while this one is decoded."""
-    ahead = asyncio.create_task(_next_segment(job))
+    """The new frames of each segment in order. Segments are generated ahead of the client, AHEAD_BYTES at most.
+
+    So the place in the tick loop does not wait for a client that reads slowly.
+    """
+    segment_bytes = 4 * job.pipeline.bundle.latents.channels * job.pipeline.canvas_frames
+    num_ahead = max(1, AHEAD_BYTES // segment_bytes)
+    num_left = job.generation.num_segments or 0
+    ahead: deque[asyncio.Task[Latents]] = deque()
     try:
-        while True:
-            latents = await ahead
-            if job.generation.segment is None:
-                job.permit.finish_ticks()
-                yield latents
-                return
-            ahead = asyncio.create_task(_next_segment(job))
+        while ahead or num_left:
+            while num_left and len(ahead) < num_ahead:
+                ahead.append(asyncio.create_task(_next_segment(job, ahead[-1] if ahead else None)))
+                num_left -= 1
+            latents = await ahead[0]
+            del ahead[0]
             yield latents
     finally:
-        await _cancel(ahead)
+        for task in ahead:
+            await _cancel(task)
 
 
-async def _next_segment(job: GenerationJob) -> Latents:
+async def _next_segment(job: GenerationJob, before: asyncio.Task[Latents] | None) -> Latents:
+    """Generate the segment that follows the one that `before` generates."""
+    if before is not None:
+        await asyncio.wait([before])
+        before.result()
     request = await run_in_threadpool(job.generation.next_request)
     assert request is not None
-    return job.generation.append(await run_request(job, request))
+    latents = job.generation.append(await run_request(job, request))
+    if job.generation.segment is None:
+        job.permit.finish_ticks()
+    return latents
 
 
 async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:

@@ -106,9 +106,8 @@ class GenerationResponse(Response):
             self._outcome = Outcome.REJECTED
             permit = service.admission.admit(self._client)
             self._outcome = Outcome.INTERNAL_ERROR
-            job = GenerationJob(
-                service, self._pipeline, self._body, self._source, self._client, permit, uuid.uuid4().hex
-            )
+            source, self._source = self._source, None
+            job = GenerationJob(service, self._pipeline, self._body, source, self._client, permit, uuid.uuid4().hex)
             if job.is_streamed:
                 service.first_audio_tracker.add(job.id)
             try:
@@ -182,7 +181,7 @@ class _BodySender:
         await self.job.prepare()
         async with aclosing(chunks(self.job)) as stream:
             if not self.job.is_streamed:
-                await self._send_whole(b"".join([chunk async for chunk in stream]))
+                await self._send_whole([chunk async for chunk in stream])
                 return
             async for chunk in stream:
                 if not self.has_started:
@@ -202,14 +201,16 @@ class _BodySender:
         abort_of(self._scope)(flush)
         await asyncio.sleep(0)
 
-    async def _send_whole(self, body: bytes) -> None:
-        await self._start({"Content-Length": str(len(body))})
-        view = memoryview(body)
-        for begin in range(0, len(body), SLICE_BYTES):
-            end = begin + SLICE_BYTES
-            part = bytes(view[begin:end])
-            await self._put({"type": "http.response.body", "body": part, "more_body": end < len(body)})
-            self.job.record_sent()
+    async def _send_whole(self, parts: list[bytes]) -> None:
+        left = sum(len(part) for part in parts)
+        await self._start({"Content-Length": str(left)})
+        while parts:
+            view = memoryview(parts.pop(0))
+            for begin in range(0, len(view), SLICE_BYTES):
+                part = bytes(view[begin : begin + SLICE_BYTES])
+                left -= len(part)
+                await self._put({"type": "http.response.body", "body": part, "more_body": left > 0})
+                self.job.record_sent()
 
     async def _start(self, more: dict[str, str]) -> None:
         media_type = FORMATS[self.job.body.response_format].media_type

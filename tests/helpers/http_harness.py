@@ -87,8 +87,8 @@ class Served:
 
 @contextmanager
 def serving(deployment: Deployment, **settings: Any) -> Iterator[Served]:
-    """Serve a built deployment until the block ends."""
-    options = ServerSettings(**{"port": 0, "drain_s": 0.5, **settings})
+    """Serve a built deployment until the block ends; all clients of a test have one address, so it has no limit."""
+    options = ServerSettings(**{"port": 0, "drain_s": 0.5, "client_in_flight": 0, **settings})
     app = create_app(lambda: _started(open_pipeline(deployment)), options)
     listener = open_socket(options.host, options.port, options.send_buffer_bytes)
     server = TickServer(app, options)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -53,6 +54,48 @@ def test_the_client_limit_is_per_client() -> None:
     admission.admit("b")
     permit.release()
     admission.admit("a")
+
+
+@pytest.mark.parametrize(("capacity", "limit"), [(0, 1), (1, 1), (5, 2), (40, 20)])
+def test_one_client_gets_half_of_the_capacity_by_default(capacity: int, limit: int) -> None:
+    admission = Admission(capacity)
+    with ExitStack() as stack:
+        for _ in range(limit):
+            stack.enter_context(admission.limit_client("a"))
+        stack.enter_context(admission.limit_client("b"))
+        with pytest.raises(ProblemError) as refusal:
+            stack.enter_context(admission.limit_client("a"))
+    assert refusal.value.status == 429
+
+
+def test_the_memory_of_responses_is_bounded_in_all_and_per_client() -> None:
+    admission = Admission(10, memory_bytes=100)
+    first, second, third = admission.admit("a"), admission.admit("a"), admission.admit("b")
+    with pytest.raises(ProblemError) as refusal:
+        first.reserve(51)
+    assert (refusal.value.status, refusal.value.code) == (422, "response_too_large")
+    first.reserve(40)
+    with pytest.raises(ProblemError) as refusal:
+        second.reserve(11)
+    assert (refusal.value.status, refusal.value.code) == (503, "busy")
+    third.reserve(50)
+    second.reserve(10)
+    assert admission.reserved_bytes == 100
+    first.release()
+    assert admission.reserved_bytes == 60
+    second.reserve(40)
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit("c").reserve(1)
+    assert refusal.value.status == 503
+    assert "Retry-After" in refusal.value.headers
+
+
+def test_without_a_limit_per_client_one_client_gets_all_memory() -> None:
+    admission = Admission(10, client_limit=0, memory_bytes=100)
+    permit = admission.admit("a")
+    permit.reserve(100)
+    permit.release()
+    assert admission.reserved_bytes == 0
 
 
 def test_draining_refuses_everything() -> None:

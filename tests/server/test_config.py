@@ -82,7 +82,7 @@ def test_a_private_key_without_a_certificate_is_refused(monkeypatch: pytest.Monk
         load_settings({"private_key": "key.pem"})
 
 
-@pytest.mark.parametrize("key", ["", "   ", "schlüssel"])
+@pytest.mark.parametrize("key", ["", "   ", "schlüssel", "key\n", " key", "k\tey"])
 def test_an_empty_key_is_refused_not_ignored(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_API_KEY", key)
     with pytest.raises(ConfigError, match="api_key"):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from helpers.http_harness import GENERATIONS, Served, problem, refused_websocket, serving
+from helpers.http_harness import GENERATIONS, Served, connected, problem, read_all, refused_websocket, serving
 from starlette.types import Scope
 
 from runtime.config.deployment import Deployment
-from server.asgi.access_control import is_allowed_origin, is_open, take_query_keys
+from server.asgi.access_control import is_allowed_host, is_allowed_origin, is_open, take_query_keys
 from server.config import ServerSettings
 
 Serve = Callable[..., Served]
@@ -96,6 +96,43 @@ def test_an_unauthorized_generation_is_not_admitted(served_with_key: Served) -> 
 def test_origins(origin: str, host: str, allowed: bool) -> None:
     settings = ServerSettings(allowed_origins=("https://studio.example",))
     assert is_allowed_origin(origin, host, settings) is allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1:8000", True),
+        ("127.0.0.2", True),
+        ("LOCALHOST:1", True),
+        ("[::1]:8000", True),
+        ("studio.example", True),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("192.168.0.1", False),
+        ("0.0.0.0:8000", False),
+        ("", False),
+        ("[", False),
+    ],
+)
+def test_hosts_of_a_loopback_server(host: str, allowed: bool) -> None:
+    assert is_allowed_host(host, ServerSettings(allowed_origins=("https://studio.example",))) is allowed
+
+
+def test_a_public_server_and_one_for_all_origins_answer_to_every_host() -> None:
+    assert is_allowed_host("music.example", ServerSettings(host="0.0.0.0", api_key="k"))
+    assert is_allowed_host("music.example", ServerSettings(allowed_origins=("*",)))
+
+
+def test_no_route_of_a_loopback_server_answers_to_a_foreign_host(serve: Serve) -> None:
+    served = serve()
+    foreign = {"host": f"evil.example:{served.port}"}
+    with served.client() as client:
+        for method, path in every_route(served.app):
+            problem(client.request(method, path, headers=foreign), 403, "host_not_allowed")
+    assert refused_websocket(served, "/v1/live", headers=foreign) == (403, "host_not_allowed")
+    with connected(served) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_public_server_accepts_pages_of_its_own_host_name() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from helpers.http_harness import GENERATIONS, Served, connected, problem, raw_request, read_all
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -289,6 +289,17 @@ def test_a_client_that_disconnects_while_sending_releases_its_budget(serve: Call
             connection.sendall(raw_request(b"x" * 100)[:-50])
     assert server.post().status_code == 200
     assert server.service.budget.used_bytes == 0
+
+
+def test_stalled_uploads_leave_room_for_small_bodies(serve: Callable[..., Served]) -> None:
+    server = serve(body_budget_bytes=2**20)
+    stalled = raw_request(bytes(2**21), path="/v1/sources")[: 2**20 + 2**16 + 200]
+    with connected(server) as connection:
+        connection.sendall(stalled)
+        eventually(lambda: server.service.budget.used_bytes > 2**19)
+        assert server.post().status_code == 200
+        answer = server.client().post("/v1/sources", content=bytes(2**20))
+        problem(answer, 503, "busy")
 
 
 def test_the_budget_bounds_all_bodies_together() -> None:

@@ -137,6 +137,41 @@ def test_a_long_generation_keeps_its_permit_between_segments(serve: Serve) -> No
         assert len(long.result().content) > 6 * 8000 * 4
 
 
+def test_a_place_is_free_after_the_last_tick_although_the_client_does_not_read(serve: Serve) -> None:
+    served = serve(depth=1, queue=0, send_timeout_s=30.0, send_buffer_bytes=4096)
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", served.port))
+        stalled.sendall(generation(seconds=60))
+        assert stalled.recv(15) == b"HTTP/1.1 200 OK"
+        eventually(lambda: served.service.admission.num_pending == 0)
+        assert len(served.service.admission.permits) == 1
+        reserved = served.service.admission.reserved_bytes
+        assert 60 * 8000 * 4 > reserved > 0, "latents, and the audio of two windows"
+        assert served.post().status_code == 200
+        assert served.service.admission.reserved_bytes == reserved
+    eventually(lambda: not served.service.admission.permits)
+    assert served.service.admission.reserved_bytes == 0
+
+
+def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) -> None:
+    served = serve(depth=4, send_timeout_s=30.0, send_buffer_bytes=4096, response_budget_bytes=2**20)
+    problem(served.post(seconds=40, stream=False), 422, "response_too_large")
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", served.port))
+        stalled.sendall(generation(seconds=30, stream=False))
+        assert stalled.recv(15) == b"HTTP/1.1 200 OK"
+        eventually(lambda: served.service.admission.num_pending == 0)
+        refused = served.post(seconds=30, stream=False)
+        problem(refused, 503, "busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert served.metrics()["tickrt_response_size_bytes"] > 30 * 8000 * 4
+        assert served.post(seconds=30).status_code == 200
+    eventually(lambda: served.service.admission.reserved_bytes == 0)
+    assert served.post(seconds=30, stream=False).status_code == 200
+
+
 def test_the_client_limit_refuses_further_generations(serve: Serve) -> None:
     served = serve(depth=4, client_in_flight=2)
     served.pause()
