@@ -11,9 +11,9 @@ from server.asgi.problems import ProblemError
 
 def test_capacity_limits_admission() -> None:
     admission = Admission(2)
-    first, _ = admission.admit("a"), admission.admit("a")
+    first, _ = admission.admit("a"), admission.admit("b")
     with pytest.raises(ProblemError) as refusal:
-        admission.admit("b")
+        admission.admit("c")
     assert (refusal.value.status, refusal.value.code) == (503, "queue_full")
     first.release()
     first.release()
