@@ -18,7 +18,7 @@ def test_capacity_limits_admission() -> None:
     first.release()
     first.release()
     assert admission.num_pending == 1
-    admission.admit("b")
+    admission.admit("c")
 
 
 def test_a_released_permit_counts_until_the_loop_has_ended_its_request() -> None:
