@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -256,33 +255,29 @@ async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
     So the place in the tick loop does not wait for a client that reads slowly.
     """
     segment_bytes = 4 * job.pipeline.bundle.latents.channels * job.pipeline.canvas_frames
-    num_ahead = max(1, AHEAD_BYTES // segment_bytes)
-    num_left = job.generation.num_segments or 0
-    ahead: deque[asyncio.Task[Latents]] = deque()
+    room = asyncio.Semaphore(max(1, AHEAD_BYTES // segment_bytes))
+    made: asyncio.Queue[Latents | None] = asyncio.Queue()
+    producer = asyncio.create_task(_generate(job, made, room))
     try:
-        while ahead or num_left:
-            while num_left and len(ahead) < num_ahead:
-                ahead.append(asyncio.create_task(_next_segment(job, ahead[-1] if ahead else None)))
-                num_left -= 1
-            latents = await ahead[0]
-            del ahead[0]
+        while (latents := await made.get()) is not None:
             yield latents
+            room.release()
+        await producer
     finally:
-        for task in ahead:
-            await _cancel(task)
+        await _cancel(producer)
 
 
-async def _next_segment(job: GenerationJob, before: asyncio.Task[Latents] | None) -> Latents:
-    """Generate the segment that follows the one that `before` generates."""
-    if before is not None:
-        await asyncio.wait([before])
-        before.result()
-    request = await run_in_threadpool(job.generation.next_request)
-    assert request is not None
-    latents = job.generation.append(await run_request(job, request))
-    if job.generation.segment is None:
+async def _generate(job: GenerationJob, made: asyncio.Queue[Latents | None], room: asyncio.Semaphore) -> None:
+    """Generate the segments as long as there is room; None follows the last one, also where an error ends them."""
+    try:
+        while job.generation.segment is not None:
+            await room.acquire()
+            request = await run_in_threadpool(job.generation.next_request)
+            assert request is not None
+            made.put_nowait(job.generation.append(await run_request(job, request)))
         job.permit.finish_ticks()
-    return latents
+    finally:
+        made.put_nowait(None)
 
 
 async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:

@@ -167,7 +167,7 @@ def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) ->
         problem(refused, 503, "busy")
         assert int(refused.headers["retry-after"]) >= 1
         assert served.metrics()["tickrt_response_size_bytes"] > 30 * 8000 * 4
-        assert served.post(seconds=30).status_code == 200
+        assert served.post(seconds=1).status_code == 200
     eventually(lambda: served.service.admission.reserved_bytes == 0)
     assert served.post(seconds=30, stream=False).status_code == 200
 
@@ -256,17 +256,16 @@ def test_the_wait_for_a_slot_is_bounded(serve: Serve) -> None:
 
 def test_a_client_that_does_not_read_is_aborted_and_others_are_unaffected(serve: Serve) -> None:
     served = serve(depth=2, send_timeout_s=0.5, send_buffer_bytes=4096)
+    alone = served.post(seed=9, seconds=2, response_format="pcm").content
     with socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", served.port))
         stalled.sendall(generation(seconds=120))
         stalled.recv(10)
-        quiet = served.post(seed=9, seconds=2).content
-        started_s = time.monotonic()
         while served.service.admission.permits:
-            is_the_same = served.post(seed=9, seconds=2).content == quiet
-            assert is_the_same
-            assert time.monotonic() - started_s < 8.0
+            beside = served.post(seed=9, seconds=2, response_format="pcm").content
+            difference = np.frombuffer(alone, "<i2").astype(int) - np.frombuffer(beside, "<i2")
+            assert np.abs(difference).max() <= 1, "another batch shape may round otherwise in the last bit, no more"
         stalled.settimeout(5.0)
         is_whole = read_all(stalled).endswith(b"0\r\n\r\n")
         assert not is_whole
