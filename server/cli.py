@@ -18,7 +18,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.terminal import print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings
-from server.process import open_socket, serve, url_of
+from server.process import ignore_reload_signal, open_socket, serve, url_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -45,6 +45,7 @@ def tickrt_serve(
 
     The API key comes from TICKRT_API_KEY or the file's [server] table; every setting has a TICKRT_ variable.
     """
+    ignore_reload_signal()
     _log_to_stderr(log_level)
     raise typer.Exit(run(config, host=host, port=port, insecure=insecure or None, target=target))
 

@@ -76,6 +76,12 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     return listener
 
 
+def ignore_reload_signal() -> None:
+    """Ignore SIGHUP until a server handles it: its default would end the process while the engines are opened."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """scheme://host:port of a bound socket."""
     host, port = listener.getsockname()[:2]

@@ -24,7 +24,7 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError
-from runtime.terminal import EXIT_ENGINE
+from runtime.terminal import EXIT_ENGINE, EXIT_INTERRUPTED
 from server import process as server_process
 from server.process import RESERVED_FILES, SWITCH_INTERVAL_S, connection_limit, open_socket, serve, url_of
 
@@ -182,12 +182,24 @@ def test_sighup_replaces_the_engines_and_keeps_them_where_the_new_ones_are_damag
         assert latents_of(url) == after
 
 
-def test_a_signal_during_loading_exits_cleanly(config: Path) -> None:
+def test_sighup_during_loading_is_ignored(config: Path) -> None:
+    with process(config, "--port", 0) as child:
+        assert child.stdout is not None
+        assert "opening engines" in child.stdout.readline()
+        child.send_signal(signal.SIGHUP)
+        assert ready_url(child)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(40) == 0
+
+
+def test_sigterm_before_the_server_runs_ends_it_without_a_traceback(config: Path) -> None:
     with process(config, "--port", 0) as child:
         assert child.stdout is not None
         assert "opening engines" in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
-        assert child.wait(40) in (0, -signal.SIGTERM)
+        assert child.wait(40) in (0, EXIT_INTERRUPTED, -signal.SIGTERM)
+        assert child.stderr is not None
+        assert "Traceback" not in child.stderr.read()
 
 
 def test_missing_engines_exit_with_the_command_that_builds_them(config: Path, tmp_path: Path) -> None:
