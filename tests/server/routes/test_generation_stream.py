@@ -142,12 +142,12 @@ def test_a_place_is_free_after_the_last_tick_although_the_client_does_not_read(s
     with socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(generation(seconds=60))
+        stalled.sendall(generation(seconds=20, steps=2))
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
-        eventually(lambda: served.service.admission.num_pending == 0)
+        eventually(lambda: served.service.admission.num_pending == 0, timeout_s=60.0)
         assert len(served.service.admission.permits) == 1
         reserved = served.service.admission.reserved_bytes
-        assert 60 * 8000 * 4 > reserved > 0, "latents, and the audio of two windows"
+        assert 20 * 8000 * 4 > reserved > 0, "latents, and the audio of two windows"
         assert served.post().status_code == 200
         assert served.service.admission.reserved_bytes == reserved
     eventually(lambda: not served.service.admission.permits)
@@ -160,16 +160,16 @@ def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) ->
     with socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(generation(seconds=30, stream=False))
+        stalled.sendall(generation(seconds=30, steps=2, stream=False))
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
-        eventually(lambda: served.service.admission.num_pending == 0)
-        refused = served.post(seconds=30, stream=False)
+        eventually(lambda: served.service.admission.num_pending == 0, timeout_s=60.0)
+        refused = served.post(seconds=30, steps=2, stream=False)
         problem(refused, 503, "busy")
         assert int(refused.headers["retry-after"]) >= 1
         assert served.metrics()["tickrt_response_size_bytes"] > 30 * 8000 * 4
         assert served.post(seconds=1).status_code == 200
     eventually(lambda: served.service.admission.reserved_bytes == 0)
-    assert served.post(seconds=30, stream=False).status_code == 200
+    assert served.post(seconds=30, steps=2, stream=False).status_code == 200
 
 
 def test_the_client_limit_refuses_further_generations(serve: Serve) -> None:
