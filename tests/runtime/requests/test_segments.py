@@ -93,7 +93,7 @@ def test_a_part_of_latents_is_completed_after_their_end() -> None:
 
 def test_step_parameters_are_curves_per_frame() -> None:
     options = StepOptions(
-        guidance=3.0, momentum=[0.0, -0.5], channel_gain=[[1.0, 2.0], [3.0, 4.0]], dcw=DcwOptions(low=[0.0, 1.0])
+        guidance=3.0, momentum=[0.0, -0.5], channel_gain=[[1.0, 2.0], [3.0, 4.0]], dcw=DcwOptions(low=[0.0, 0.5])
     )
     parameters = step_parameters(options, Segment(0, 3, 0, 3))
     assert parameters.guidance == 3.0
@@ -101,7 +101,7 @@ def test_step_parameters_are_curves_per_frame() -> None:
     assert np.allclose(parameters.momentum, [0.0, -0.25, -0.5])
     assert np.allclose(parameters.channel_gain, [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])
     assert parameters.dcw is not None
-    assert np.allclose(parameters.dcw.low, [0.0, 0.5, 1.0])
+    assert np.allclose(parameters.dcw.low, [0.0, 0.25, 0.5])
     assert step_parameters(StepOptions(channel_gain=[1.0, 2.0]), Segment(0, 3)).channel_gain.tolist() == [1.0, 2.0]
 
 

