@@ -29,7 +29,7 @@ NUM_RESAMPLES = 500
 MAX_SAMPLES = 200
 NO_DIFFERENCE = "no difference"
 # Intervals that reach further are not written out.
-MOST_PERCENT = 200
+MOST_PERCENT = 999
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,11 @@ class RatioInterval:
 
     @property
     def text(self) -> str:
-        """The interval as changes in percent: "-0.4 .. +1.2 %", "-30 .. >200 %"."""
+        """The interval as changes in percent: "-0.4 .. +1.2 %", "-30 .. >999 %"."""
         low, high = 100 * (self.low - 1), 100 * (self.high - 1)
-        if high - low < MOST_PERCENT / 10:
+        if low > MOST_PERCENT:
+            return f">{MOST_PERCENT} %"
+        if high - low < 100:
             return f"{low:+.1f} .. {high:+.1f} %"
         return f"{low:+.0f} .. {f'{high:+.0f}' if high <= MOST_PERCENT else f'>{MOST_PERCENT}'} %"
 

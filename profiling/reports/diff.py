@@ -27,9 +27,12 @@ LEAST_SHARE = 0.01
 MODULE_DEPTH = 2
 # Properties that are equal where two profiles differ in the engine only.
 SAME = ("target", "machine", "shapes", "threads")
+# Where these are equal, only the machine's speed or load can change all layers alike.
+SAME_ENGINE = ("engine_sha256", "machine", "shapes", "threads", "versions")
+MACHINE = "machine"
 SUM, WALL = "sum of layers", "wall time, p50"
 TITLES = {"whole": "sum and wall time", "kind": "by kind"}
-COLOURS = {"slower": "red", "faster": "green"}
+COLOURS = {"slower": "red", "faster": "green", MACHINE: "yellow"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Times:
         """Times of rounds, cut to the shortest; of the median alone where there are no rounds."""
         shortest = min((len(times) for times in rounds_ms), default=0)
         return cls(median_ms, np.array([times[:shortest] for times in rounds_ms]) if shortest else None)
+
+    def over(self, other: Times) -> Times:
+        """The samples as shares of another's, execute by execute."""
+        return self if self.samples is None or other.samples is None else Times(self.ms, self.samples / other.samples)
 
     def __add__(self, other: Times) -> Times:
         if self.samples is None or other.samples is None:
@@ -75,7 +82,7 @@ class Saved:
 class Change:
     """One line of a comparison: medians per execute, 0 where a profile does not have it.
 
-    verdict: NO_DIFFERENCE, "slower", "faster", "new", "gone"; empty where a file has no samples.
+    verdict: NO_DIFFERENCE, "slower", "faster", "new", "gone", MACHINE; empty where a file has no samples.
     """
 
     scope: str
@@ -123,7 +130,11 @@ def _sums(names: Sequence[str], times: Sequence[Times]) -> dict[str, Times]:
 
 
 def compare(before: Saved, after: Saved) -> list[Change]:
-    """Changes of the whole, then of kinds, modules and layers; within each the largest change first."""
+    """Changes of the whole, then of kinds, modules and layers; within each the largest change first.
+
+    Of the same engine on the same machine the parts are judged as shares of the whole, and a change of the whole is
+    called MACHINE.
+    """
     scopes = {
         "whole": (before.whole, after.whole),
         "kind": (before.kinds, after.kinds),
@@ -136,12 +147,25 @@ def compare(before: Saved, after: Saved) -> list[Change]:
         return changes
     least_ms = LEAST_SHARE * before.whole[SUM].ms
     num_judged = sum(abs(change.delta_ms) >= least_ms for change in changes)
-    return [
-        _judged(change, *compared[change.scope], num_judged)
+    judged = [
+        _judged(change, before, after, compared[change.scope], num_judged)
         if abs(change.delta_ms) >= least_ms
         else replace(change, verdict=NO_DIFFERENCE)
         for change in changes
     ]
+    if not is_same_engine(before, after):
+        return judged
+    is_machine = [change.scope == "whole" and change.verdict != NO_DIFFERENCE for change in judged]
+    return [
+        replace(change, verdict=MACHINE) if machine else change
+        for change, machine in zip(judged, is_machine, strict=True)
+    ]
+
+
+def is_same_engine(before: Saved, after: Saved) -> bool:
+    """Whether both profiles are of one engine file, at one shape, on one machine, with the same libraries."""
+    known = "engine_sha256" in before.about
+    return known and all(before.about.get(name) == after.about.get(name) for name in SAME_ENGINE)
 
 
 def _changes(scope: str, before: Mapping[str, Times], after: Mapping[str, Times]) -> list[Change]:
@@ -154,11 +178,15 @@ def _changes(scope: str, before: Mapping[str, Times], after: Mapping[str, Times]
     return changes if scope == "whole" else sorted(changes, key=lambda change: -abs(change.delta_ms))
 
 
-def _judged(change: Change, before: Mapping[str, Times], after: Mapping[str, Times], num_judged: int) -> Change:
+def _judged(
+    change: Change, before: Saved, after: Saved, sides: tuple[Mapping[str, Times], Mapping[str, Times]], num_judged: int
+) -> Change:
     """The change with its interval and verdict."""
-    old, new = before.get(change.name), after.get(change.name)
+    old, new = (side.get(change.name) for side in sides)
     if old is None or new is None:
         return replace(change, verdict="new" if old is None else "gone")
+    if change.scope != "whole" and is_same_engine(before, after):
+        old, new = old.over(before.whole[SUM]), new.over(after.whole[SUM])
     if old.samples is None or new.samples is None:
         return change
     interval = ratio_interval(old.samples.tolist(), new.samples.tolist(), num_judged)
@@ -173,7 +201,7 @@ def slower_than(changes: list[Change], percent: float) -> list[Change]:
     return [
         change
         for change in changes
-        if change.percent > percent and change.delta_ms >= least_ms and change.verdict != NO_DIFFERENCE
+        if change.percent > percent and change.delta_ms >= least_ms and change.verdict not in (NO_DIFFERENCE, MACHINE)
     ]
 
 
@@ -208,9 +236,11 @@ def conclusion(changes: Sequence[Change]) -> str:
     """What stands out of the noise, in a sentence."""
     if not any(change.verdict for change in changes):
         return "not judged: a file has no times of single executes; tickrt-profile CONFIG --json FILE writes them"
-    standing = [change for change in changes if change.verdict not in ("", NO_DIFFERENCE)]
+    standing = [change for change in changes if change.verdict not in ("", NO_DIFFERENCE, MACHINE)]
     if not standing:
-        return f"{NO_DIFFERENCE}: no change stands out of the spread of the executes"
+        text = f"{NO_DIFFERENCE}: no change stands out of the spread of the executes"
+        is_machine = any(change.verdict == MACHINE for change in changes)
+        return text + ("; the same engine ran at another speed: the machine's, or its load" if is_machine else "")
     counts = Counter((change.verdict, change.scope) for change in standing if change.scope != "whole")
     texts = [f"{change.verdict}: {change.name}" for change in standing if change.scope == "whole"]
     return "; ".join([*texts, *(f"{count} x {scope} {verdict}" for (verdict, scope), count in counts.items())])

@@ -96,8 +96,9 @@ def test_the_same_samples_have_the_same_interval() -> None:
 
 def test_the_text_is_in_percent() -> None:
     assert RatioInterval(1.0, 0.996, 1.012).text == "-0.4 .. +1.2 %"
-    assert RatioInterval(1.0, 0.704, 1.4).text == "-30 .. +40 %"
-    assert RatioInterval(1.0, 0.004, 95.0).text == "-100 .. >200 %"
+    assert RatioInterval(1.0, 0.704, 1.9).text == "-30 .. +90 %"
+    assert RatioInterval(1.0, 0.004, 95.0).text == "-100 .. >999 %"
+    assert RatioInterval(20.0, 15.0, 95.0).text == ">999 %"
 
 
 def test_stored_samples_are_bounded_and_keep_their_order() -> None:

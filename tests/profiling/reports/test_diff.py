@@ -149,6 +149,19 @@ def test_a_slower_layer_is_found(tmp_path: Path) -> None:
     assert {change.verdict for change in found if change.scope == "layer"} == {"slower", "no difference"}
 
 
+def test_the_same_engine_at_another_speed_is_the_machines(tmp_path: Path) -> None:
+    before, after = measured(tmp_path, 1), measured(tmp_path, 2, dict.fromkeys(measured(tmp_path, 1).layers, 3.0))
+    before, after = (replace(saved, about={"engine_sha256": "ab"}) for saved in (before, after))
+    found = compare(before, after)
+    assert {change.verdict for change in found} == {"no difference", "machine"}
+    assert {change.scope for change in found if change.verdict == "machine"} == {"whole"}
+    assert conclusion(found).startswith("no difference")
+    assert slower_than(found, 10) == []
+    hottest = max(before.layers, key=lambda name: before.layers[name].ms)
+    changed = replace(measured(tmp_path, 3, {hottest: 2.0}), about={"engine_sha256": "ab"})
+    assert "layer slower" in conclusion(compare(before, changed))
+
+
 def test_a_profile_that_is_slower_everywhere_is_found(tmp_path: Path) -> None:
     before = measured(tmp_path, 1)
     found = compare(before, measured(tmp_path, 2, dict.fromkeys(before.layers, 1.1)))
