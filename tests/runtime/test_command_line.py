@@ -142,7 +142,7 @@ def test_standard_output_that_takes_nothing_is_no_traceback(
     full = os.open("/dev/full", os.O_WRONLY)
     command = [sys.executable, "-m", name, *arguments]
     output = sender if is_closed else full
-    done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
     os.close(sender)
     os.close(full)
     assert (done.stderr, done.returncode) == (message, 5)
