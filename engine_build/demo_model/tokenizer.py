@@ -1,23 +1,27 @@
 """Free text -> word ids: a `tokenizers` file in which normalising rules find keys, tempos and negations.
 
-The rules write one internal word per finding (`keycs` for C sharp, `bpm120`, `nodrums`). Words that are not in the
-vocabulary are dropped, so that a long prompt does not run out of tokens.
+The rules write one internal word per finding (`keycs` for C sharp, `bpm120`, `nodrums`). Words without content
+(`FILLERS`) are dropped; a run of other words that are not in the vocabulary becomes one unknown token, so that a long
+prompt does not run out of tokens. The text encoder's graph ignores unknown tokens. The decoder writes vocabulary words
+as a user would (`C#`, `120 bpm`, `no drums`).
 """
 
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
 from engine_build.demo_model.corpus.songs import LAYERS, TEMPOS_BPM
 from engine_build.demo_model.corpus.theory import NOTE_NAMES
 from engine_build.demo_model.corpus.vocabulary import CONCEPT_IDS, KEY_CONCEPTS
 
-MAX_TOKENS: Final = 32
+MAX_TOKENS: Final = 64
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"
 SPECIAL_WORDS: Final = (PAD, UNKNOWN, START)
+
+FILLERS: Final = "a an and as at by for from in is it its key mode music of on or scale song the to track very with"
 
 # Concept -> the words that mean it. Keys, tempos in bpm and negations come from the rules below.
 WORDS: Final[dict[str, str]] = {
@@ -47,6 +51,8 @@ WORDS: Final[dict[str, str]] = {
 
 _NOT_IN_WORD: Final = r"(?<![A-Za-z0-9_#'’])"
 _WORD_ENDS: Final = r"(?![A-Za-z0-9_#'’])"
+_WORD_BEGINS: Final = r"(?<![^\W_])"  # as \b, but an underscore is no part of a word
+_WORD_STOPS: Final = r"(?![^\W_])"
 _MODE_WORD: Final = r"(?i:maj|min|ionian|aeolian|dorian|mixolydian|lydian|phrygian)"
 _A_MODE_NOT_A_KEY: Final = r"(?!\s+(?i:(?:major|minor)\s+(?:key|mode|scale)))"
 _LETTER_PITCH_CLASSES: Final = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
@@ -89,8 +95,17 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, words[START])]
     )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(word, text) for word, text in _spelled_words().items()])
     tokenizer.enable_truncation(MAX_TOKENS)
     return tokenizer
+
+
+def _spelled_words() -> dict[str, str]:
+    """Internal word -> how a user writes it; a word comes before those that it begins with."""
+    keys = {key_word(index): name for index, name in enumerate(NOTE_NAMES)}
+    tempos = {f"bpm{bpm}": f"{bpm} bpm" for bpm in TEMPOS_BPM}
+    negations = {f"no{layer}": f"no {layer}" for layer in LAYERS}
+    return dict(sorted((keys | tempos | negations).items(), reverse=True))
 
 
 def _rules_with_case() -> Iterator[tuple[str, str]]:
@@ -118,7 +133,7 @@ def _a_key_patterns() -> Iterator[str]:
 
 
 def _rules_without_case() -> Iterator[tuple[str, str]]:
-    """Tempos in bpm, words written in several ways, negated layers; last, unknown words go."""
+    """Tempos in bpm, words written in several ways, negated layers; last, fillers go and unknown words become one."""
     yield r"\bhi(?:gh)?[ -]?hat", "hihat"
     yield r"(?<=\bup|\bdown|\bmid)[ -](?=tempo)", ""
     for bpm, numbers in _bpm_numbers().items():
@@ -132,7 +147,9 @@ def _rules_without_case() -> Iterator[tuple[str, str]]:
             rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor)\s+(?:{_layer_names(layer)})\b",
             f" no{layer} ",
         )
-    yield rf"\b(?!(?:{'|'.join(word_concepts())})\b)[^\W_]+", ""
+    yield rf"{_WORD_BEGINS}(?:{FILLERS.replace(' ', '|')}){_WORD_STOPS}", ""
+    unknown = rf"{_WORD_BEGINS}(?!(?:{'|'.join(word_concepts())}){_WORD_STOPS})[^\W_]+"
+    yield rf"{unknown}(?:[\W_]+{unknown})*", "unknown"
 
 
 def _layer_names(layer: str) -> str:

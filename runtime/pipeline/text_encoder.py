@@ -1,15 +1,21 @@
-"""Text to condition tokens, by the bundle's tokenizer and text encoder."""
+"""Text to condition tokens, by the bundle's tokenizer and text encoder; which words of a text it understands."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from runtime.config.bundle import Bundle
 from runtime.engines.engine import RunnableGraph, run_once
@@ -18,6 +24,29 @@ from runtime.errors import ConfigError, EngineError, RequestError
 Tokens = NDArray[np.float32]
 
 CACHE_ENTRIES = 256
+MAX_VOCABULARY = 1000
+PHRASE_ENDS = re.compile(r"[,;|\n]|[.:!?]+(?:\s|$)")
+PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
+
+
+@dataclass(frozen=True)
+class PromptWords:
+    """The phrases of texts that the text encoder understands, and those that it has no token for.
+
+    Both are as written, in the order of the texts, without repeats.
+    """
+
+    understood: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether something is understood and nothing is unknown."""
+        return bool(self.understood) and not self.unknown
+
+    def __str__(self) -> str:
+        understood = f"understood: {', '.join(self.understood) or 'nothing'}"
+        return f"{understood} · not understood: {', '.join(self.unknown)}" if self.unknown else understood
 
 
 class TextEncoder:
@@ -30,7 +59,8 @@ class TextEncoder:
         if bundle.text_encoder is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [text_encoder]: it takes no text")
         self.spec = bundle.text_encoder
-        self._tokenizer = _open_tokenizer(bundle)
+        self._tokenizer, self._unknown_id = _open_tokenizer(bundle)
+        self._phrases = lru_cache(cache_entries)(self._find_phrases)
         self._null_condition = bundle.null_condition()
         self._canvas_s = bundle.canvas_s
         self._engine = engine
@@ -58,6 +88,37 @@ class TextEncoder:
             else:
                 self._store(full_text, self._run(self._checked_ids(full_text, field)))
             return self._cache[full_text]
+
+    def words(self, texts: Iterable[str]) -> PromptWords:
+        """Which phrases of texts are understood: the characters that the tokenizer makes its unknown token of are not.
+
+        A tokenizer without an unknown token understands everything. Characters that it drops belong to what follows.
+        """
+        phrases = [phrase for text in texts for phrase in self._phrases(text)]
+        known, unknown = ([text for is_known, text in phrases if is_known is wanted] for wanted in (True, False))
+        return PromptWords(tuple(dict.fromkeys(known)), tuple(dict.fromkeys(unknown)))
+
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """Every word that is understood, sorted, where the tokenizer has a closed list of at most MAX_VOCABULARY words.
+
+        None for all others: their tokens are parts of words.
+        """
+        if not isinstance(self._tokenizer.model, WordLevel) or self._tokenizer.get_vocab_size() > MAX_VOCABULARY:
+            return None
+        words = {self._tokenizer.decode([number]) for number in range(self._tokenizer.get_vocab_size())}
+        return tuple(sorted(word for word in words if self.words([word]) == PromptWords((word,))))
+
+    def _find_phrases(self, text: str) -> tuple[tuple[bool, str], ...]:
+        """The phrases of a text, and whether each is understood: runs of known or unknown tokens, cut at punctuation."""
+        encoding, end = self._tokenizer.encode(text, add_special_tokens=False), 0
+        phrases: list[tuple[bool, str]] = []
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        for is_known, run in groupby(tokens, lambda token: token[0] != self._unknown_id):
+            start, end = end, max(offsets[1] for _, offsets in run)
+            parts = (part.strip(PUNCTUATION) for part in PHRASE_ENDS.split(text[start:end]))
+            phrases += [(is_known, part) for part in parts if part]
+        return tuple(phrases)
 
     def _full_text(self, text: str, seconds: float | None) -> str:
         return self.spec.text(text, self._canvas_s if seconds is None else seconds)
@@ -109,17 +170,19 @@ def read_condition(path: Path) -> Tokens:
     return tokens
 
 
-def _open_tokenizer(bundle: Bundle) -> Tokenizer:
+def _open_tokenizer(bundle: Bundle) -> tuple[Tokenizer, int | None]:
+    """The bundle's tokenizer without padding and truncation, and the id of its unknown token, if it has one."""
     assert bundle.text_encoder is not None
     path = bundle.folder / bundle.text_encoder.tokenizer
     try:
         text = path.read_text(encoding="utf-8")
-        is_tokenizer = "model" in json.loads(text)
-    except (OSError, ValueError, TypeError) as error:
+        model = json.loads(text).get("model")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not is_tokenizer:
+    if not isinstance(model, dict):
         raise ConfigError(f"{path} has no model, expected a tokenizer.json of the tokenizers library")
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return tokenizer
+    unknown = model.get("unk_token")
+    return tokenizer, model.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer
 
-from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer, word_concepts
+from engine_build.demo_model.tokenizer import MAX_TOKENS, UNKNOWN, build_tokenizer, word_concepts
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def tokenizer() -> Tokenizer:
     ],
 )
 def test_text_becomes_words(tokenizer: Tokenizer, text: str, words: str) -> None:
-    assert tokenizer.encode(text).tokens == ["[START]", *words.split()]
+    found = tokenizer.encode(text).tokens
+    assert [token for token in found if token != UNKNOWN] == ["[START]", *words.split()]
 
 
 def test_every_bpm_maps_to_the_nearest_tempo(tokenizer: Tokenizer) -> None:
@@ -55,8 +56,33 @@ def test_every_bpm_maps_to_the_nearest_tempo(tokenizer: Tokenizer) -> None:
         assert abs(found - bpm) == min(abs(tempo - bpm) for tempo in tempos)
 
 
-def test_unknown_words_use_no_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("lorem ipsum " * 50 + "pads").tokens == ["[START]", "pads"]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the song with a beat", "beat"),
+        ("lorem, ipsum in the pads", "[UNK] pads"),
+        ("hip-hop drums_and jazz", "[UNK] drums [UNK]"),
+        ("pads! 808", "pads [UNK]"),
+        ("warme Flächen in Moll", "[UNK]"),
+        ("日本語", "[UNK]"),
+        ("no jazz", "[UNK]"),
+    ],
+)
+def test_a_run_of_unknown_words_is_one_unknown_token(tokenizer: Tokenizer, text: str, words: str) -> None:
+    assert tokenizer.encode(text).tokens == ["[START]", *words.split()]
+
+
+def test_a_long_text_of_unknown_words_fits(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("lorem ipsum " * 50 + "pads").tokens == ["[START]", UNKNOWN, "pads"]
+    assert len(tokenizer.encode("lorem pads " * 31).tokens) == 63 < MAX_TOKENS
+
+
+def test_vocabulary_words_are_decoded_as_a_user_writes_them(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.get_vocab()
+    found = [tokenizer.decode([ids[word]]) for word in ("keyc", "keycs", "bpm120", "nodrums", "pads")]
+    assert found == ["C", "C#", "120 bpm", "no drums", "pads"]
+    for text in found:
+        assert UNKNOWN not in tokenizer.encode(text).tokens
 
 
 def test_a_long_text_is_cut(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Text to condition tokens: masked tokens are dropped, too long texts refused, results cached."""
+"""Text to condition tokens: masked tokens are dropped, too long texts refused, results cached, words understood."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,11 +8,13 @@ import onnx
 import pytest
 from helpers.factories import TinySpec, tiny_bundle, tiny_text_encoder
 from helpers.graph_engine import GraphEngine
+from helpers.paths import DEMO_BUNDLE
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
-from runtime.pipeline.text_encoder import TextEncoder
+from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 
 SPEC = TinySpec(prefix="y_")
 
@@ -130,3 +132,75 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, engine: GraphEngine, con
 def test_a_bundle_without_a_text_encoder_is_refused(tmp_path: Path, engine: GraphEngine) -> None:
     with pytest.raises(ConfigError, match="takes no text"):
         TextEncoder(load_bundle(tiny_bundle(tmp_path, text_encoder=False)), engine)
+
+
+@pytest.fixture(scope="module")
+def demo() -> TextEncoder:
+    return TextEncoder(load_bundle(DEMO_BUNDLE), GraphEngine(onnx.load(DEMO_BUNDLE / "text_encoder.onnx")))
+
+
+@pytest.mark.parametrize(
+    ("text", "understood", "unknown"),
+    [
+        ("fast drums, lo-fi, hip hop", ["fast drums"], ["lo-fi", "hip hop"]),
+        ("calm piano in D minor", ["calm", "in D minor"], ["piano"]),
+        ("jazz trio", [], ["jazz trio"]),
+        ("Schnelles Schlagzeug in Moll", [], ["Schnelles Schlagzeug in Moll"]),
+        ("no drums or bass; C sharp at 97bpm", ["no drums or bass", "C sharp at 97bpm"], []),
+        ("drums::x", ["drums"], ["x"]),
+        ("“pads”!", ["pads"], []),
+        ("808 pads 808", ["pads"], ["808"]),
+        ("the and of", [], []),
+        ("", [], []),
+    ],
+)
+def test_the_words_that_are_understood(demo: TextEncoder, text: str, understood: list[str], unknown: list[str]) -> None:
+    assert demo.words([text]) == PromptWords(tuple(understood), tuple(unknown))
+
+
+def test_texts_with_equal_known_words_have_equal_tokens(demo: TextEncoder) -> None:
+    assert np.array_equal(demo.encode("jazz trio"), demo.encode(""))
+    assert np.array_equal(demo.encode("lo-fi drums, und pads"), demo.encode("drums pads"))
+
+
+def test_the_words_of_several_texts_are_those_of_each(demo: TextEncoder) -> None:
+    assert demo.words(["jazz pads", "bass", "pads"]) == PromptWords(("pads", "bass"), ("jazz",))
+
+
+def test_words_as_text() -> None:
+    assert str(PromptWords(("drums", "fast"), ("lo-fi",))) == "understood: drums, fast · not understood: lo-fi"
+    assert str(PromptWords(("drums",))) == "understood: drums"
+    assert str(PromptWords()) == "understood: nothing"
+    assert PromptWords(("drums",)).is_complete
+    assert not PromptWords().is_complete
+    assert not PromptWords(("drums",), ("lo-fi",)).is_complete
+
+
+def test_a_tokenizer_without_an_unknown_token_understands_everything(bundle: Bundle, engine: GraphEngine) -> None:
+    text_encoder = TextEncoder(bundle, engine)
+    assert text_encoder.words(["jazz trio, schön 🎸"]) == PromptWords(("jazz trio", "schön 🎸"))
+    assert text_encoder.vocabulary is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordPiece({"[UNK]": 0, "pads": 1, "##s": 2}, unk_token="[UNK]"),
+        models.Unigram([("<unk>", 0.0), ("pads", -1.0), ("s", -2.0)], unk_id=0),
+    ],
+)
+def test_the_unknown_token_of_other_tokenizers_is_found(tmp_path: Path, engine: GraphEngine, model: models.Model) -> None:
+    folder = tiny_bundle(tmp_path, SPEC)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text_encoder = TextEncoder(load_bundle(folder), engine)
+    assert text_encoder.words(["日本 pads"]) == PromptWords(("pads",), ("日本",))
+    assert text_encoder.vocabulary is None
+
+
+def test_every_word_of_the_vocabulary_is_understood(demo: TextEncoder) -> None:
+    assert demo.vocabulary is not None
+    assert {"pads", "C#", "120 bpm", "no drums"} <= set(demo.vocabulary)
+    assert not any("[" in word for word in demo.vocabulary)
+    assert all(demo.words([word]).is_complete for word in demo.vocabulary)
