@@ -205,6 +205,9 @@ def _run(job: Job) -> None:
         generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
+        words = None if condition is not None else pipeline.prompt_words(options)
+        if words and not words.is_complete and not job.quiet:
+            print_line(str(words), console)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
         progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
         with closing(progress), _output(job.out) as file:

@@ -30,6 +30,7 @@ EXPOSED_HEADERS = (
     "X-Model-Version",
     "X-Parameters",
     "X-Parameters-Omitted",
+    "X-Prompt-Unknown",
     "X-Sample-Rate",
     "X-Channels",
     "X-Bit-Depth",

@@ -23,7 +23,7 @@ from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio
-from runtime.pipeline.text_encoder import TextEncoder
+from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, next_segment
@@ -216,6 +216,13 @@ class Pipeline:
     ) -> GenerationRequest:
         """The request for one segment of a generation; see RequestComposer.compose. Raises RequestError."""
         return RequestComposer(self.bundle, self.text_encoder).compose(options, segment, inputs, tail)
+
+    def prompt_words(self, options: GenerationOptions) -> PromptWords | None:
+        """Which words of the prompts and the negative prompt are understood; None where the bundle takes no text."""
+        if self.text_encoder is None:
+            return None
+        prompts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
+        return self.text_encoder.words([*prompts, options.negative_prompt])
 
     def _frames_for(self, seconds: float) -> int:
         codec, rate_hz = self.bundle.codec, self.bundle.latents.frame_rate_hz

@@ -25,7 +25,7 @@ Tokens = NDArray[np.float32]
 
 CACHE_ENTRIES = 256
 MAX_VOCABULARY = 1000
-PHRASE_ENDS = re.compile(r"[,;|\n]|[.:!?]+(?:\s|$)")
+PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
 
 
@@ -110,7 +110,7 @@ class TextEncoder:
         return tuple(sorted(word for word in words if self.words([word]) == PromptWords((word,))))
 
     def _find_phrases(self, text: str) -> tuple[tuple[bool, str], ...]:
-        """The phrases of a text, and whether each is understood: runs of known or unknown tokens, cut at punctuation."""
+        """Phrases and whether they are understood: runs of known or of unknown tokens, cut at punctuation."""
         encoding, end = self._tokenizer.encode(text, add_special_tokens=False), 0
         phrases: list[tuple[bool, str]] = []
         tokens = zip(encoding.ids, encoding.offsets, strict=True)

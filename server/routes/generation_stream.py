@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,13 +39,14 @@ FIRST, LATER = 0, 1
 AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
 PARAMETERS_BYTES = 4096
+MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
 
 
 @dataclass
 class GenerationJob:
     """One request for a generation: options, permit, and how much audio was sent.
 
-    `prepare` sets `generation` and its `metadata`.
+    `prepare` sets `generation`, its `metadata` and the `unknown_words` of its prompts.
     """
 
     service: Service
@@ -61,6 +62,7 @@ class GenerationJob:
     last_sent_s: float | None = None
     generation: LongGeneration = field(init=False)
     metadata: GenerationMetadata = field(init=False)
+    unknown_words: tuple[str, ...] = ()
     _source_bytes: int = 0
 
     @property
@@ -102,6 +104,8 @@ class GenerationJob:
             "X-Accel-Buffering": "no",
             "Content-Disposition": f'inline; filename="{self.id}{FORMATS[name].suffix}"',
         }
+        if self.unknown_words:
+            headers["X-Prompt-Unknown"] = words_header(self.unknown_words)
         codec = self.pipeline.codec
         if self.is_latents or codec is None:
             return headers
@@ -128,6 +132,8 @@ class GenerationJob:
 
     def _open(self) -> tuple[LongGeneration, GenerationMetadata]:
         body, sources = self.body, self.service.sources
+        words = self.pipeline.prompt_words(body)
+        self.unknown_words = words.unknown if words else ()
         source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
         data, self.source = self.source, None
@@ -173,6 +179,11 @@ def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
         "X-Parameters": ascii_json(bounded.options),
     }
     return headers | {"X-Parameters-Omitted": ", ".join(bounded.omitted)} if bounded.omitted else headers
+
+
+def words_header(words: Sequence[str]) -> str:
+    """The first words as a header's value: percent-encoded UTF-8, separated by `, `; long ones are cut."""
+    return ", ".join(quote(word[:MAX_HEADER_WORD], safe=" ") for word in words[:MAX_HEADER_WORDS])
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:

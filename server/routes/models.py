@@ -8,7 +8,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from runtime.audio.encoding import is_available
 from runtime.audio.formats import FORMATS
@@ -48,6 +48,9 @@ class ModelCard(BaseModel):
     canvas_seconds: float
     max_seconds: float
     takes_text: bool
+    vocabulary: tuple[str, ...] | None = Field(
+        description="Every word that prompts may have, where that is a closed list."
+    )
     takes_source: bool
     slots: int
     queue: int
@@ -80,6 +83,7 @@ def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
         canvas_seconds=bundle.latents.canvas_frames / bundle.latents.frame_rate_hz,
         max_seconds=max_seconds,
         takes_text=bundle.text_encoder is not None,
+        vocabulary=pipeline.text_encoder.vocabulary if pipeline.text_encoder else None,
         takes_source=bundle.codec is not None and bundle.codec.encode is not None,
         slots=deployment.runtime.depth,
         queue=deployment.runtime.queue,

@@ -19,7 +19,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 WIDTH = 16
 CARRIER_FRAMES = 125
 VOCABULARY = 257
-START_TOKEN = "<s>"
+START_TOKEN, UNKNOWN_TOKEN = "<s>", "<unk>"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class TinySpec:
     prefix: str = ""
     condition: str = "tokens"
     axes: tuple[str, str, str] = ("rows", "frames", "tokens")
+    words: tuple[str, ...] = ()
 
     @property
     def context_channels(self) -> int:
@@ -66,7 +67,8 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
     """Write a complete small bundle into `folder`; returns the folder.
 
     `changes` are fields of TinySpec: `tiny_bundle(folder, channels=4, context=False, mask=False)`. `prefix` is put
-    before every tensor name, to test that tensor names come from the bundle's roles.
+    before every tensor name, to test that tensor names come from the bundle's roles. `words`: the tokenizer knows only
+    these; none: every byte.
     """
     spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,8 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
             onnx.save(tiny_codec_encode(spec), folder / "codec_encode.onnx")
     if spec.text_encoder:
         onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
-        tiny_tokenizer().save(str(folder / "tokenizer.json"))
+        tokenizer = word_tokenizer(spec.words) if spec.words else tiny_tokenizer()
+        tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
     return folder
 
@@ -184,6 +187,17 @@ def tiny_tokenizer() -> Tokenizer:
     vocabulary = {START_TOKEN: 0, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START_TOKEN} $A", special_tokens=[(START_TOKEN, 0)]
+    )
+    return tokenizer
+
+
+def word_tokenizer(words: tuple[str, ...]) -> Tokenizer:
+    """One token per word after a start token; all other words are the unknown token."""
+    vocabulary = {word: index for index, word in enumerate((START_TOKEN, UNKNOWN_TOKEN, *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START_TOKEN} $A", special_tokens=[(START_TOKEN, 0)]
     )

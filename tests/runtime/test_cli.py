@@ -60,6 +60,27 @@ def test_a_prompt_is_written_as_a_file(generate: Generate, suffix: str) -> None:
     assert result.stdout == ""
 
 
+def test_unknown_words_of_the_prompts_are_printed(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(built(words=("calm", "drums"), more=FEW_VARIANTS).path)
+    monkeypatch.chdir(tmp_path)
+
+    def messages(*arguments: str) -> list[str]:
+        result = CliRunner().invoke(app, [config, "--steps", "1", "-o", "a.wav", *arguments])
+        assert result.exit_code == 0, result.output
+        return [line for line in result.stderr.splitlines() if "understood" in line]
+
+    assert messages("--prompt", "calm jazz, [bold]lo-fi") == ["understood: calm · not understood: jazz, bold]lo-fi"]
+    assert messages("--prompt", "calm::1,0", "--prompt", "trio::0,1") == ["understood: calm · not understood: trio"]
+    assert messages("--prompt", "calm", "--negative-prompt", "noise") == ["understood: calm · not understood: noise"]
+    assert messages("--prompt", "") == ["understood: nothing"]
+    assert messages("--prompt", "calm drums") == []
+    assert messages("--prompt", "jazz", "--quiet") == []
+    np.save("condition.npy", np.zeros((1, SPEC.condition_width), np.float32))
+    assert messages("--condition", "condition.npy") == []
+
+
 def test_opus_and_latents_are_written(generate: Generate) -> None:
     assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.ogg").exit_code == 0
     assert soundfile.info("a.ogg").frames == pytest.approx(1.5 * 48_000, abs=8)

@@ -22,6 +22,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
+from runtime.pipeline.text_encoder import PromptWords
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
@@ -54,6 +55,7 @@ __all__ = [
     "NonFiniteError",
     "Options",
     "Prompt",
+    "PromptWords",
     "QueueFullError",
     "RequestError",
     "ShapeError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError
+from runtime.pipeline.text_encoder import PromptWords
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,6 +26,7 @@ class Audio:
     latents: float32 `[T, C]` at `frame_rate_hz`. seed: the one in use, given or drawn. options: those given and the
     seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
     metadata: what its files say about it; None for files without.
+    prompt_words: which words of the prompts the model understands (`understood`, `unknown`).
     """
 
     latents: NDArray[np.float32]
@@ -35,6 +37,7 @@ class Audio:
     bundle: tuple[str, str]
     _pcm: NDArray[np.float32] | None
     metadata: GenerationMetadata | None = None
+    prompt_words: PromptWords = field(default_factory=PromptWords)
 
     @property
     def pcm(self) -> NDArray[np.float32]:

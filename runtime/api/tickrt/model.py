@@ -23,6 +23,7 @@ from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.sessions.messages import Open, parse_client_message
 from runtime.tick.events import Event
@@ -228,6 +229,7 @@ class Model:
             bundle=self._bundle,
             metadata=generation.metadata(),
             _pcm=np.concatenate(chunks) if codec else None,
+            prompt_words=self._pipeline.prompt_words(generation.options) or PromptWords(),
         )
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:

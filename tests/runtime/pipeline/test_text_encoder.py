@@ -189,7 +189,9 @@ def test_a_tokenizer_without_an_unknown_token_understands_everything(bundle: Bun
         models.Unigram([("<unk>", 0.0), ("pads", -1.0), ("s", -2.0)], unk_id=0),
     ],
 )
-def test_the_unknown_token_of_other_tokenizers_is_found(tmp_path: Path, engine: GraphEngine, model: models.Model) -> None:
+def test_the_unknown_token_of_other_tokenizers_is_found(
+    tmp_path: Path, engine: GraphEngine, model: models.Model
+) -> None:
     folder = tiny_bundle(tmp_path, SPEC)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import av
 import httpx
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import soundfile
-from helpers.http_harness import GENERATIONS, Served, problem
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.http_harness import GENERATIONS, Served, problem, serving
 
 from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
@@ -63,6 +66,21 @@ def test_headers_describe_the_body(served: Served) -> None:
     assert len(response.headers["x-generation-id"]) == 32
     assert response.headers["content-type"] == "audio/pcm"
     assert len(response.content) == 32 * 320 * 2 * 2
+
+
+def test_unknown_words_are_in_a_header(built: Built) -> None:
+    long = ", ".join(30 * chr(0x4E00 + index) for index in range(10))
+    with serving(built(words=("calm", "drums"), more=FEW_VARIANTS)) as served:
+        known = served.post(prompt="calm drums", steps=1)
+        prompts = [{"text": "calm jazz"}, {"text": "schön, hip hop"}]
+        some = served.post(prompt=prompts, negative_prompt="a\r\nX-Evil: 1", steps=1)
+        many = served.post(prompt=f"{long}, more", steps=1)
+    assert "x-prompt-unknown" not in known.headers
+    words = [unquote(word) for word in some.headers["x-prompt-unknown"].split(", ")]
+    assert words == ["jazz", "schön", "hip hop", "a", "X-Evil", "1"]
+    assert "x-evil" not in some.headers
+    assert len(many.headers["x-prompt-unknown"]) < 4000
+    assert len(many.headers["x-prompt-unknown"].split(", ")) == 10
 
 
 def test_a_drawn_seed_is_in_the_headers_and_reproduces_the_audio(served: Served) -> None:

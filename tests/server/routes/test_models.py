@@ -30,6 +30,13 @@ def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -
     assert len(one["engines"]["decoder"]["sha256"]) == 64
 
 
+def test_a_closed_vocabulary_is_listed(built: Built, served: Served) -> None:
+    with served.client() as client:
+        assert client.get("/v1/models/tiny").json()["vocabulary"] is None
+    with serving(built(words=("calm", "drums"), more=FEW_VARIANTS)) as other, other.client() as client:
+        assert client.get("/v1/models/tiny").json()["vocabulary"] == ["calm", "drums"]
+
+
 def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served: Served) -> None:
     """All of them come from GenerationOptions; dcw, an object, has one flag per field."""
     with served.client() as client:

@@ -36,6 +36,13 @@ def test_generates_what_the_pipeline_generates(model: tickrt.Model, built: Built
     assert (audio.sample_rate_hz, model.sample_rate_hz, audio.seed) == (RATE_HZ, RATE_HZ, 3)
 
 
+def test_an_audio_says_which_words_are_understood(model: tickrt.Model, built: Built) -> None:
+    assert model.generate("jazz", seconds=0.5, steps=1).prompt_words == tickrt.PromptWords(("jazz",))
+    with tickrt.open(built(words=("calm", "drums"), more=FEW_VARIANTS).path) as other:
+        words = other.generate("calm jazz", seconds=0.5, steps=1).prompt_words
+    assert words == tickrt.PromptWords(("calm",), ("jazz",))
+
+
 def test_its_options_generate_it_again(model: tickrt.Model) -> None:
     audio = model.generate([{"text": "a", "weight": np.linspace(0, 1, 3)}], guidance=(1.0, 2.0), steps=2)
     assert audio.options == {
