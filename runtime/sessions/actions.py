@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.frames import AudioChunk
@@ -20,7 +21,7 @@ class LiveModel:
 
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
-    controls that the model sets, by name.
+    controls that the model sets, by name. words: which words of texts are understood; None where the model has no text.
     """
 
     sample_rate_hz: int
@@ -35,6 +36,7 @@ class LiveModel:
     has_text: bool = True
     has_encoder: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    words: Callable[[Iterable[str]], PromptWords] | None = None
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:
@@ -56,6 +58,7 @@ class LiveModel:
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
             defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
+            words=pipeline.text_encoder.words if pipeline.text_encoder else None,
         )
 
 

@@ -222,12 +222,21 @@ class CanvasLayout(_Message):
     channels: Count
 
 
+class PromptWords(_Message):
+    """Which phrases of one of the session's texts the model understands."""
+
+    text: str
+    understood: list[str]
+    unknown: list[str]
+
+
 class ReadyControls(_Message):
     """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
 
     json_schema: dict[str, Any] = Field(alias="schema")
     values: dict[str, Any]
     prompts: Prompts
+    prompt_words: list[PromptWords] = Field(default=[], description="Of the prompts and the negative prompt.")
     blend: Blend
     source_id: str | None = None
     source_strength: float | None = None
@@ -282,6 +291,9 @@ class Applied(_Message):
     first_sample: Sample | None = None
     full_sample: Sample | None = None
     stages_ms: Stages | None = None
+    prompt_words: list[PromptWords] | None = Field(
+        default=None, description="Of the prompts and the negative prompt: where they have changed, at once."
+    )
 
 
 class State(_Message):

@@ -30,11 +30,22 @@ def controls(model: LiveModel, state: ControlState, source: Source | None) -> me
         schema=controls_schema(model),
         values=state.published,
         prompts=state.prompts,
+        prompt_words=prompt_words(model, state),
         blend=state.blend,
         source_id=None if source is None else source.id,
         source_strength=None if source is None else source.strength,
         seed=state.published["seed"],
     )
+
+
+def prompt_words(model: LiveModel, state: ControlState) -> list[messages.PromptWords]:
+    """Which words of each prompt and of the negative prompt are understood; empty where the model has no text."""
+    texts = [prompt.text for prompt in state.prompts] + [state.published["negative_prompt"]]
+    found = [(text, model.words([text])) for text in texts if text and model.words]
+    return [
+        messages.PromptWords(text=text, understood=list(words.understood), unknown=list(words.unknown))
+        for text, words in found
+    ]
 
 
 def state(

@@ -35,7 +35,7 @@ from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
-from runtime.sessions.messages import ClientMessage, Open, Ready, ServerMessage, WriteAudio
+from runtime.sessions.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Source, Timeline
 from runtime.sessions.playback.navigation import Navigation
@@ -91,6 +91,7 @@ class LiveSession:
         self._committed_s = self._stated_s = -math.inf  # last Commit, last `state`
         self._due_s: float | None = None
         self._problem = ""
+        self._words: list[messages.PromptWords] = []  # As the client knows them.
 
     @property
     def num_jobs(self) -> int:
@@ -121,6 +122,7 @@ class LiveSession:
         self._playhead.attach(now_s)
         self._audio.start_epoch()
         self._is_changed = True
+        self._words = reports.prompt_words(self.model, self._controls)
         return Ready(
             session=self.id,
             resume_token=token,
@@ -162,6 +164,7 @@ class LiveSession:
             case messages.SetPrompts():
                 weights = prompt_weights(message.items, self.model, "items")
                 self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
+                self._report_words(message.seq)
             case messages.SetSource():
                 self._set_source(message.id, message.strength, latents, message.seq, now_s)
             case messages.SetStructure() | messages.SetTimbre():
@@ -364,6 +367,7 @@ class LiveSession:
             self._controls.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
         else:
             self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+        self._report_words(message.seq)
 
     def _set_source(
         self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float
@@ -399,6 +403,13 @@ class LiveSession:
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
         self._navigation.set_band(message.start_s, message.end_s, now_s)
         self._controls.accept(message.seq)
+
+    def _report_words(self, seq: int) -> None:
+        """Tell the client which words are understood, where that has changed."""
+        words = reports.prompt_words(self.model, self._controls)
+        if words != self._words:
+            self._words = words
+            self._send(Applied(seq=seq, prompt_words=words))
 
     def _send(self, message: ServerMessage) -> None:
         self._outbox.append(SendMessage(message))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.segments import Latents
 from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
@@ -119,6 +120,8 @@ class Live:
         self._receiver = receiver = _Receiver(sessions.sample_rate_hz, sessions.channels)
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
         self._sending, self._seqs = threading.Lock(), count(1)
+        self._texts = [prompt.text for prompt in message.prompts]
+        self._negative_prompt = str(message.controls.get("negative_prompt") or "")
         self._id = sessions.open(message, receiver)
         self._closing = weakref.finalize(self, sessions.end, self._id)
         self._acknowledge()
@@ -139,6 +142,11 @@ class Live:
     def state(self) -> State | None:
         """Playhead, lead, generations in flight, ticks and more: the newest of those that come 4 times a second."""
         return self._receiver.state
+
+    @property
+    def prompt_words(self) -> PromptWords:
+        """Which words of the prompts and the negative prompt the model understands."""
+        return self._sessions.words([*self._texts, self._negative_prompt])
 
     def __iter__(self) -> Self:
         return self
@@ -161,7 +169,7 @@ class Live:
     def record(self, seconds: float) -> Audio:
         """The next `seconds` as an Audio. Raises as read() does."""
         samples = max(1, round(seconds * self._sessions.sample_rate_hz))
-        return self._sessions.audio(self.read(samples), self._receiver.seed)
+        return self._sessions.audio(self.read(samples), self._receiver.seed, self.prompt_words)
 
     def set(self, *, ramp_ms: float = 0.0, at: float | None = None, **controls: Unpack[Controls]) -> None:
         """Change controls; None goes back to the default. ramp_ms: numbers move to their new value in this time.
@@ -170,10 +178,14 @@ class Live:
         """
         values = {name: plain_values(value) for name, value in controls.items()}
         self._send("set", values=values, ramp_ms=float(ramp_ms), at=at)
+        if "negative_prompt" in values:
+            self._negative_prompt = str(values["negative_prompt"] or "")
 
     def prompts(self, prompts: Prompt, *, blend: Blend | None = None, ramp_ms: float = 0.0) -> None:
         """Replace the prompts: one text, or several with weights, which move in `ramp_ms`."""
-        self._send("prompts", items=prompt_items(prompts), blend=blend, ramp_ms=float(ramp_ms))
+        items = prompt_items(prompts)
+        self._send("prompts", items=items, blend=blend, ramp_ms=float(ramp_ms))
+        self._texts = [item["text"] for item in items]
 
     def source(
         self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
@@ -263,7 +275,12 @@ class LiveSessions:
     def _source(self, source_id: str) -> Latents:
         return self._sources[source_id]
 
-    def audio(self, pcm: NDArray[np.float32], seed: int) -> Audio:
+    def words(self, texts: list[str]) -> PromptWords:
+        """Which words of texts are understood; none where the bundle takes no text."""
+        text_encoder = self._pipeline.text_encoder
+        return PromptWords() if text_encoder is None else text_encoder.words(texts)
+
+    def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
         """PCM of a session as an Audio; its latents are encoded again, none where the bundle cannot encode."""
         codec, bundle = self._pipeline.codec, self._pipeline.bundle
         assert codec is not None
@@ -275,6 +292,7 @@ class LiveSessions:
             options={},
             bundle=(bundle.name, bundle.version),
             _pcm=pcm,
+            prompt_words=prompt_words,
         )
 
 

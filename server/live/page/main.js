@@ -44,7 +44,7 @@ const connection = new Connection({
   status: showStatus,
   audio: onAudio,
   ready: onReady,
-  applied: askForPicture,
+  applied: onApplied,
   state: onState,
   canvas: (message) => canvas.show(message),
   refused: forgetWhatMayBeWrong,
@@ -53,7 +53,12 @@ const connection = new Connection({
 const transport = new Transport({ connection, figures, notify });
 const { player } = transport;
 const panel = new ControlPanel(find("knobs"), find("more-knobs"));
-const pad = new PromptPad(find("pad"), /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")), all(".share"));
+const pad = new PromptPad(
+  find("pad"),
+  /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")),
+  all(".share"),
+  all(".unknown"),
+);
 const band = new Band(find("band"));
 const canvas = new CanvasView(find("stage"), band, {
   seek: (to_s) => connection.send({ type: "seek", to_s }),
@@ -167,6 +172,7 @@ function onReady(ready) {
   isBandUnsent = !ready.resumed && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
   curveEditor.offer();
+  pad.showWords(ready.controls.prompt_words);
   askForPicture();
 }
 
@@ -175,6 +181,12 @@ function onAudio(chunk) {
   player.write(chunk);
   hasCanvas = true;
   if (isBandUnsent) sendBand();
+}
+
+/** @param {Message} applied */
+function onApplied(applied) {
+  if (applied.prompt_words) pad.showWords(applied.prompt_words);
+  askForPicture();
 }
 
 /** @param {Message} state */

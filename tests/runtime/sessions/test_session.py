@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ from helpers.live_simulation import (
 )
 
 from runtime.errors import RequestError, StaleSeqError
+from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions import messages
-from runtime.sessions.actions import End
+from runtime.sessions.actions import End, SendMessage
 from runtime.sessions.messages import LivePrompt
 from runtime.sessions.session import LiveSession
 
@@ -45,6 +47,29 @@ def test_a_loop_repeats_its_canvas_without_gaps_and_without_generations() -> Non
     assert len(simulation.jobs) == 1
     frames = simulation.heard[::HOP, FRAME]
     assert np.array_equal(frames, np.arange(len(frames)) % LENGTHS[-1])
+
+
+def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
+    def words(texts: Iterable[str]) -> PromptWords:
+        return PromptWords(tuple(texts), ("jazz",))
+
+    model = dataclasses.replace(MODEL, words=words)
+    session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
+    first = messages.PromptWords(text="a", understood=["a"], unknown=["jazz"])
+    assert session.attach("token", 0.0, keep_s=60.0).controls.prompt_words == [first]
+
+    def reported(message: messages.ClientMessage) -> list[messages.Applied]:
+        session.handle(message, 0.0)
+        sent = [action.message for action in session.advance(0.0) if isinstance(action, SendMessage)]
+        return [message for message in sent if isinstance(message, messages.Applied)]
+
+    items = [LivePrompt(text="a", weight=0.5)]
+    assert reported(messages.SetPrompts(seq=1, items=items)) == []
+    (applied,) = reported(messages.SetControls(seq=2, values={"negative_prompt": "b"}))
+    assert (applied.seq, applied.first_sample) == (2, None)
+    second = messages.PromptWords(text="b", understood=["b"], unknown=["jazz"])
+    assert applied.prompt_words == [first, second]
+    assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
 
 
 def test_extension_goes_on_without_repetition() -> None:

@@ -3,6 +3,7 @@
 import { blendColor } from "../theme.js";
 
 /** @typedef {import("../theme.js").Color} Color */
+/** @typedef {{text: string, understood: string[], unknown: string[]}} PromptWords */
 
 const LETTERS = ["A", "B", "C", "D"];
 /** A weight below this share is left out: each prompt in use costs a row of the batch. */
@@ -20,16 +21,25 @@ export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
 
-  /** @param {HTMLElement} pad @param {HTMLTextAreaElement[]} inputs @param {HTMLElement[]} shares */
-  constructor(pad, inputs, shares) {
+  /**
+   * @param {HTMLElement} pad
+   * @param {HTMLTextAreaElement[]} inputs
+   * @param {HTMLElement[]} shares
+   * @param {HTMLElement[]} notes what of a prompt the model does not understand
+   */
+  constructor(pad, inputs, shares, notes) {
     super();
+    this.notes = notes;
     this.root = pad;
     this.inputs = inputs;
     this.shares = shares;
     this.puck = /** @type {HTMLElement} */ (pad.querySelector(".puck"));
     this.surface = /** @type {HTMLCanvasElement} */ (pad.querySelector("canvas"));
-    for (const input of inputs) {
-      input.addEventListener("input", () => this.dispatchEvent(new Event("text")));
+    for (const [i, input] of inputs.entries()) {
+      input.addEventListener("input", () => {
+        notes[i].textContent = notes[i].title = "";
+        this.dispatchEvent(new Event("text"));
+      });
       input.addEventListener("keydown", (event) => {
         if (event.key === "Enter") event.preventDefault();
       });
@@ -119,6 +129,16 @@ export class PromptPad extends EventTarget {
     return this.inputs.map((input) => input.value.trim());
   }
 
+  /** Show beside each prompt what of it the model does not understand. @param {PromptWords[]} words */
+  showWords(words) {
+    this.texts.forEach((text, i) => {
+      const found = words.find((one) => one.text === text);
+      if (!found) return;
+      const unknown = found.unknown.join(", ");
+      this.notes[i].textContent = this.notes[i].title = unknown && `not understood: ${unknown}`;
+    });
+  }
+
   /** Prompts as the protocol takes them. */
   items() {
     const weights = this.weights();
@@ -133,7 +153,10 @@ export class PromptPad extends EventTarget {
    * @param {string[]} texts
    */
   show(x, y, texts) {
-    this.inputs.forEach((input, i) => (input.value = texts[i] ?? ""));
+    this.inputs.forEach((input, i) => {
+      input.value = texts[i] ?? "";
+      this.notes[i].textContent = this.notes[i].title = "";
+    });
     this.#place(x, y);
   }
 }

@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
 
 import tickrt
 from runtime.sessions.frames import AudioChunk
@@ -127,6 +128,15 @@ def test_a_recording_is_an_audio(model: tickrt.Model) -> None:
         audio = live.record(0.5)
     assert (audio.seconds, audio.seed) == (0.5, 4)
     assert len(audio.latents) == 13
+
+
+def test_it_says_which_words_are_understood(built: Built) -> None:
+    with tickrt.open(built(words=("calm", "drums"), more=FEW_VARIANTS).path) as model, model.live("calm jazz") as live:
+        assert live.prompt_words == tickrt.PromptWords(("calm",), ("jazz",))
+        live.prompts([{"text": "drums"}, {"text": "trio"}])
+        live.set(negative_prompt="calm noise")
+        assert live.prompt_words == tickrt.PromptWords(("drums", "calm"), ("trio", "noise"))
+        assert live.record(0.1).prompt_words == live.prompt_words
 
 
 def test_a_closed_session_gives_no_audio(model: tickrt.Model) -> None:
