@@ -160,7 +160,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
         "X-Parameters": {"description": "The options and the seed as JSON: a body that repeats the request", **text},
         "X-Parameters-Omitted": {"description": "Names of options that are too long for X-Parameters", **text},
         "X-Prompt-Unknown": {
-            "description": "Words of the prompts that the model does not know, percent-encoded",
+            "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
             **text,
         },
         "X-Sample-Rate": {"description": "Samples per second", **integer},
