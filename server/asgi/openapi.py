@@ -159,10 +159,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
         "X-Model-Version": {"description": "The model's version, percent-encoded", **text},
         "X-Parameters": {"description": "The options and the seed as JSON: a body that repeats the request", **text},
         "X-Parameters-Omitted": {"description": "Names of options that are too long for X-Parameters", **text},
-        "X-Prompt-Unknown": {
-            "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
-            **text,
-        },
+        "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
         "X-Sample-Rate": {"description": "Samples per second", **integer},
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},
