@@ -228,7 +228,7 @@ def test_every_shown_command_has_known_options(document: str, playground: Path) 
 
 def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
     shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
-    (words,) = (words for words in commands_of("README.md", "tickrt-build") if "--dry-run" in words)
+    (words,) = (words for words in commands_of("engine_build/README.md", "tickrt-build") if "--dry-run" in words)
     result = CliRunner().invoke(*command_line(words))
     assert result.exit_code == 0, result.output
     assert "frames 6000..6000..6000" in result.output
@@ -265,7 +265,7 @@ def test_a_named_path_exists(document: str, path: str) -> None:
 
 def test_the_demo_models_figures_are_the_bundles() -> None:
     bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
-    section = README.partition("## The demo model")[2].partition("##")[0]
+    section = TEXTS["engine_build/README.md"].partition("## The demo model")[2].partition("##")[0]
     measured = bundle["evaluation"]
     names = ("in_key", "layers_present", "layers_absent", "tempo", "live_in_key")
     assert re.findall(r"([\d.]+) %", section) == [f"{100 * measured[name]:.1f}" for name in names]
