@@ -1,16 +1,18 @@
-"""Priority queue for codec workers, and which streams still wait for their first audio. Event loop's thread only."""
+"""Queues for codec workers and for sources; which streams wait for their first audio. Event loop's thread only."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from typing import ParamSpec, TypeVar
+
+from server.asgi.problems import unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +61,31 @@ class PriorityWorkers:
             _, _, granted = heapq.heappop(self._waiting)
             if not granted.done():
                 granted.set_result(self._free.pop())
+
+
+class SourceWorker:
+    """One thread that reads sources, so that ticks keep their share of the CPU; `max_waiting` wait for it at most."""
+
+    def __init__(self, max_waiting: int = 8) -> None:
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "sources")
+
+    async def run(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run `work` after what waits already. Raises ProblemError 503 where too many wait."""
+        if self._num_waiting > self._max_waiting:
+            raise unavailable("busy", "too many sources are being read", retry_after_s=5)
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                return await run_to_end(self._thread, work, *arguments, **options)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """Wait for what is being read."""
+        self._thread.shutdown()
 
 
 async def run_to_end(threads: Executor, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

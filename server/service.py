@@ -28,13 +28,15 @@ from server.admission import Admission
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import BodyBudget
-from server.codec_workers import FirstAudioTracker, PriorityWorkers
+from server.codec_workers import FirstAudioTracker, PriorityWorkers, SourceWorker
 from server.config import ServerSettings
 from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
 from server.sources import SourceStore
 
 WARM_UP_TIMEOUT_S = 300.0
+# To decode and encode one source; 600 s of audio take a tenth of it on two cores.
+SOURCE_TIMEOUT_S = 60.0
 MAX_DEFAULT_CODEC_WORKERS = 4
 logger = logging.getLogger("tickrt.server")
 
@@ -69,7 +71,7 @@ class Service:
         self.host: SessionHost | None = None
         self.failure: TickError | None = None
         self.is_profiling = False
-        self.upload_lock = asyncio.Lock()  # uploads are decoded one at a time: ticks keep their share of the CPU
+        self.source_worker = SourceWorker()
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
@@ -94,6 +96,7 @@ class Service:
         if pipeline is not None:
             await run_in_threadpool(pipeline.close)
             self.sources.close()
+        await run_in_threadpool(self.source_worker.close)
         self.codec_threads.shutdown()
         for engine in self._engines:
             engine.close()
@@ -166,7 +169,7 @@ class Service:
         return SourceStore(
             None if settings.state is None else settings.state / "sources",
             settings.sources_bytes,
-            partial(pipeline.read_source, max_seconds=settings.max_seconds),
+            partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=SOURCE_TIMEOUT_S),
             pipeline.bundle.latents.frame_rate_hz,
             on_evict=self.metrics.source_evictions.inc,
         )

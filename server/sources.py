@@ -62,7 +62,7 @@ class SourceStore:
         self.folder = Path(self._temporary.name) if self._temporary else _usable(folder or Path())
         self._limit_bytes, self._cache_bytes = limit_bytes, cache_bytes
         self._read, self._frame_rate_hz, self._on_evict = read, frame_rate_hz, on_evict
-        self._lock = threading.Lock()
+        self._lock, self._read_lock = threading.Lock(), threading.Lock()
         self._cache: OrderedDict[str, Latents] = OrderedDict()
         self._sources = _files_in(self.folder)
 
@@ -93,7 +93,7 @@ class SourceStore:
         with self._lock:
             if source_id in self._sources:
                 return self._use(self._sources[source_id]), False
-        latents = self._read(data)
+        latents = self.read(data)
         kind = "latents" if is_latents_file(data) else "audio"
         source = Source(source_id, round(1000 * len(latents) / self._frame_rate_hz), kind, len(data))
         part = self._write(data)
@@ -111,7 +111,7 @@ class SourceStore:
             if source_id in self._cache:
                 self._cache.move_to_end(source_id)
                 return self._cache[source_id]
-        latents = self._read(self._checked_bytes(source, field))
+        latents = self.read(self._checked_bytes(source, field))
         with self._lock:
             return self._keep(source_id, latents)
 
@@ -120,6 +120,16 @@ class SourceStore:
         with self._lock:
             source = self._use(self._get(source_id, field))
         return self._checked_bytes(source, field)
+
+    def read(self, data: bytes) -> Latents:
+        """Latents `[T, C]` of a file's bytes, which are not kept. One file at a time. Raises RequestError."""
+        with self._read_lock:
+            return self._read(data)
+
+    def are_cached(self, *source_ids: str | None) -> bool:
+        """Whether latents() has these without reading a file."""
+        with self._lock:
+            return all(source_id is None or source_id in self._cache for source_id in source_ids)
 
     def remove(self, source_id: str) -> None:
         """Delete a source; work that uses it goes on. Raises SourceNotFoundError."""

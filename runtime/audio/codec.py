@@ -7,6 +7,7 @@ equals that of the full conversion. A decoder with a position input gets the num
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,18 +102,45 @@ class Codec:
 
         Raises RequestError, EngineError.
         """
+        return self.encode_chunks([pcm])
+
+    def encode_chunks(self, chunks: Iterable[Pcm]) -> Latents:
+        """encode() of chunks `[n, channels]`, of which it holds no more than a window at a time."""
         if self._encode_engine is None or self.spec.encode is None:
             raise RequestError("this bundle cannot turn audio into latents", field="source", fix="give latents instead")
-        if pcm.ndim != 2 or pcm.shape[1] != self.channels or len(pcm) == 0:
-            raise RequestError(f"audio has shape {pcm.shape}, expected [N, {self.channels}]", field="source")
-        frames = -(-len(pcm) // self.hop_samples)
-        padded = np.pad(pcm, ((0, frames * self.hop_samples - len(pcm)), (0, 0)))
-        cutter = WindowCutter(self.spec.encode.margin_frames, self.spec.encode.window_frames, frames)
-        pieces = []
-        for window in cutter.cut(padded.reshape(frames, -1)):
-            latents = self._encode(window.values.reshape(-1, self.channels))
-            pieces.append(latents[window.margin_before : window.margin_before + window.frames])
+        margin_frames, window_frames = self.spec.encode.margin_frames, self.spec.encode.window_frames
+        cutter = WindowCutter(margin_frames, window_frames)
+        pieces: list[Latents] = []
+        # The first block has the margin of the first window, too: then every block but the last completes one window.
+        blocks = self._blocks(chunks, window_frames + margin_frames, window_frames)
+        last = next(blocks)
+        for block in blocks:
+            pieces += [self._encode_window(window) for window in cutter.cut(last)]
+            last = block
+        pieces += [self._encode_window(window) for window in cutter.end(last)]
+        if not pieces:
+            raise RequestError(f"the audio is empty, expected [N, {self.channels}]", field="source")
         return np.concatenate(pieces)
+
+    def _blocks(self, chunks: Iterable[Pcm], first_frames: int, frames: int) -> Iterator[Pcm]:
+        """Chunks joined to `[frames, hop_samples * channels]`; the last one has what is left, padded with silence."""
+        parts: list[Pcm] = []
+        missing = first_frames * self.hop_samples
+        for chunk in chunks:
+            if chunk.ndim != 2 or chunk.shape[1] != self.channels:
+                raise RequestError(f"audio has shape {chunk.shape}, expected [N, {self.channels}]", field="source")
+            rest = chunk
+            while len(rest) >= missing:
+                yield np.concatenate([*parts, rest[:missing]]).reshape(-1, self.hop_samples * self.channels)
+                rest, parts, missing = rest[missing:], [], frames * self.hop_samples
+            parts.append(rest)
+            missing -= len(rest)
+        padding = np.zeros((missing % self.hop_samples, self.channels), np.float32)
+        yield np.concatenate([*parts, padding]).reshape(-1, self.hop_samples * self.channels)
+
+    def _encode_window(self, window: Window) -> Latents:
+        latents = self._encode(window.values.reshape(-1, self.channels))
+        return latents[window.margin_before : window.margin_before + window.frames]
 
     def _encode(self, pcm: Pcm) -> Latents:
         assert self._encode_engine is not None

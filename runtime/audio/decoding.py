@@ -1,9 +1,11 @@
-"""Audio files and PCM of any rate to PCM at the codec's rate and channels."""
+"""Audio files and PCM of any rate to PCM at the codec's rate and channels, in chunks as they are decoded."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import av
@@ -14,16 +16,34 @@ from runtime.audio.formats import LAYOUTS, Pcm
 from runtime.errors import FileError, RequestError
 
 SOURCE_RATES_HZ = (4_000, 768_000)
+# Of one frame: the memory for it is taken before it is decoded. Formats in use have up to 65536.
+MAX_FRAME_SAMPLES = 2**20
 SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
 
 
 def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
-    """An audio file (SOURCE_FORMATS) as PCM float32 `[N, channels]` at `sample_rate_hz`.
+    """All of audio_chunks() in one array."""
+    return np.concatenate(list(audio_chunks(source, sample_rate_hz, channels, max_seconds)))
+
+
+def audio_chunks(
+    source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float = math.inf
+) -> Iterator[Pcm]:
+    """An audio file (SOURCE_FORMATS) as chunks of PCM float32 `[n, channels]` at `sample_rate_hz`, decoded on demand.
 
     Mono is copied to every channel; more channels are mixed down. Stops decoding after `max_seconds`. Raises
     RequestError: not audio, empty, too long, samples that are not finite.
     """
-    return _collect(audio_chunks(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
+    return _checked(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
+
+
+def within(timeout_s: float, chunks: Iterable[Pcm], clock: Callable[[], float] = time.monotonic) -> Iterator[Pcm]:
+    """`chunks`, as long as they and what is done with them take no longer than `timeout_s`. Raises RequestError."""
+    started_s = clock()
+    for chunk in chunks:
+        if clock() - started_s > timeout_s:
+            raise RequestError(f"the audio was not read within {timeout_s:g} s", field="source", fix="shorten it")
+        yield chunk
 
 
 def read_tags(path: Path) -> dict[str, str]:
@@ -45,30 +65,25 @@ def convert_audio(pcm: Pcm, from_rate_hz: int, sample_rate_hz: int, channels: in
     packed = np.ascontiguousarray(pcm, np.float32).reshape(1, -1)
     frame = av.AudioFrame.from_ndarray(packed, format="flt", layout=LAYOUTS[pcm.shape[1] - 1])
     frame.sample_rate = from_rate_hz
-    return _collect(_resampled([frame] if len(pcm) else [], sample_rate_hz, channels), sample_rate_hz, max_seconds)
+    decoded = _resampled([frame] if len(pcm) else [], sample_rate_hz, channels)
+    return np.concatenate(list(_checked(decoded, sample_rate_hz, max_seconds)))
 
 
-def _collect(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) -> Pcm:
-    chunks: list[Pcm] = []
-    samples, limit = 0, round(max_seconds * sample_rate_hz)
+def _checked(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) -> Iterator[Pcm]:
+    samples, limit = 0, max_seconds * sample_rate_hz + 0.5
     for chunk in decoded:
-        chunks.append(chunk)
         samples += len(chunk)
         if samples > limit:
             raise RequestError(f"the audio is longer than {max_seconds:g} seconds", field="source", fix="shorten it")
+        if not np.isfinite(chunk).all():
+            raise RequestError("the audio has samples that are not finite", field="source")
+        yield chunk
     if samples == 0:
         raise RequestError("the audio is empty", field="source")
-    pcm = np.concatenate(chunks)
-    if not np.isfinite(pcm).all():
-        raise RequestError("the audio has samples that are not finite", field="source")
-    return pcm
 
 
-def audio_chunks(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
-    """The samples that read_audio() gives, in chunks and without its limit. Raises RequestError as it does.
-
-    Only demuxers that do not open other files, as playlists would, are allowed.
-    """
+def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
+    """Resampled chunks of a file. Only demuxers that do not open other files, as playlists would, are allowed."""
     try:
         with (
             io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
@@ -76,6 +91,7 @@ def audio_chunks(source: Path | bytes, sample_rate_hz: int, channels: int) -> It
         ):
             if not container.streams.audio:
                 raise RequestError("the file has no audio stream", field="source")
+            container.streams.audio[0].codec_context.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
             yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
     except av.error.FFmpegError as error:
         raise RequestError(

@@ -63,6 +63,11 @@ class WindowCutter:
         while (window := self._next_window(self._values)) is not None:
             yield window
 
+    def end(self, values: Latents) -> Iterator[Window]:
+        """As cut(), for the last part of a stream that has no total_frames."""
+        self._end_frame = self._values_start + len(values) + (0 if self._values is None else len(self._values))
+        yield from self.cut(values)
+
     def _next_window(self, values: Latents) -> Window | None:
         begin, start, margin = self._next_frame, self._values_start, self._margin_frames
         known = start + len(values)

@@ -13,8 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from runtime.audio.codec import Codec
-from runtime.audio.decoding import audio_chunks, convert_audio, read_audio
-from runtime.audio.formats import Pcm, is_latents_file, read_latents
+from runtime.audio.decoding import audio_chunks, convert_audio, within
+from runtime.audio.formats import Pcm, is_latents_file
+from runtime.audio.latents_file import read_latents
 from runtime.config.bundle import Bundle, DecoderInputs, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
@@ -167,17 +168,20 @@ class Pipeline:
         """The segment after the first `done_frames` frames; None after the last one."""
         return next_segment(done_frames, total_frames, lengths=self.lengths, overlap_frames=self.overlap_frames)
 
-    def read_source(self, data: Path | bytes, *, max_seconds: float = MAX_SECONDS) -> Latents:
+    def read_source(
+        self, data: Path | bytes, *, max_seconds: float = MAX_SECONDS, timeout_s: float = math.inf
+    ) -> Latents:
         """Latents `[T, C]` float32 of an audio file or a latents file, padded with silence to the decoder's multiple.
 
-        Raises RequestError.
+        Audio is decoded and encoded in pieces, for at most `timeout_s`. Raises RequestError.
         """
         latents = self.bundle.latents
         if is_latents_file(data):
             limit = latents.round_up(math.ceil(max_seconds * latents.frame_rate_hz))
-            return self._padded(read_latents(data, latents.channels, limit)[0])
+            return self._padded(read_latents(data, latents.channels, limit))
         codec = self._encoding_codec()
-        return self._padded(codec.encode(read_audio(data, codec.sample_rate_hz, codec.channels, max_seconds)))
+        chunks = audio_chunks(data, codec.sample_rate_hz, codec.channels, max_seconds)
+        return self._padded(codec.encode_chunks(within(timeout_s, chunks)))
 
     def encode_source(self, pcm: Pcm, sample_rate_hz: int) -> Latents:
         """As read_source(), from float PCM `[N, channels]`, -1..1, at any usual rate. Raises RequestError."""

@@ -89,7 +89,10 @@ class GenerationJob:
             )
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
-        self.generation, self.metadata = await run_in_threadpool(self._open)
+        sources, body = self.service.sources, self.body
+        has_to_read = self.source is not None or not sources.are_cached(body.source_id, body.target_id)
+        run = self.service.source_worker.run if has_to_read else run_in_threadpool
+        self.generation, self.metadata = await run(self._open)
         self.permit.remaining_steps = self.generation.num_steps
         self.permit.reserve(self._response_bytes())
 
@@ -138,7 +141,7 @@ class GenerationJob:
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
         data, self.source = self.source, None
         if data is not None:
-            source = self.pipeline.read_source(data, max_seconds=self.service.settings.max_seconds)
+            source = sources.read(data)
             self._source_bytes = source.nbytes + len(data)
         audio = self._source_audio(data)
         inputs = GenerationInputs(source=source, target=target, client=self.client, source_audio=audio)

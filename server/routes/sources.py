@@ -63,8 +63,7 @@ async def create_source(request: Request, response: Response) -> SourceCard:
             outcome = "refused"
             try:
                 check_source(data)
-                async with service.upload_lock:
-                    source, is_new = await run_in_threadpool(service.sources.add, data)
+                source, is_new = await service.source_worker.run(service.sources.add, data)
                 outcome = "stored" if is_new else "known"
             finally:
                 service.metrics.source_uploads.labels(outcome).inc()
