@@ -22,7 +22,7 @@ from helpers.paths import ROOT
 from typer.testing import CliRunner
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.formats import read_latents
+from runtime.audio.latents_file import read_latents
 from runtime.audio.metadata import read_metadata
 from runtime.cli import app
 from runtime.config import deployment
@@ -85,9 +85,7 @@ def test_opus_and_latents_are_written(generate: Generate) -> None:
     assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.ogg").exit_code == 0
     assert soundfile.info("a.ogg").frames == pytest.approx(1.5 * 48_000, abs=8)
     assert generate("--prompt", "a", "--seconds", 1.5, "--seed", 3, "-o", "a.safetensors").exit_code == 0
-    latents, metadata = read_latents(Path("a.safetensors"), SPEC.channels, 1000)
-    assert len(latents) == 38
-    assert metadata["frame_rate_hz"] == "25"
+    assert len(read_latents(Path("a.safetensors"), SPEC.channels, 1000)) == 38
     assert read_metadata(Path("a.safetensors")).options == {"prompt": "a", "seconds": 1.5, "seed": 3}
 
 
@@ -229,7 +227,7 @@ def test_covers_repaints_and_targets(generate: Generate) -> None:
     assert generate("--prompt", "b", "--source", "a.wav", "--repaint", "0.4:0.8", "-o", "c.safetensors").exit_code == 0
     assert generate("--prompt", "b", "--target-source", "a.wav", "--target-curve", "0,1", "-o", "d.wav").exit_code == 0
     generate("--prompt", "a", "--source", "a.wav", "--denoise", 0, "-o", "e.safetensors")
-    painted, encoded = (read_latents(Path(name), SPEC.channels, 100)[0] for name in ("c.safetensors", "e.safetensors"))
+    painted, encoded = (read_latents(Path(name), SPEC.channels, 100) for name in ("c.safetensors", "e.safetensors"))
     assert np.array_equal(painted[:10], encoded[:10])
     assert np.array_equal(painted[20:], encoded[20:])
     assert np.abs(painted[10:20] - encoded[10:20]).max() > 0.01
@@ -333,7 +331,7 @@ def test_condition_tokens_replace_the_prompt(generate: Generate) -> None:
     for name in ("tokens", "other"):
         result = generate("--condition", f"{name}.npy", "--seed", 3, "--out", f"{name}.safetensors")
         assert result.exit_code == 0, result.output
-    found, other = (read_latents(Path(f"{name}.safetensors"), SPEC.channels, 1000)[0] for name in ("tokens", "other"))
+    found, other = (read_latents(Path(f"{name}.safetensors"), SPEC.channels, 1000) for name in ("tokens", "other"))
     assert not np.array_equal(found, other)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,31 @@ def test_latents_files_are_of_their_own_kind(tmp_path: Path) -> None:
     data = latents_bytes(np.zeros((5, C), np.float32), {})
     with_latents = SourceStore(tmp_path, 10_000, lambda _: np.zeros((5, C), np.float32), 25.0)
     assert with_latents.add(data)[0].kind == "latents"
+
+
+def test_files_are_read_one_at_a_time_and_not_again_while_they_are_cached(tmp_path: Path) -> None:
+    running, most, num_reads = 0, 0, 0
+    both = threading.Barrier(2)
+
+    def count(data: bytes) -> NDArray[np.float32]:
+        nonlocal running, most, num_reads
+        running, num_reads = running + 1, num_reads + 1
+        most = max(most, running)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)
+        running -= 1
+        return read(data)
+
+    sources = SourceStore(tmp_path, 1000, count, 25.0)
+    threads = [threading.Thread(target=sources.add, args=(data * 10,)) for data in (b"abcd", b"efgh")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, num_reads) == (1, 2)
+    ids = [source.id for source in sources.all()]
+    assert sources.are_cached(*ids, None)
+    assert not sources.are_cached(ids[0], "0" * 64)
 
 
 def test_what_cannot_be_read_is_not_stored(store: Stores) -> None:

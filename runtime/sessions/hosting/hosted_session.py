@@ -38,6 +38,7 @@ from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
 MAX_WAITING_MESSAGES = 256
+MAX_WAITING_AUDIO_S = 30.0
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
 Reply = Callable[[TickError | None], None]
@@ -191,12 +192,17 @@ class HostedSession:
             self._refuse(received, DrainingError("the session has ended"))
         elif not has_order or not (self._waiting or received.needs_latents):
             self._handle(received)
-        elif len(self._waiting) >= MAX_WAITING_MESSAGES:
+        elif len(self._waiting) >= MAX_WAITING_MESSAGES or self._waiting_s(received) > MAX_WAITING_AUDIO_S:
             self._refuse(received, RequestError("too many messages wait for audio to be encoded", fix="send fewer"))
         else:
             self._waiting.append(received)
             if len(self._waiting) == 1:
                 self._load_next()
+
+    def _waiting_s(self, received: _Received) -> float:
+        """Seconds of audio that wait to be encoded, with those of `received`."""
+        samples = sum(len(item.pcm) for item in (*self._waiting, received) if item.pcm is not None)
+        return samples / self._services.sample_rate_hz
 
     def _load_next(self) -> None:
         """Handle waiting messages up to the next one that needs latents, and begin to load those."""

@@ -1,5 +1,6 @@
 """Windowed decoding and encoding equal the full conversion; execute sizes are bounded; errors."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,32 @@ def test_windowed_encoding_equals_the_full_encode(bundle: Bundle, codec: Codec) 
     small, _, engine = bounded(bundle, 5)
     assert np.abs(small.encode(pcm) - codec.encode(pcm)).max() < 1e-5
     assert max(feeds["x_audio"].shape[2] for feeds in engine.feeds) == (5 + 2) * HOP
+
+
+@settings(max_examples=40, deadline=None)
+@given(samples=st.integers(1, 20 * HOP), cuts=st.lists(st.integers(0, 20 * HOP), max_size=6), window=st.integers(1, 9))
+def test_chunks_are_encoded_as_the_whole_is_without_being_joined(
+    bundle: Bundle, samples: int, cuts: list[int], window: int
+) -> None:
+    pcm = np.random.default_rng(1).standard_normal((samples, SPEC.audio_channels)).astype(np.float32)
+    small, _, engine = bounded(bundle, window)
+    whole, num_executes = small.encode(pcm), len(engine.feeds)
+    assert np.array_equal(small.encode_chunks(np.split(pcm, sorted(cuts))), whole)
+    assert len(engine.feeds) == 2 * num_executes
+    assert max(feeds["x_audio"].shape[2] for feeds in engine.feeds) <= (window + 2) * HOP
+
+
+def test_chunks_are_taken_as_they_are_needed(bundle: Bundle) -> None:
+    small, _, engine = bounded(bundle, 4)
+    executes_at_chunk = []
+
+    def chunks() -> Iterator[np.ndarray]:
+        for _ in range(12):
+            executes_at_chunk.append(len(engine.feeds))
+            yield np.zeros((HOP, SPEC.audio_channels), np.float32)
+
+    small.encode_chunks(chunks())
+    assert executes_at_chunk[-1] > 0
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ import soundfile
 from helpers.tones import LENGTH, RATE_HZ, tone
 from numpy.typing import NDArray
 
-from runtime.audio.decoding import convert_audio, read_audio
+from runtime.audio.decoding import audio_chunks, convert_audio, read_audio, within
 from runtime.errors import RequestError
 
 TIME = np.arange(24_000) / 24_000
@@ -116,6 +116,39 @@ def test_a_long_source_is_refused_without_decoding_all_of_it(monkeypatch: pytest
     with pytest.raises(RequestError, match="longer than 2 seconds"):
         read_audio(compressed, RATE_HZ, 2, 2.0)
     assert 2 * RATE_HZ < sum(decoded_samples) < 3 * RATE_HZ
+
+
+def test_a_long_source_is_decoded_piece_by_piece() -> None:
+    chunks = audio_chunks(upload(np.zeros((RATE_HZ * 60, 2), np.int16), format="FLAC"), RATE_HZ, 2, 60.0)
+    sizes = [len(chunk) for chunk in chunks]
+    assert sum(sizes) == 60 * RATE_HZ
+    assert max(sizes) < 8192
+
+
+def test_reading_stops_after_its_time() -> None:
+    times_s = iter([0.0, 1.0, 2.0, 3.5])
+    chunks = within(3.0, [STEREO, STEREO, STEREO], clock=lambda: next(times_s))
+    assert [len(next(chunks)), len(next(chunks))] == [len(STEREO), len(STEREO)]
+    with pytest.raises(RequestError, match="not read within 3 s"):
+        next(chunks)
+
+
+def test_a_frame_of_absurd_length_is_refused_before_memory_is_taken_for_it() -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mov") as container:
+        stream = container.add_stream("alac", rate=RATE_HZ, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(np.zeros((2, 4096), np.int16), format="s16p", layout="stereo")
+        frame.sample_rate = RATE_HZ
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    whole = file.getvalue()
+    assert len(read_audio(whole, RATE_HZ, 2, 10.0)) == 4096
+    # The decoder's parameters begin with the samples per frame.
+    position = whole.rindex(b"alac") + 8
+    assert int.from_bytes(whole[position : position + 4]) == 4096
+    damaged = whole[:position] + (2**24).to_bytes(4) + whole[position + 4 :]
+    with pytest.raises(RequestError, match="not audio"):
+        read_audio(damaged, RATE_HZ, 2, 600.0)
 
 
 def test_a_source_as_long_as_the_limit_is_accepted() -> None:

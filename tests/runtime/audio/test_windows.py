@@ -34,6 +34,16 @@ def test_the_first_window_of_a_short_stream_is_half_of_it() -> None:
     assert frames(cut([1], WindowCutter(2, 40, 1, first_frames=10))) == [1]
 
 
+def test_a_stream_of_unknown_length_ends_with_what_is_left() -> None:
+    cutter = WindowCutter(2, 10)
+    numbers = np.arange(29, dtype=np.float32)[:, None]
+    windows = [*cutter.cut(numbers[:12]), *cutter.cut(numbers[12:22]), *cutter.end(numbers[22:])]
+    expected = cut([29], WindowCutter(2, 10, 29))
+    assert frames(windows) == frames(expected) == [10, 10, 9]
+    assert all(np.array_equal(one.values, other.values) for one, other in zip(windows, expected, strict=True))
+    assert list(WindowCutter(2, 10).end(numbers[:0])) == []
+
+
 @given(
     parts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     margin=st.integers(0, 5),

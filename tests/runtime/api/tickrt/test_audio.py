@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import soundfile
 
 import tickrt
-from runtime.audio.formats import read_latents
+from runtime.audio.latents_file import read_latents
 from runtime.audio.metadata import GenerationMetadata, read_metadata
 from runtime.errors import FileError
 
@@ -47,9 +48,9 @@ def test_an_opus_file_has_the_length(suffix: str, tmp_path: Path) -> None:
 
 def test_latents_and_what_they_were_made_with(tmp_path: Path) -> None:
     audio().save(tmp_path / "a.safetensors")
-    latents, metadata = read_latents(tmp_path / "a.safetensors", 4, 100)
-    assert np.array_equal(latents, LATENTS)
-    assert metadata["frame_rate_hz"] == "25"
+    assert np.array_equal(read_latents(tmp_path / "a.safetensors", 4, 100), LATENTS)
+    with safetensors.safe_open(tmp_path / "a.safetensors", "np") as file:
+        assert file.metadata()["frame_rate_hz"] == "25"
     assert read_metadata(tmp_path / "a.safetensors") == METADATA
 
 

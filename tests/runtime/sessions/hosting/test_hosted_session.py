@@ -116,6 +116,25 @@ def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
     assert latents.shape == (4, pipeline.bundle.latents.channels)
 
 
+def test_audio_that_waits_to_be_encoded_is_bounded(drive: Drive, pipeline: Pipeline) -> None:
+    loading = threading.Event()
+
+    def load(_: str) -> Any:
+        assert loading.wait(WAIT_S)
+        return np.full((4, 8), 0.5, np.float32)
+
+    driven = drive(sources=load)
+    session, client = driven.open()
+    driven.host.post(session.id, SetSource(seq=1, id="a"))
+    assert pipeline.codec is not None
+    pcm = np.zeros((10 * pipeline.codec.sample_rate_hz, 2), np.float32)
+    for seq in range(2, 6):
+        driven.host.post(session.id, WriteAudio(seq=seq, at_s=0.0, samples=len(pcm)), pcm)
+    driven.run()
+    assert [(problem.seq, problem.fix) for problem in client.of(Problem)] == [(5, "send fewer")]
+    loading.set()
+
+
 def test_a_generation_gives_the_latents_of_its_options(drive: Drive, pipeline: Pipeline) -> None:
     driven = drive()
     session, _ = driven.open()
