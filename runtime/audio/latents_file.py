@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from runtime.audio.formats import LATENTS_NAME, Latents
 from runtime.errors import RequestError
 from runtime.untrusted import parse_json_object, quoted
 
-LATENT_DTYPES = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+LATENT_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 LENGTH_BYTES = 8
 # Metadata is part of the header: up to 1 MiB of options, with every quote escaped.
 MAX_HEADER_BYTES = 4 * 2**20
@@ -37,13 +37,15 @@ def _read(file: BinaryIO, channels: int, max_frames: int) -> Latents:
     entry = _header(file).get(LATENTS_NAME)
     if not isinstance(entry, dict):
         raise RequestError(f'has no tensor "{LATENTS_NAME}"', field="source")
-    dtype, shape = LATENT_DTYPES.get(str(entry.get("dtype"))), entry.get("shape")
-    if dtype is None or not _are_integers(shape) or shape[1] != channels or not 1 <= shape[0] <= max_frames:
-        found = f"{quoted(entry.get('dtype'), 20)} {quoted(shape, 40)}"
+    name, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype = LATENT_DTYPES.get(str(name))
+    if dtype is None or not _is_pair(shape) or shape[1] != channels or not 1 <= shape[0] <= max_frames:
+        found = f"{quoted(name, 20)} {quoted(shape, 40)}"
         expected = f"F32 [T, {channels}] with T up to {max_frames}"
         raise RequestError(f"latents are {found}, expected {expected}", field="source")
-    values = _tensor_bytes(file, entry.get("data_offsets"), shape[0] * channels * dtype.itemsize)
-    return np.frombuffer(values, dtype).reshape(shape).astype(np.float32)
+    values = np.frombuffer(_tensor_bytes(file, offsets, shape[0] * channels * dtype.itemsize), dtype)
+    latents: Latents = values.reshape(shape).astype(np.float32)
+    return latents
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def _header(file: BinaryIO) -> dict[str, Any]:
 
 def _tensor_bytes(file: BinaryIO, offsets: Any, num_bytes: int) -> bytes:
     """The bytes between `offsets`, counted from the end of the header. Raises RequestError."""
-    if _are_integers(offsets) and 0 <= offsets[0] <= 2**62 and offsets[1] - offsets[0] == num_bytes:
+    if _is_pair(offsets) and 0 <= offsets[0] <= 2**62 and offsets[1] - offsets[0] == num_bytes:
         file.seek(offsets[0], io.SEEK_CUR)
         values = file.read(num_bytes)
         if len(values) == num_bytes:
@@ -67,8 +69,8 @@ def _tensor_bytes(file: BinaryIO, offsets: Any, num_bytes: int) -> bytes:
     raise _not_safetensors(f"its data_offsets {quoted(offsets, 40)} are not {num_bytes} bytes of the file")
 
 
-def _are_integers(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(type(item) is int for item in pair)
+def _is_pair(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value)
 
 
 def _not_safetensors(what: str) -> RequestError:
