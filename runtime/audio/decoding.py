@@ -91,7 +91,10 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
         ):
             if not container.streams.audio:
                 raise RequestError("the file has no audio stream", field="source")
-            container.streams.audio[0].codec_context.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
+            decoder = container.streams.audio[0].codec_context
+            if decoder is None:
+                raise RequestError("not audio that can be decoded (unknown codec)", field="source")
+            decoder.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
             yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
     except av.error.FFmpegError as error:
         raise RequestError(
