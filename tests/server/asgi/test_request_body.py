@@ -213,7 +213,7 @@ def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_read(ser
     server = serve(json_bytes=4096, upload_bytes=8192)
     for kind, length in (("application/json", 4097), ("multipart/form-data; boundary=x", 4096 + 8192 + 1)):
         with connected(server) as connection:
-            head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+            head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
             connection.sendall(head.encode())
             started_s = time.monotonic()
             answer = connection.recv(65536)
@@ -239,7 +239,7 @@ def test_an_endless_chunked_body_is_refused_at_the_limit(serve: Callable[..., Se
     memory = psutil.Process()
     before = memory.memory_info().rss
     with connected(server) as connection:
-        head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         connection.sendall(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
         answers: list[bytes] = []
         reader = threading.Thread(target=lambda: answers.append(read_all(connection)))

@@ -131,7 +131,7 @@ def test_a_long_generation_keeps_its_permit_between_segments(serve: Serve) -> No
         statuses = []
         while served.service.admission.num_pending:
             statuses.append(served.post().status_code)
-        assert len(statuses) >= 3
+        assert len(statuses) >= 2
         assert set(statuses[:-1]) == {503}
         assert long.result().status_code == 200
         assert len(long.result().content) > 6 * 8000 * 4
