@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -24,6 +26,9 @@ from runtime.errors import ConfigError, EngineError, RequestError
 Tokens = NDArray[np.float32]
 
 CACHE_ENTRIES = 256
+CONDITION_NAME = "condition"
+# The header of a file with one tensor is short; a longer one is not parsed.
+MAX_CONDITION_HEADER_BYTES = 4096
 MAX_VOCABULARY = 1000
 PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
@@ -167,6 +172,21 @@ def read_condition(path: Path) -> Tokens:
         ) from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.float32 or tokens.ndim != 2:
         raise RequestError(f"{path} does not contain float32 [tokens, width]", field="condition")
+    return tokens
+
+
+def parse_condition(data: bytes) -> Tokens:
+    """Condition tokens: the only tensor, "condition" `[L, D]` float32, of a safetensors file. Raises RequestError."""
+    fix = f'safetensors.numpy.save({{"{CONDITION_NAME}": tokens}}), tokens float32 [L, D]'
+    if int.from_bytes(data[:8], "little") > MAX_CONDITION_HEADER_BYTES:
+        raise RequestError("is not a safetensors file with one tensor", field="condition", fix=fix)
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise RequestError("is not a safetensors file", field="condition", fix=fix) from error
+    tokens: Tokens | None = tensors.get(CONDITION_NAME)
+    if len(tensors) != 1 or tokens is None or tokens.dtype != np.float32 or tokens.ndim != 2:
+        raise RequestError(f'expected one tensor "{CONDITION_NAME}", float32 [L, D]', field="condition", fix=fix)
     return tokens
 
 

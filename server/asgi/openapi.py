@@ -24,6 +24,12 @@ SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
+CONDITION = {
+    "type": "string",
+    "format": "binary",
+    "description": 'Condition tokens in place of the prompt: safetensors with a tensor "condition", F32 [L, D], D the '
+    "decoder's condition width; [1, D] where its condition is one vector.",
+}
 FILE = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
 STATUS_TEXTS = {
     400: "The body is malformed",
@@ -175,9 +181,10 @@ def request_body() -> dict[str, Any]:
         "type": "object",
         "required": ["request"],
         "additionalProperties": False,
-        "properties": {"request": body, "source": FILE},
+        "properties": {"request": body, "source": FILE, "condition": CONDITION},
     }
-    encoding = {"request": {"contentType": "application/json"}, "source": {"contentType": "application/octet-stream"}}
+    file = {"contentType": "application/octet-stream"}
+    encoding = {"request": {"contentType": "application/json"}, "source": file, "condition": file}
     return {
         "required": True,
         "content": {

@@ -22,6 +22,7 @@ from server.config import KIB, ServerSettings
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
+FILE_PARTS = ("source", "condition")
 ACCEPTED = f"{JSON}, {MULTIPART}"
 SMALL_JSON_BYTES = 64 * KIB
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
@@ -56,14 +57,15 @@ class BodyBudget:
 
 @dataclass(frozen=True)
 class Upload:
-    """The parts of a request: the parsed JSON object, and the bytes of the source file where one was sent."""
+    """The parts of a request: the parsed JSON object, and the bytes of the files that were sent."""
 
     values: dict[str, Any]
     source: bytes | None = None
+    condition: bytes | None = None
 
 
 async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
-    """JSON, or multipart with parts `request` (JSON) and `source` (audio). Raises ProblemError 4xx or 503."""
+    """JSON, or multipart with parts `request` (JSON), `source` (audio) and `condition`. Raises ProblemError."""
     kind = media_type(request)
     if kind not in (JSON, MULTIPART):
         raise ProblemError(
@@ -163,22 +165,22 @@ async def read_file(request: Request, settings: ServerSettings, budget: BodyBudg
 
 
 async def _read_multipart(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
-    """`request` may be a text field or a file part; `source` must be a file part."""
+    """`request` may be a text field or a file part; the others must be file parts."""
     form = await _parse_form(request, settings.upload_bytes + settings.json_bytes, settings.json_bytes, budget)
     try:
-        fields = _known_fields(form, ("request", "source"))
+        fields = _known_fields(form, ("request", *FILE_PARTS))
         text = await _field_bytes(fields["request"], settings.json_bytes)
-        source = await _field_bytes(fields["source"], settings.upload_bytes) if "source" in fields else None
+        files = {name: await _field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
     finally:
         await form.close()
-    return Upload(await _parse(text, budget, "/request"), source)
+    return Upload(await _parse(text, budget, "/request"), **files)
 
 
 async def _parse_form(request: Request, limit: int, field_limit: int, budget: BodyBudget) -> FormData:
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
     async with aclosing(_limited(request, limit, budget)) as stream:
-        parser = _FormParser(headers, stream, max_files=2, max_fields=2, max_part_size=field_limit)
+        parser = _FormParser(headers, stream, max_files=3, max_fields=3, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:
@@ -227,17 +229,18 @@ def _unsupported(what: str, fix: str) -> ProblemError:
 
 
 def _known_fields(form: FormData, known: tuple[str, ...]) -> dict[str, str | UploadFile]:
-    """The fields by name, after checking that there are no others, the first is there, and `source` is a file."""
+    """The fields by name, after checking that there are no others, the first is there, and FILE_PARTS are files."""
     names = [name for name, _ in form.multi_items()]
     for name in names:
         if name not in known:
-            raise _part_problem(name, f"is unknown; this form takes {' and '.join(known)}")
+            raise _part_problem(name, f"is unknown; this form takes {', '.join(known)}")
         if names.count(name) > 1:
             raise _part_problem(name, "occurs more than once")
     if known[0] not in names:
         raise _part_problem(known[0], "is missing")
-    if isinstance(form.get("source"), str):
-        raise _part_problem("source", "has to be a file: the part has no filename")
+    for name in FILE_PARTS:
+        if isinstance(form.get(name), str):
+            raise _part_problem(name, "has to be a file: the part has no filename")
     return dict(form.multi_items())
 
 

@@ -25,11 +25,13 @@ from runtime.audio.windows import Window, WindowCutter
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.text_encoder import parse_condition
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.admission import Permit
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, retry_after
+from server.asgi.request_body import Upload
 from server.codec_workers import run_to_end
 from server.config import MIB
 from server.service import Service
@@ -52,7 +54,7 @@ class GenerationJob:
     service: Service
     pipeline: Pipeline
     body: GenerationBody
-    source: bytes | None
+    upload: Upload
     client: str
     permit: Permit
     id: str
@@ -139,12 +141,14 @@ class GenerationJob:
         self.unknown_words = words.unknown if words else ()
         source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
-        data, self.source = self.source, None
+        upload, self.upload = self.upload, Upload({})
+        data, sent = upload.source, upload.condition
         if data is not None:
             source = sources.read(data)
             self._source_bytes = source.nbytes + len(data)
+        condition = None if sent is None else parse_condition(sent)
         audio = self._source_audio(data)
-        inputs = GenerationInputs(source=source, target=target, client=self.client, source_audio=audio)
+        inputs = GenerationInputs(condition, source, target, client=self.client, source_audio=audio)
         generation = LongGeneration(self.pipeline, body, inputs)
         return generation, generation.metadata()
 

@@ -45,11 +45,13 @@ async def create_generation(request: Request) -> Response:
     service = service_of(request)
     pipeline = service.ready_pipeline()
     upload = await read_upload(request, service.settings, service.budget)
+    if upload.condition is not None:
+        upload.values.setdefault("prompt", "")
     body = await run_in_threadpool(validate, service.body_model, upload.values)
     check_model(pipeline, body)
     check_inputs(upload, body)
     client = request.client.host if request.client else ""
-    return GenerationResponse(service, pipeline, body, upload.source, client, request_id_of(request))
+    return GenerationResponse(service, pipeline, body, upload, client, request_id_of(request))
 
 
 def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
@@ -90,12 +92,12 @@ class GenerationResponse(Response):
         service: Service,
         pipeline: Pipeline,
         body: GenerationBody,
-        source: bytes | None,
+        upload: Upload,
         client: str,
         request_id: str,
     ) -> None:
         super().__init__()
-        self._service, self._pipeline, self._body, self._source = service, pipeline, body, source
+        self._service, self._pipeline, self._body, self._upload = service, pipeline, body, upload
         self._client, self._request_id = client, request_id
         self._outcome = Outcome.INTERNAL_ERROR
 
@@ -106,8 +108,8 @@ class GenerationResponse(Response):
             self._outcome = Outcome.REJECTED
             permit = service.admission.admit(self._client)
             self._outcome = Outcome.INTERNAL_ERROR
-            source, self._source = self._source, None
-            job = GenerationJob(service, self._pipeline, self._body, source, self._client, permit, uuid.uuid4().hex)
+            upload, self._upload = self._upload, Upload({})
+            job = GenerationJob(service, self._pipeline, self._body, upload, self._client, permit, uuid.uuid4().hex)
             if job.is_streamed:
                 service.first_audio_tracker.add(job.id)
             try:

@@ -90,19 +90,39 @@ def test_latents_are_generated(case: Case, tmp_path: Path) -> None:
 
 
 def test_it_is_served_with_the_defaults_that_hold(case: Case) -> None:
-    if case.num_tokens is not None:
-        pytest.skip("a condition is sent as a part of a form: tests/server/routes/test_generations.py")
     with serving(case.deployment) as served, served.client() as client:
         schema = client.get("/v1/schema").json()
         assert "prompt" not in schema["properties"]
         assert "prompt" not in schema.get("required", [])
         defaults = {name: schema["properties"][name]["default"] for name in ("steps", "guidance", "response_format")}
         assert defaults == {"steps": 4, "guidance": 1.0, "response_format": "wav" if case.has_codec else "latents"}
-        response = client.post(GENERATIONS, json={})
+        response = client.post(GENERATIONS, **sent(case))
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == ("audio/wav" if case.has_codec else "application/vnd.safetensors")
+        if case.condition is not None:
+            refused = client.post(GENERATIONS, json={}).json()
+            assert refused["errors"][0]["pointer"] == "/condition"
+            assert "a form's part `condition` over HTTP" in refused["fix"]
         refused = client.post(GENERATIONS, json={"prompt": "piano"})
         assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/prompt")
+
+
+def sent(case: Case, **body: Any) -> dict[str, Any]:
+    """Arguments of httpx for a generation: JSON, or a form with the condition."""
+    if case.condition is None:
+        return {"json": body}
+    tensor = safetensors.numpy.save({"condition": case.condition})
+    return {"files": {"request": (None, json.dumps(body), "application/json"), "condition": ("condition", tensor)}}
+
+
+def test_a_condition_over_http_gives_the_same_latents(case: Case) -> None:
+    with serving(case.deployment) as served, served.client() as client:
+        response = client.post(GENERATIONS, **sent(case, seed=1, response_format="latents"))
+        assert response.status_code == 200, response.text
+        found = safetensors.numpy.load(response.content)["latents"]
+    with tickrt.open(case.config) as model:
+        inputs = {} if case.condition is None else {"condition": case.condition}
+        assert np.array_equal(model.generate(seed=1, **inputs).latents, found)
 
 
 def test_live_is_refused_where_it_cannot_play(case: Case) -> None:

@@ -9,12 +9,13 @@ import pytest
 from helpers.factories import TinySpec, tiny_bundle, tiny_text_encoder
 from helpers.graph_engine import GraphEngine
 from helpers.paths import DEMO_BUNDLE
+from safetensors.numpy import save
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
-from runtime.pipeline.text_encoder import PromptWords, TextEncoder
+from runtime.pipeline.text_encoder import PromptWords, TextEncoder, parse_condition
 
 SPEC = TinySpec(prefix="y_")
 
@@ -206,3 +207,25 @@ def test_every_word_of_the_vocabulary_is_understood(demo: TextEncoder) -> None:
     assert {"pads", "C#", "120 bpm", "no drums"} <= set(demo.vocabulary)
     assert not any("[" in word for word in demo.vocabulary)
     assert all(demo.words([word]).is_complete for word in demo.vocabulary)
+
+
+def test_a_condition_is_the_only_tensor_of_a_safetensors_file() -> None:
+    tokens = np.ones((3, 4), np.float32)
+    assert np.array_equal(parse_condition(save({"condition": tokens})), tokens)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not a file",
+        save({"condition": np.ones(3, np.float32)}),
+        save({"condition": np.ones((3, 4), np.float64)}),
+        save({"tokens": np.ones((3, 4), np.float32)}),
+        save({f"t{index}": np.ones((1, 1), np.float32) for index in range(1000)}),
+        save({"condition": np.ones((3, 4), np.float32)})[:-1],
+    ],
+)
+def test_other_bytes_are_no_condition(data: bytes) -> None:
+    with pytest.raises(RequestError, match=r"^condition: .*\n  fix: safetensors.numpy.save"):
+        parse_condition(data)
