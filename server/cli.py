@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from runtime.command_line import CommandLine, Config, Version
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
@@ -76,22 +77,24 @@ def run(
         # Engines of a deployment that is given by its name are built where they are missing: here, in the main thread,
         # where Ctrl-C and SIGTERM end the build.
         built = None if config.is_file() else open_built_pipeline(deployment, target=target)
-        code = serve(asgi_app, settings, listener, on_ready=partial(print_ready, url, settings))
+        bundle = load_bundle(deployment.bundle)
+        code = serve(asgi_app, settings, listener, on_ready=partial(print_ready, url, settings, bundle))
     failure: TickError | None = asgi_app.state.service.failure
     if failure is not None:
         raise failure
     return code
 
 
-def print_ready(url: str, settings: ServerSettings) -> None:
-    """Print the page's URL, and a curl command that generates a file."""
+def print_ready(url: str, settings: ServerSettings, bundle: Bundle) -> None:
+    """Print the page's URL, and a curl command that generates a file with this model."""
+    body = '{"prompt": "warm synth arpeggio", "stream": false}' if bundle.text_encoder else '{"seed": 1}'
+    data, out = f"-H 'content-type: application/json' -d '{body}'", "out.wav" if bundle.codec else "out.safetensors"
+    if bundle.text_encoder is None and bundle.decoder.inputs.condition and bundle.decoder.null_condition is None:
+        data = f"-F request='{body};type=application/json' -F condition=@condition.safetensors"
     key = "" if settings.api_key is None else ' -H "authorization: Bearer $TICKRT_API_KEY"'
     with suppress(OSError):  # a server goes on where the reader of its standard output has left
         typer.echo(f"ready on {url} (open it in a browser to play; API documentation: {url}/docs)")
-        typer.echo(
-            f"  curl {url}/v1/audio/generations{key} -H 'content-type: application/json'"
-            """ -d '{"prompt": "warm synth arpeggio", "stream": false}' -o out.wav"""
-        )
+        typer.echo(f"  curl {url}/v1/audio/generations{key} {data} -o {out}")
 
 
 def _log_to_stderr(level: LogLevel) -> None:

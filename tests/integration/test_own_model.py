@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from profiling.profile_cli import app as profile
 from runtime.cli import app as generate
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
+from server.cli import print_ready
 
 SPEC = TinySpec()
 T, C, D = SPEC.canvas_frames, SPEC.channels, SPEC.condition_width
@@ -123,6 +126,17 @@ def test_a_condition_over_http_gives_the_same_latents(case: Case) -> None:
     with tickrt.open(case.config) as model:
         inputs = {} if case.condition is None else {"condition": case.condition}
         assert np.array_equal(model.generate(seed=1, **inputs).latents, found)
+
+
+def test_the_printed_command_works(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if case.condition is not None:
+        safetensors.numpy.save_file({"condition": case.condition}, tmp_path / "condition.safetensors")
+    with serving(case.deployment) as served:
+        print_ready(served.url, served.service.settings, served.pipeline.bundle)
+        command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        subprocess.run([*command, "--fail"], cwd=tmp_path, capture_output=True, timeout=30, check=True)
+    name = "out.wav" if case.has_codec else "out.safetensors"
+    assert (tmp_path / name).stat().st_size > 1000
 
 
 def test_live_is_refused_where_it_cannot_play(case: Case) -> None:

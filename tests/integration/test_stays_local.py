@@ -21,7 +21,7 @@ from server.app import create_app
 from server.cli import run
 import server.cli
 
-def request(url, settings):
+def request(url, settings, bundle):
     def post():
         body = b'{"prompt": "a", "seconds": 0.4, "steps": 2}'
         request = urllib.request.Request(url + "/v1/audio/generations", body, {"content-type": "application/json"})

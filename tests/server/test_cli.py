@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from helpers.factories import tiny_deployment
 from helpers.http_harness import Served
-from helpers.paths import ROOT
+from helpers.paths import DEMO_BUNDLE, ROOT
 from typer.testing import CliRunner
 
+from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.sessions.sqlite_store import open_sqlite_store
 from server.cli import OneLineFormatter, app, print_ready
@@ -111,11 +112,11 @@ def test_a_closed_standard_output_does_not_end_the_server(
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("typer.echo", fail)
-    print_ready("http://127.0.0.1:1", ServerSettings())
+    print_ready("http://127.0.0.1:1", ServerSettings(), load_bundle(DEMO_BUNDLE))
 
 
 def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_ready(served.url, ServerSettings())
+    print_ready(served.url, ServerSettings(), served.pipeline.bundle)
     address, line = capsys.readouterr().out.strip().splitlines()
     assert served.url in address
     done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=20, check=False)
@@ -124,7 +125,7 @@ def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys
 
 
 def test_the_printed_command_names_the_keys_variable_and_not_the_key(capsys: pytest.CaptureFixture[str]) -> None:
-    print_ready("http://127.0.0.1:1", ServerSettings(api_key="very-secret"))
+    print_ready("http://127.0.0.1:1", ServerSettings(api_key="very-secret"), load_bundle(DEMO_BUNDLE))
     text = capsys.readouterr().out
     assert "$TICKRT_API_KEY" in text
     assert "very-secret" not in text
