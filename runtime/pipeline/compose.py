@@ -131,8 +131,6 @@ class RequestComposer:
         self, options: GenerationOptions, segment: Segment, condition: Tokens | None
     ) -> tuple[Condition, ...]:
         if condition is not None:
-            if options.prompt:
-                raise RequestError("has no effect beside a condition", field="prompt", fix="leave one of them out")
             return (Condition(condition),)
         if isinstance(options.prompt, str):
             return (Condition(self._tokens(options.prompt, segment, "prompt")),)
