@@ -92,7 +92,7 @@ class GenerationJob:
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
         sources, body = self.service.sources, self.body
-        has_to_read = self.source is not None or not sources.are_cached(body.source_id, body.target_id)
+        has_to_read = self.upload.source is not None or not sources.are_cached(body.source_id, body.target_id)
         run = self.service.source_worker.run if has_to_read else run_in_threadpool
         self.generation, self.metadata = await run(self._open)
         self.permit.remaining_steps = self.generation.num_steps
