@@ -166,7 +166,6 @@ class TickServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True stops the server, after generations still in flight were aborted."""
         if self._on_ready is not None and self._service.pipeline is not None:
-            gc.collect()
             gc.freeze()  # a full collection would stop every thread for as long as all modules' objects take
             self._on_ready()
             self._on_ready = None

@@ -61,6 +61,7 @@ class LongGeneration:
         self.seed = draw_seed() if options.seed is None else options.seed
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.source)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.source)
+        self._given = options
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
         self.options = options
@@ -99,7 +100,7 @@ class LongGeneration:
 
     def metadata(self) -> GenerationMetadata:
         """What a file of this generation says about it."""
-        options = self.options.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
+        options = self._given.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
         arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition")}
         return GenerationMetadata(
             model=self._pipeline.bundle.name,

@@ -43,7 +43,7 @@ def tick_age_s(stats: LoopStats) -> float | None:
 def not_live(service: Service) -> ProblemError | None:
     """Why the server is not live; None if it is."""
     if service.failure:
-        return ProblemError(503, "failed", str(service.failure))
+        return ProblemError(503, "failed", service.failure.what, fix=service.failure.fix)
     if service.pipeline is None:
         return None
     stats = service.pipeline.loop.stats()

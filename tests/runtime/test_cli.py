@@ -254,8 +254,8 @@ def test_flags_become_options(generate: Generate) -> None:
 
 
 def test_prompts_have_weights(generate: Generate) -> None:
-    options = options_of(generate, "--prompt", "a::2", "--prompt", "b::0,1", "--prompt", "c::d", "--seed", 1)
-    assert options["prompt"] == [{"text": "a", "weight": 2}, {"text": "b", "weight": [0, 1]}, {"text": "c::d"}]
+    options = options_of(generate, "--prompt", "a::2", "--prompt", "b::0,1", "--prompt", "c:d", "--seed", 1)
+    assert options["prompt"] == [{"text": "a", "weight": 2}, {"text": "b", "weight": [0, 1]}, {"text": "c:d"}]
 
 
 def test_flags_override_the_options_file(generate: Generate) -> None:
@@ -273,7 +273,7 @@ def test_flags_override_the_options_file(generate: Generate) -> None:
         (["--prompt", "a", "-o", "a.wav", "--format", "mp4"], EXIT_INVALID, "expected one of wav, pcm"),
         (["--prompt", "a", "-o", "a.wav", "--target", "tpu"], EXIT_INVALID, "is not one of 'cpu'"),
         (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_INVALID, "steps: expected at most 200"),
-        (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_INVALID, "steps: expected a number, 1,2,1 or @FILE"),
+        (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_INVALID, "steps: expected an integer from 1 to 200"),
         (["--prompt", "a", "-o", "a.wav", "--guidance", "NaN"], EXIT_INVALID, "guidance: expected a number from 0"),
         (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_INVALID, "--repaint 4:7.5"),
         (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_INVALID, "give a source or denoise 1"),

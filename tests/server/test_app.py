@@ -35,7 +35,7 @@ def test_the_openapi_document_requires_the_api_key_where_one_is_set(has_key: boo
 
 def test_pages_of_allowed_origins_get_cors_headers_and_others_none() -> None:
     settings = ServerSettings(allowed_origins=("https://studio.example",))
-    with TestClient(create_app(refuse, settings)) as client:
+    with TestClient(create_app(refuse, settings), base_url="http://localhost") as client:
         allowed = client.get("/health/live", headers={"origin": "https://studio.example"})
         refused = client.get("/health/live", headers={"origin": "https://other.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://studio.example"
@@ -52,7 +52,7 @@ def test_the_lifespan_opens_the_pipeline_and_closes_it(tiny: Callable[..., Deplo
         return opened[0]
 
     app = create_app(start, ServerSettings())
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.portal is not None
         client.portal.call(app.state.service.opened)
         assert client.get("/health/ready").status_code == 200

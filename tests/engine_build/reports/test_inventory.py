@@ -18,6 +18,7 @@ from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
 from runtime.engines.tensorrt.plan_file import HEADER_BYTES, MAGIC
 from runtime.errors import BuildError
+from runtime.terminal import EXIT_INTERRUPTED
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}
@@ -192,7 +193,7 @@ def test_clean_asks_for_confirmation(path: Path) -> None:
     folder = load_deployment(path).engine_folder()
     before = sorted(folder.iterdir())
     refused = CliRunner().invoke(app, ["clean", str(path)], input="n\n")
-    assert refused.exit_code == 1
+    assert refused.exit_code == EXIT_INTERRUPTED
     assert sorted(folder.iterdir()) == before
     assert CliRunner().invoke(app, ["clean", str(path)], input="y\n").exit_code == 0
     assert not folder.exists()

@@ -60,7 +60,7 @@ def served(serve: Serve) -> Callable[..., Served]:
 def raw_websocket(served: Served) -> Iterator[socket.socket]:
     """A socket after the handshake."""
     handshake = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
-    upgrade = f"GET {ECHO} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n{handshake}\r\n"
+    upgrade = f"GET {ECHO} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n{handshake}\r\n"
     with connected(served) as connection:
         connection.sendall(upgrade.encode())
         assert connection.recv(12) == b"HTTP/1.1 101"

@@ -44,7 +44,7 @@ def test_a_loading_server_is_live_and_not_ready(tiny: Callable[..., Deployment])
         pipeline.start()
         return pipeline
 
-    with TestClient(create_app(slow, ServerSettings())) as client:
+    with TestClient(create_app(slow, ServerSettings()), base_url="http://localhost") as client:
         assert client.get("/health/live").status_code == 200
         for path in ("/health/ready", "/v1/models"):
             answer = client.get(path)
@@ -61,11 +61,14 @@ def test_missing_engines_are_the_cause_with_the_command_that_builds_them(
     tiny: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     deployment = tiny().model_copy(update={"engines": tmp_path})
-    with TestClient(create_app(lambda: open_pipeline(deployment), ServerSettings())) as client:
+    with TestClient(
+        create_app(lambda: open_pipeline(deployment), ServerSettings()), base_url="http://localhost"
+    ) as client:
         eventually(lambda: client.get("/health/live").status_code == 503)
         for path in ("/health/live", "/health/ready", "/v1/models"):
             document = problem(client.get(path), 503, "failed")
-            assert "tickrt-build" in document["detail"]
+            assert "is not built" in document["detail"]
+            assert "tickrt-build" in document["fix"]
 
 
 def test_a_failed_warm_up_is_the_cause(tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +86,7 @@ def test_a_failed_warm_up_is_the_cause(tiny: Callable[..., Deployment], monkeypa
         monkeypatch.setattr(pipeline.loop, "close", lambda close=pipeline.loop.close: closed.append(close()))
         return pipeline
 
-    with TestClient(create_app(broken, ServerSettings())) as client:
+    with TestClient(create_app(broken, ServerSettings()), base_url="http://localhost") as client:
         eventually(lambda: client.get("/health/live").status_code == 503)
         assert problem(client.get("/health/ready"), 503, "failed")["detail"] == "the codec is broken"
     assert len(closed) == 1
@@ -138,6 +141,6 @@ def test_metrics_are_in_the_text_format(served: Served) -> None:
 
 def test_a_missing_deployment_file_is_the_cause(tmp_path: Path) -> None:
     opener = lambda: open_pipeline(load_deployment(tmp_path / "none.toml"))  # noqa: E731
-    with TestClient(create_app(opener, ServerSettings())) as client:
+    with TestClient(create_app(opener, ServerSettings()), base_url="http://localhost") as client:
         eventually(lambda: client.get("/health/ready").status_code == 503)
         eventually(lambda: "no configuration" in client.get("/health/ready").json()["detail"])

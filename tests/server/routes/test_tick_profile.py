@@ -17,7 +17,7 @@ from server.config import load_settings
 Serve = Callable[..., Served]
 KEY = "only-for-admins"
 # Of the test server: its metrics, its live sessions, and the recorder of the tests.
-NUM_OBSERVERS = 3
+NUM_OBSERVERS = 4  # those of the server itself: watchdog, metrics, two of tick times
 PATH = "/admin/profile"
 
 
