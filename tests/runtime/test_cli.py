@@ -178,6 +178,14 @@ def test_an_existing_file_is_replaced(generate: Generate) -> None:
     assert soundfile.info("a.wav").frames == SPEC.canvas_frames * SPEC.hop_samples
 
 
+def content(file: Path) -> tuple[bytes, object]:
+    """The bytes; of safetensors, whose writer gives metadata no fixed order, the tensor's and the metadata."""
+    data = file.read_bytes()
+    return (data[8 + int.from_bytes(data[:8], "little") :] if file.suffix == ".safetensors" else data), read_metadata(
+        file
+    )
+
+
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3", "a.safetensors"])
 def test_a_file_is_generated_again_from_its_metadata(generate: Generate, name: str) -> None:
     flags = ["--prompt", "a", "--guidance", "1,2.5", "--dcw-mode", "low", "--dcw-low", "0.01", "--seconds", 1.5]
@@ -185,7 +193,7 @@ def test_a_file_is_generated_again_from_its_metadata(generate: Generate, name: s
     again = generate("--like", name, "-o", f"again-{name}")
     assert again.exit_code == 0, again.output
     assert "note" not in again.output
-    assert Path(f"again-{name}").read_bytes() == Path(name).read_bytes()
+    assert content(Path(f"again-{name}")) == content(Path(name))
     changed = generate("--like", name, "--dcw-low", "0.02", "--steps", 2, "-o", f"changed-{name}")
     assert changed.exit_code == 0, changed.output
     made, now = read_metadata(Path(name)), read_metadata(Path(f"changed-{name}"))
