@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from helpers.generations import generate
 from helpers.paths import ROOT
 
 from engine_build.demo_model.bundle_text import OVERLAP_FRAMES
@@ -46,6 +47,15 @@ def test_a_seed_gives_one_piece_and_another_seed_another(player: Player) -> None
     assert difference(first, again) < 1e-3
     assert difference(first, other) > 0.1
     assert 0.0 < difference(first, live) < difference(first, other)
+
+
+def test_dcw_keeps_the_key_at_small_strengths_only(player: Player) -> None:
+    def in_key(low: float) -> float:
+        request = player.pipeline.request("pads and bass in A minor", seed=1, dcw={"low": low}, steps=16)
+        return in_key_energy(levels_from_latents(generate(player.pipeline.loop, request)), 9, "minor")
+
+    assert in_key(0.02) > 0.9
+    assert in_key(0.2) < 0.75
 
 
 def test_it_continues_known_frames(player: Player) -> None:
