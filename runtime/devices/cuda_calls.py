@@ -236,14 +236,14 @@ def capture(stream: int, work: Callable[[], None]) -> int:
     Raises EngineError and every exception of `work`; the capture is ended then, and the stream is unchanged.
     """
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    check(cudart.cudaStreamBeginCapture(stream, mode), "beginning a capture")
-    try:
-        with _no_collection():
+    with _no_collection():
+        check(cudart.cudaStreamBeginCapture(stream, mode), "beginning a capture")
+        try:
             work()
-    except BaseException:
-        _abandon_capture(stream)
-        raise
-    graph = _handle(cudart.cudaStreamEndCapture(stream), "ending a capture")
+        except BaseException:
+            _abandon_capture(stream)
+            raise
+        graph = _handle(cudart.cudaStreamEndCapture(stream), "ending a capture")
     try:
         return _handle(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable")
     finally:
