@@ -117,7 +117,7 @@ def command(
 ) -> None:
     """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
     body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
-    bodies = [{"prompt": f"warm synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
+    bodies = [{"prompt": f"bright synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
     check_folders(json_path)
     with server_process(config) as server:
         result = measure(server.url, bodies, rounds)

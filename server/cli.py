@@ -87,7 +87,7 @@ def run(
 
 def print_ready(url: str, settings: ServerSettings, bundle: Bundle) -> None:
     """Print the page's URL, and a curl command that generates a file with this model."""
-    body = '{"prompt": "warm synth arpeggio", "stream": false}' if bundle.text_encoder else '{"seed": 1}'
+    body = '{"prompt": "bright synth arpeggio", "stream": false}' if bundle.text_encoder else '{"seed": 1}'
     data, out = f"-H 'content-type: application/json' -d '{body}'", "out.wav" if bundle.codec else "out.safetensors"
     if bundle.text_encoder is None and bundle.decoder.inputs.condition and bundle.decoder.null_condition is None:
         data = f"-F request='{body};type=application/json' -F condition=@condition.safetensors"

@@ -126,6 +126,7 @@ def invoke(words: list[str], playground: Path) -> None:
         shorter = ["--seed", "1"]
     result = CliRunner().invoke(app, [*arguments, *shorter])
     assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
+    assert "not understood" not in result.output
     if "--out" in words:
         assert (playground / words[words.index("--out") + 1]).stat().st_size > 10_000
     if words[:2] == ["tickrt-generate", "configs/demo.toml"]:
@@ -203,6 +204,7 @@ def request(words: list[str], host: str, playground: Path, monkeypatch: pytest.M
         monkeypatch.setenv("ID", hashlib.sha256((playground / "out.flac").read_bytes()).hexdigest())
     answer = send(words, host)
     assert answer.is_success, f"{sentence(words)}\n{answer.text}"
+    assert "x-prompt-unknown" not in answer.headers
     if "-o" in words:
         (playground / words[words.index("-o") + 1]).write_bytes(answer.content)
         assert len(answer.content) > (10_000 if "audio" in " ".join(words) else 0)

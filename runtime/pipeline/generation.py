@@ -4,7 +4,7 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 `append()`, which returns the new frames. `generate_latents()` and `generate_audio()` do so in the calling thread:
 
     with open_pipeline(Path("configs/demo.toml")) as pipeline:
-        generation = LongGeneration(pipeline, parse_options({"prompt": "calm piano", "seconds": 30.0}))
+        generation = LongGeneration(pipeline, parse_options({"prompt": "calm melody", "seconds": 30.0}))
         for pcm in generate_audio(pipeline, generation): ...
 """
 

@@ -136,15 +136,15 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 EXAMPLES = {
-    "text": {"summary": "A text, as wav", "value": {"prompt": "warm synth arpeggio", "seconds": 2, "seed": 1}},
+    "text": {"summary": "A text, as wav", "value": {"prompt": "bright synth arpeggio", "seconds": 2, "seed": 1}},
     "whole": {
         "summary": "A whole FLAC file with its length",
-        "value": {"prompt": "calm piano", "seconds": 2, "response_format": "flac", "stream": False},
+        "value": {"prompt": "calm melody", "seconds": 2, "response_format": "flac", "stream": False},
     },
     "blend": {
         "summary": "From one prompt to another, with guidance that grows",
         "value": {
-            "prompt": [{"text": "calm piano", "weight": [1, 0]}, {"text": "drums, fast", "weight": [0, 1]}],
+            "prompt": [{"text": "calm melody", "weight": [1, 0]}, {"text": "drums, fast", "weight": [0, 1]}],
             "guidance": [1.5, 4],
             "seconds": 2,
         },

@@ -3,9 +3,9 @@
     import tickrt
 
     with tickrt.open("demo") as model:
-        audio = model.generate("calm piano in D minor", seconds=30, seed=1)
-        audio.save("piano.flac")
-        with model.live("calm piano", mode="extend") as live:
+        audio = model.generate("calm melody in D minor", seconds=30, seed=1)
+        audio.save("calm.flac")
+        with model.live("calm melody", mode="extend") as live:
             for chunk in live: ...
 
 Every option is one of the HTTP body's and the command line's: see help(tickrt.Arguments).
