@@ -62,7 +62,8 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     except socket.gaierror as error:
         raise ConfigError(f"host {host!r} cannot be resolved: {error.strerror}", fix="--host 127.0.0.1") from None
     listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # elsewhere it lets two servers have one port
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     try:
         listener.bind(address)
@@ -248,7 +249,8 @@ def serve(
     server = TickServer(app, settings, on_ready)
 
     async def run() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         await server.serve(sockets=[listener])
 
     asyncio.run(run())

@@ -215,7 +215,10 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
 
 def default_codec_workers(target: str) -> int:
     """Windows to decode in parallel: one per core on the CPU, at most 4; one on a GPU."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_CODEC_WORKERS) if target == "cpu" else 1
+    if target != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_DEFAULT_CODEC_WORKERS)
 
 
 def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:

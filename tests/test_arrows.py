@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -217,6 +218,13 @@ def test_every_module_has_a_test_file_of_its_own() -> None:
         f"{folder}/{name}" for folder, name in modules if not (ROOT / "tests" / folder / f"test_{name}").is_file()
     ]
     assert missing == []
+
+
+def test_every_test_file_is_collected(pytestconfig: pytest.Config) -> None:
+    """pytest passes over folders that it takes for build outputs, without a word."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {folder for file in (ROOT / "tests").rglob("test_*.py") for folder in file.relative_to(ROOT).parts[:-1]}
+    assert [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in left_out)] == []
 
 
 def test_no_import_cycle() -> None:

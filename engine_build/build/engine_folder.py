@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import filelock
 
 from engine_build.build.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
 from runtime.errors import BuildError, EngineError
 
 PARTIAL_SUFFIX = ".partial"
+LOCK_SUFFIX = ".lock"
 
 
 def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
@@ -41,36 +42,34 @@ def partial_folder(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def lock_of(folder: Path) -> Path:
+    """The lock file of an engine folder; it lies beside the folder, which holds nothing but engines."""
+    return folder.with_name(folder.name + LOCK_SUFFIX)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Create the folder if needed and lock it against a second build; leftovers of a killed one are removed."""
+    lock = filelock.FileLock(lock_of(folder), timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock.acquire()
+    except filelock.Timeout:
+        raise BuildError(f"another build is running in {folder}", fix="wait until it is done") from None
     except OSError as error:
         raise BuildError(f"cannot use {folder} for engines: {error.strerror}") from error
     try:
-        _lock(descriptor, folder)
         remove_partials(folder)
-        try:
-            yield
-        finally:  # an interrupt may come between the creation of a partial folder and its with block
-            remove_partials(folder)
-    finally:
-        os.close(descriptor)
+        yield
+    finally:  # an interrupt may come between the creation of a partial folder and its with block
+        remove_partials(folder)
+        lock.release()
 
 
 def remove_partials(folder: Path) -> None:
     """Remove incomplete engines. The caller holds the folder's lock."""
     for left in folder.glob(f"*{PARTIAL_SUFFIX}"):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BuildError(f"another build is running in {folder}", fix="wait until it is done") from None
 
 
 def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[str]:

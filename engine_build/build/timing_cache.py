@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import filelock
 
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
@@ -57,9 +57,5 @@ def set_aside(path: Path) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     """Lock against other builds. The lock is a separate file: the cache file itself is replaced, not rewritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with filelock.FileLock(path.with_name(f"{path.name}.lock")):
         yield
-    finally:
-        os.close(descriptor)

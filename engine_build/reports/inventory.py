@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from engine_build.build.engine_folder import PARTIAL_SUFFIX, locked
+from engine_build.build.engine_folder import PARTIAL_SUFFIX, lock_of, locked
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.config.deployment import Deployment, Target
@@ -136,7 +136,7 @@ def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool =
             for path in plan.paths:
                 if path.parent == folder:
                     _remove(path)
-    for path in plan.paths:
+    for path in (*plan.paths, *map(lock_of, folders)):
         _remove(path)
     for folder in (*folders, deployment.engines / TIMING_CACHE_FOLDER, deployment.engines):
         if folder.is_dir() and not any(folder.iterdir()):

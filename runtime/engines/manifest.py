@@ -152,14 +152,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def publish(partial: Path, path: Path) -> None:
-    """Rename a finished file to its final name, with fsync of file and folder."""
-    _sync(partial)
+    """Rename a finished file to its final name, with fsync of file and, where folders can be opened, of the folder."""
+    _sync(partial, os.O_RDWR)  # Windows syncs only what may be written
     partial.replace(path)
-    _sync(path.parent)
+    if hasattr(os, "O_DIRECTORY"):
+        _sync(path.parent, os.O_RDONLY)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -6,14 +6,14 @@ transactions, never the database (`synchronous = NORMAL`).
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from runtime.errors import ConfigError, StoreError
 from runtime.sessions.store import STORE_FORMAT, SessionStore
@@ -46,7 +46,7 @@ class SqliteBackend:
         try:
             self._connection = _open_database(folder / DATABASE)
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
 
     def ids(self) -> list[str]:
@@ -81,7 +81,7 @@ class SqliteBackend:
     def close(self) -> None:
         """Close the database and unlock the folder."""
         self._connection.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _query(self, sql: str, *values: str) -> list[Any]:
         with _storage_errors():
@@ -102,23 +102,21 @@ def _storage_errors() -> Iterator[None]:
         raise StoreError(f"{DATABASE}: {error}", fix="see that its folder is writable and has free space") from error
 
 
-def lock_folder(folder: Path) -> int:
-    """The descriptor of the folder's lock; closing it, or the end of the process, unlocks. Raises ConfigError."""
+def lock_folder(folder: Path) -> filelock.BaseFileLock:
+    """The folder's lock; releasing it, or the end of the process, unlocks. Raises ConfigError."""
+    lock = filelock.FileLock(folder / LOCK, timeout=0, mode=0o600, thread_local=False)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock.acquire()
+    except filelock.Timeout:
+        raise ConfigError(
+            f"state folder {folder} is in use by another server", fix="give each server its own [server] state"
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"state folder {folder} cannot be written: {error.strerror}", fix="name a writable folder as [server] state"
         ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(
-            f"state folder {folder} is in use by another server", fix="give each server its own [server] state"
-        ) from None
-    return descriptor
+    return lock
 
 
 def _open_database(path: Path) -> sqlite3.Connection:

@@ -47,7 +47,7 @@ def test_the_cells_run_and_play_music(tmp_path: Path, monkeypatch: pytest.Monkey
         assert_is_music(audio.pcm)
     assert 8.0 <= len(names["beginning"]) / 48_000 < 60.0
     assert_is_music(names["beginning"])
-    assert (tmp_path / "piano.flac").stat().st_size > 100_000
+    assert (tmp_path / "calm.flac").stat().st_size > 100_000
     assert sum(isinstance(value, tickrt.Audio) for value in shown) == 6
 
 
