@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import typer
 
 from runtime.command_line import Command, CommandLine, Version
-from runtime.errors import BuildError
+from runtime.startup import COMMANDS
 
 SUBCOMMANDS = {
     "build": "Build a deployment's engines; list, inspect and remove built ones.",
@@ -20,14 +20,12 @@ SUBCOMMANDS = {
 
 
 class InstalledCommand(Command):
-    """A console script tickrt-NAME. Its module has the Typer application `app`."""
+    """The command tickrt-NAME. Its module has the Typer application `app`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the script's own command. Raises BuildError where the script is not installed."""
-        for script in metadata.entry_points(group="console_scripts", name=f"tickrt-{info_name}"):
-            command = typer.main.get_command(import_module(script.module).app)
-            return command.make_context(info_name, args, parent, **extra)
-        raise BuildError(f"tickrt-{info_name} is not installed", fix="pip install tickrt")
+        """The context of the module's own command."""
+        command = typer.main.get_command(import_module(COMMANDS[f"tickrt-{info_name}"]).app)
+        return command.make_context(info_name, args, parent, **extra)
 
 
 app = CommandLine()

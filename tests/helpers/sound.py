@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +50,3 @@ def judged_file(pipeline: Pipeline, file: Path, prompt: str) -> Sound:
     assert pipeline.codec is not None
     pcm = read_audio(file, pipeline.codec.sample_rate_hz, pipeline.codec.channels, MAX_SECONDS)
     return judged(pcm, levels_from_latents(pipeline.codec.encode(pcm)), prompt)
-
-
-def prompt_of(words: Iterable[str]) -> str:
-    """All texts of the prompts of a tickrt-generate command line."""
-    arguments = list(words)
-    return ", ".join(arguments[i + 1].partition("::")[0] for i, word in enumerate(arguments) if word == "--prompt")

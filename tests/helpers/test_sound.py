@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from helpers.sound import judged, named_keys, prompt_of
+from helpers.sound import judged, named_keys
 
 from engine_build.demo_model.corpus.songs import Song, render
 from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, SAMPLE_RATE_HZ
@@ -17,7 +17,6 @@ def test_the_keys_of_a_prompt() -> None:
     assert named_keys("pads in C sharp major") == [(1, "major")]
     assert {root for root, _ in named_keys("bass in A")} == {9}
     assert len(named_keys("dark bass")) > 12
-    assert prompt_of(["tickrt-generate", "--prompt", "a::1,0", "--out", "b", "--prompt", "c"]) == "a, c"
 
 
 def test_music_in_its_key_is_found() -> None:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 
 import pytest
 from helpers.paths import ROOT
@@ -47,13 +46,6 @@ def test_subcommands_and_their_options_are_completed() -> None:
 
     assert complete("tickrt b") == ["build", "bench"]
     assert complete("tickrt generate demo --ste") == ["--steps"]
-
-
-def test_a_script_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
-    result = invoke("build", "demo")
-    assert result.exit_code == 3
-    assert result.stderr == "error: tickrt-build is not installed\n  fix: pip install tickrt\n"
 
 
 def test_help_imports_no_subcommand() -> None:

@@ -1,0 +1,40 @@
+"""The installed commands, interrupted while their modules are imported."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from runtime import startup
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+
+
+def test_every_script_runs_the_module_of_its_command() -> None:
+    names = {command: command.removeprefix("tickrt-") for command in startup.COMMANDS}
+    assert {command: f"runtime.startup:{name}" for command, name in names.items()} == SCRIPTS
+    assert all(getattr(startup, name).args == (command,) for command, name in names.items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_imports_ends_without_a_traceback(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "slow_command.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    program = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from runtime import startup
+startup.COMMANDS["tickrt"] = "slow_command"
+startup.tickrt()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        assert process.communicate() == ("", "error: interrupted\n")
+    assert process.returncode == 130
