@@ -34,7 +34,7 @@ def parse_json_object(text: bytes | str) -> dict[str, Any]:
     if data.count(b":") > MAX_JSON_COLONS:
         raise MalformedJsonError(f"the JSON has more than {MAX_JSON_MEMBERS} members")
     try:
-        value = from_json(data, allow_inf_nan=False)
+        value = from_json(data, allow_inf_nan=False)  # bounds the depth, refuses NaN; json.loads sees every name
         json.loads(data, object_pairs_hook=_MemberCount().add)
     except ValueError as error:
         raise MalformedJsonError(f"not valid JSON: {error}") from None
