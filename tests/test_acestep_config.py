@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         channels=64,
         frame_rate_hz=25.0,
         frame_multiple=2,
-        canvas_frames=6000,
+        canvas_s=240.0,
         is_turbo=True,
         sample_rate_hz=48_000,
         audio_channels=2,

@@ -36,7 +36,7 @@ class BundleFacts:
     channels: int
     frame_rate_hz: float
     frame_multiple: int
-    canvas_frames: int
+    canvas_s: float
     is_turbo: bool
     sample_rate_hz: int
     audio_channels: int
@@ -49,6 +49,11 @@ class BundleFacts:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def canvas_frames(self) -> int:
+        """Frames of a full generation, a multiple of frame_multiple."""
+        return canvas_frames(self.canvas_s, self.frame_rate_hz, self.frame_multiple)
+
+    @property
     def overlap_frames(self) -> int:
         """Frames that the next segment keeps: 10 s, at most a quarter of the canvas."""
         overlap = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
@@ -57,6 +62,11 @@ class BundleFacts:
     def even(self, frames: int) -> int:
         """`frames` rounded up to a multiple of frame_multiple."""
         return -(-frames // self.frame_multiple) * self.frame_multiple
+
+
+def canvas_frames(canvas_s: float, frame_rate_hz: float, multiple: int) -> int:
+    """Frames of `canvas_s` seconds, rounded down to a multiple, at least one."""
+    return max(round(canvas_s * frame_rate_hz) // multiple, 1) * multiple
 
 
 def bundle_text(facts: BundleFacts) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -22,11 +22,12 @@ from engine_build.export.acestep.bundle_text import (
     ENCODE,
     NULL_CONDITION,
     SILENCE,
-    TEXT_ENCODER,
-    TOKENIZER,
     BundleFacts,
     bundle_text,
+    canvas_frames,
 )
+from engine_build.export.acestep.bundle_text import TEXT_ENCODER as TEXT_GRAPH
+from engine_build.export.acestep.bundle_text import TOKENIZER as TOKENIZER_FILE
 from engine_build.export.acestep.codec import (
     AudioToLatents,
     CodecLayout,
@@ -37,7 +38,15 @@ from engine_build.export.acestep.codec import (
     export_codec,
     layout_of,
 )
-from engine_build.export.acestep.sources import Source
+from engine_build.export.acestep.sources import (
+    CONDITION_ENCODER,
+    NULL,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+    Source,
+)
 from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
 from engine_build.export.torch_export import output_error
 from runtime.config.bundle import BUNDLE_FILE
@@ -47,6 +56,7 @@ ERROR_LIMIT: Final = 1e-3
 _CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))
 _CHECKED_FRAMES: Final = 3
 
+Facts = dict[str, Any]
 OnProgress = Callable[[str], None]
 
 
@@ -60,25 +70,16 @@ class Options:
     description: str = ""
 
 
-@dataclass(frozen=True)
-class _Decoder:
-    shape: DecoderShape
-    is_turbo: bool
-    figures: dict[str, Any]
+class Step(NamedTuple):
+    """One part of a bundle; skipped where the source lacks a part that it `needs`.
 
+    `export(source, folder, facts)` writes files into the folder. It gets the fields of BundleFacts that the steps
+    before it returned, and returns more of them, as JSON has them.
+    """
 
-@dataclass(frozen=True)
-class _Codec:
-    layout: CodecLayout
-    decode_margin: int
-    encode_margin: int
-
-
-@dataclass(frozen=True)
-class _Text:
-    silence: NDArray[np.float32] | None
-    null_condition: NDArray[np.float32] | None
-    text_encoder: dict[str, Any] | None
+    name: str
+    needs: tuple[str, ...]
+    export: Callable[[Source, Path, Facts], Facts]
 
 
 def export_bundle(source: Source, folder: Path, options: Options, on_progress: OnProgress = print) -> BundleFacts:
@@ -88,16 +89,21 @@ def export_bundle(source: Source, folder: Path, options: Options, on_progress: O
     not a bundle.
     """
     _check_replaceable(folder)
+    found: Facts = {"canvas_s": options.canvas_s}
     with _atomic_folder(folder) as partial:
-        on_progress("decoder ...")
-        decoder = _export_decoder(source, partial)
-        on_progress("codec ...")
-        codec = _export_codec(source, partial, decoder.shape)
-        on_progress("text ...")
-        text = _export_text(source, partial, codec.layout.frame_rate_hz, with_text=options.with_text)
-        facts = _facts(options, decoder, codec, text, partial)
+        for step in steps_of(source, options):
+            on_progress(f"{step.name} ...")
+            found |= step.export(source, partial, found)
+            gc.collect()
+        facts = BundleFacts(name=options.name, description=options.description, **found)
         (partial / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
     return facts
+
+
+def steps_of(source: Source, options: Options) -> list[Step]:
+    """The steps whose parts the source has and the options want."""
+    skipped = set() if options.with_text else {TEXT_ENCODER}
+    return [step for step in STEPS if all(source.has(part) and part not in skipped for part in step.needs)]
 
 
 def bundle_name(name: str) -> str:
@@ -105,26 +111,35 @@ def bundle_name(name: str) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "acestep"
 
 
-def _export_decoder(source: Source, folder: Path) -> _Decoder:
-    transformer: Any = source.transformer()
+def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
+    transformer: Any = source.load(TRANSFORMER)
     config = transformer.config
     channels = int(config.audio_acoustic_hidden_dim)
     width = transformer.condition_embedder.in_features
     shape = DecoderShape(channels, int(config.in_channels) - channels, width, int(config.patch_size))
-    is_turbo = bool(config.is_turbo or config.model_version == "turbo")
+    if shape.context_channels != 2 * channels:
+        raise BuildError(f"the transformer has {channels} channels, a context of {shape.context_channels}: expected 2C")
     parameters = sum(parameter.numel() for parameter in transformer.parameters())
     decoder = MaskedDecoder(transformer).eval()
     export_decoder(decoder, shape, folder / DECODER)
     error = max_error(decoder, folder / DECODER, shape, _CHECKED_SIZES)
     _check(DECODER, error)
-    figures = {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error}
-    return _Decoder(shape, is_turbo, figures)
+    return {
+        "channels": channels,
+        "frame_multiple": shape.frame_multiple,
+        "is_turbo": bool(config.is_turbo or config.model_version == "turbo"),
+        "figures": {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error},
+    }
 
 
-def _export_codec(source: Source, folder: Path, shape: DecoderShape) -> _Codec:
-    vae: Any = source.vae()
+def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
+    vae: Any = source.load(VAE)
     layout = layout_of(vae)
-    _check_channels(shape, layout)
+    if layout.latent_channels != facts["channels"]:
+        raise BuildError(
+            f"the transformer takes latents of {facts['channels']} channels, the vae has {layout.latent_channels}",
+            fix="export a transformer and a vae that belong together",
+        )
     decode, encode = folder / DECODE, folder / ENCODE
     export_codec(vae, decode, encode)
     random = torch.Generator().manual_seed(0)
@@ -133,50 +148,48 @@ def _export_codec(source: Source, folder: Path, shape: DecoderShape) -> _Codec:
     _check(DECODE, output_error(LatentsToAudio(vae.decoder), decode, {"latents": latents}))
     _check(ENCODE, output_error(AudioToLatents(vae.encoder), encode, {"audio": audio}))
     del vae
-    return _Codec(layout, decode_margin(decode, layout), encode_margin(encode, layout))
+    return {
+        "sample_rate_hz": layout.sample_rate_hz,
+        "audio_channels": layout.channels,
+        "hop_samples": layout.hop_samples,
+        "frame_rate_hz": layout.frame_rate_hz,
+        "decode_margin_frames": decode_margin(decode, layout),
+        "encode_margin_frames": encode_margin(encode, layout),
+    }
 
 
-def _export_text(source: Source, folder: Path, frame_rate_hz: float, *, with_text: bool) -> _Text:
-    encoder: Any = source.condition_encoder()
-    if encoder is None:
-        null = source.null_condition()
-        return _Text(None, None if null is None else null.numpy(), None)
-    silence, null = encoder.silence_latent[0].float().numpy(), encoder.null_condition_emb[0].detach().float().numpy()
-    text = source.text_encoder() if with_text else None
-    if text is None:
-        return _Text(silence, null, None)
+def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
+    """Silence and the null condition: the condition encoder's; without one the codec's silence."""
+    null = None
+    if source.has(CONDITION_ENCODER):
+        encoder: Any = source.load(CONDITION_ENCODER)
+        silence, null = encoder.silence_latent[0].float().numpy(), encoder.null_condition_emb[0].detach()
+    else:
+        layout = CodecLayout(facts["sample_rate_hz"], facts["audio_channels"], facts["hop_samples"], facts["channels"])
+        frames = canvas_frames(facts["canvas_s"], facts["frame_rate_hz"], facts["frame_multiple"])
+        silence = encode_silence(folder / ENCODE, layout, facts["encode_margin_frames"], frames)
+        if source.has(NULL):
+            null = source.load(NULL)
+    if null is not None:
+        np.save(folder / NULL_CONDITION, null.float().numpy())
+    return {"silence": _save_silence(silence, folder / SILENCE), "has_null_condition": null is not None}
+
+
+def _export_text(source: Source, folder: Path, facts: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_text_encoder
 
-    layout = export_text_encoder(encoder, *text, frame_rate_hz, folder / TEXT_ENCODER, folder / TOKENIZER)
-    return _Text(silence, null, vars(layout))
+    encoder, text, tokenizer = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
+    files = (folder / TEXT_GRAPH, folder / TOKENIZER_FILE)
+    layout = export_text_encoder(encoder, text, tokenizer, facts["frame_rate_hz"], *files)
+    return {"text_encoder": vars(layout)}
 
 
-def _facts(options: Options, decoder: _Decoder, codec: _Codec, text: _Text, folder: Path) -> BundleFacts:
-    layout, multiple = codec.layout, decoder.shape.frame_multiple
-    canvas = max(round(options.canvas_s * layout.frame_rate_hz) // multiple, 1) * multiple
-    if text.null_condition is not None:
-        np.save(folder / NULL_CONDITION, text.null_condition)
-    silence = text.silence
-    if silence is None:
-        silence = encode_silence(folder / ENCODE, layout, codec.encode_margin, canvas)
-    return BundleFacts(
-        name=options.name,
-        description=options.description,
-        channels=layout.latent_channels,
-        frame_rate_hz=layout.frame_rate_hz,
-        frame_multiple=multiple,
-        canvas_frames=canvas,
-        is_turbo=decoder.is_turbo,
-        sample_rate_hz=layout.sample_rate_hz,
-        audio_channels=layout.channels,
-        hop_samples=layout.hop_samples,
-        decode_margin_frames=codec.decode_margin,
-        encode_margin_frames=codec.encode_margin,
-        silence=_save_silence(silence, folder / SILENCE),
-        has_null_condition=text.null_condition is not None,
-        text_encoder=text.text_encoder,
-        figures=decoder.figures,
-    )
+STEPS: Final = (
+    Step("decoder", (TRANSFORMER,), _export_decoder),
+    Step("codec", (VAE,), _export_codec),
+    Step("silence", (), _export_constants),
+    Step("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
+)
 
 
 def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...] | None:
@@ -187,19 +200,9 @@ def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...]
     return None
 
 
-def _check_channels(shape: DecoderShape, layout: CodecLayout) -> None:
-    if shape.channels != layout.latent_channels or shape.context_channels != 2 * shape.channels:
-        raise BuildError(
-            f"the transformer takes latents of {shape.channels} channels and a context of {shape.context_channels}, "
-            f"the vae has {layout.latent_channels} channels: expected C, 2C and C",
-            fix="export a transformer and a vae that belong together",
-        )
-
-
 def _check(name: str, error: float) -> None:
     if not error <= ERROR_LIMIT:
         raise BuildError(f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
-    gc.collect()
 
 
 def _check_replaceable(folder: Path) -> None:

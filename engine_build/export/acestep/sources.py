@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import diffusers
 import torch
 from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
+from diffusers.pipelines.ace_step import modeling_ace_step as ace_step
 from safetensors import SafetensorError
 from torch import nn
 
@@ -27,10 +29,15 @@ VAE: Final = "vae"
 CONDITION_ENCODER: Final = "condition_encoder"
 TEXT_ENCODER: Final = "text_encoder"
 TOKENIZER: Final = "tokenizer"
+AUDIO_TOKENIZER: Final = "audio_tokenizer"
+AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
+NULL: Final = "null_condition"
 CLASSES: Final = {
     TRANSFORMER: "AceStepTransformer1DModel",
     VAE: "AutoencoderOobleck",
     CONDITION_ENCODER: "AceStepConditionEncoder",
+    AUDIO_TOKENIZER: "AceStepAudioTokenizer",
+    AUDIO_DETOKENIZER: "AceStepAudioTokenDetokenizer",
 }
 # What is published with ACE-Step v1.5's turbo checkpoint; diffusers' own defaults are the rest of it.
 TURBO_CONFIG: Final[Mapping[str, Any]] = {
@@ -49,7 +56,7 @@ WEIGHT_STD: Final = 0.02
 
 
 class Source(Protocol):
-    """The modules of an export. Every call makes a new module; None where the source has none."""
+    """The parts of an export, by diffusers' names."""
 
     @property
     def name(self) -> str:
@@ -59,20 +66,11 @@ class Source(Protocol):
     def description(self) -> str:
         """The bundle's description."""
 
-    def transformer(self) -> nn.Module:
-        """diffusers' AceStepTransformer1DModel."""
+    def has(self, part: str) -> bool:
+        """Whether `load(part)` has something to load."""
 
-    def vae(self) -> nn.Module:
-        """diffusers' AutoencoderOobleck."""
-
-    def condition_encoder(self) -> nn.Module | None:
-        """diffusers' AceStepConditionEncoder."""
-
-    def text_encoder(self) -> tuple[nn.Module, Any] | None:
-        """A transformers model that makes the text's hidden states, and its fast tokenizer."""
-
-    def null_condition(self) -> torch.Tensor | None:
-        """Tokens f32 `[1, D]` of the null condition, where there is no condition encoder."""
+    def load(self, part: str) -> Any:
+        """A new module in float32, in eval mode; for `tokenizer` the fast tokenizer."""
 
 
 class Checkpoint:
@@ -87,53 +85,39 @@ class Checkpoint:
         self.description = f"ACE-Step, exported from {self.name}."
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}", fix="--checkpoint FOLDER, or --random")
-        for part in (TRANSFORMER, VAE):
-            self._check(part, optional=False)
-        self._check(CONDITION_ENCODER, optional=True)
+        for part in CLASSES:
+            self._check(part, optional=part not in (TRANSFORMER, VAE))
 
-    def transformer(self) -> nn.Module:
-        """The denoiser."""
-        return self._load(AceStepTransformer1DModel, TRANSFORMER)
+    def has(self, part: str) -> bool:
+        """Whether the folder has it."""
+        return (self.folder / part).is_dir()
 
-    def vae(self) -> nn.Module:
-        """The codec."""
-        return self._load(AutoencoderOobleck, VAE)
+    def load(self, part: str) -> Any:
+        """A part in float32, or the tokenizer. Raises ConfigError where its files cannot be read."""
+        if part in (TEXT_ENCODER, TOKENIZER):
+            return self._load_text(part)
+        kind = getattr(ace_step, CLASSES[part], None) or getattr(diffusers, CLASSES[part])
+        return self._load(kind, part)
 
-    def condition_encoder(self) -> nn.Module | None:
-        """Text, lyrics and timbre to condition tokens."""
-        if not self._has(CONDITION_ENCODER):
-            return None
-        from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
-
-        return self._load(AceStepConditionEncoder, CONDITION_ENCODER)
-
-    def text_encoder(self) -> tuple[nn.Module, Any] | None:
-        """The text encoder and its tokenizer. Raises ConfigError where transformers is not installed."""
-        if not (self._has(TEXT_ENCODER) and self._has(CONDITION_ENCODER)):
-            return None
-        if not self._has(TOKENIZER):
-            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
+    def _load_text(self, part: str) -> Any:
         if importlib.util.find_spec("transformers") is None:
             raise ConfigError(
-                f"{self.folder / TEXT_ENCODER} needs the package transformers, which is not installed",
+                f"{self.folder / part} needs the package transformers, which is not installed",
                 fix="pip install 'tickrt[export]'; or --no-text",
             )
+        if not self.has(TOKENIZER):
+            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
         from transformers import AutoModel, AutoTokenizer
 
-        with quiet(), _loading(self.folder / TEXT_ENCODER):
-            model = AutoModel.from_pretrained(self.folder / TEXT_ENCODER, dtype=torch.float32, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(self.folder / TOKENIZER, local_files_only=True)
-        return model.eval(), tokenizer
-
-    def null_condition(self) -> None:
-        """None: the condition encoder has it."""
-
-    def _has(self, part: str) -> bool:
-        return (self.folder / part).is_dir()
+        with quiet(), _loading(self.folder / part):
+            if part == TOKENIZER:
+                return AutoTokenizer.from_pretrained(self.folder / part, local_files_only=True)
+            model = AutoModel.from_pretrained(self.folder / part, dtype=torch.float32, local_files_only=True)
+        return model.eval()
 
     def _check(self, part: str, *, optional: bool) -> None:
         path = self.folder / part / "config.json"
-        if optional and not self._has(part):
+        if optional and not self.has(part):
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
@@ -185,34 +169,33 @@ class RandomWeights:
         """It states that the weights are random."""
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
-    def transformer(self) -> nn.Module:
+    def has(self, part: str) -> bool:
+        """The decoder, the codec and one token as the null condition."""
+        return part in (TRANSFORMER, VAE, NULL)
+
+    def load(self, part: str) -> Any:
+        """A module, or the null condition f32 `[1, D]`."""
+        if part == NULL:
+            width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
+            return torch.randn(1, width, generator=self._generator(NULL))
+        return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
+
+    def _transformer(self) -> nn.Module:
         """Linear and convolution weights are normal, norms 1, biases 0."""
-        config = {**TURBO_CONFIG, **self.transformer_changes}
         with quiet(), torch.device("meta"):
-            module = AceStepTransformer1DModel(**config)
+            module = AceStepTransformer1DModel(**{**TURBO_CONFIG, **self.transformer_changes})
         module.to_empty(device="cpu")
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 self._fill(name, parameter)
-        return module.eval()
+        return module
 
-    def vae(self) -> nn.Module:
+    def _vae(self) -> nn.Module:
         """The module's own initialisation, which keeps audio near full scale."""
         with quiet(), torch.random.fork_rng():
             torch.manual_seed(self.seed)
             module: nn.Module = AutoencoderOobleck(**{**VAE_CONFIG, **self.vae_changes})
-        return module.eval()
-
-    def condition_encoder(self) -> None:
-        """None: this source has no condition encoder."""
-
-    def text_encoder(self) -> None:
-        """None."""
-
-    def null_condition(self) -> torch.Tensor:
-        """One random token."""
-        width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
-        return torch.randn(1, width, generator=self._generator("null_condition"))
+        return module
 
     def _fill(self, name: str, parameter: nn.Parameter) -> None:
         if parameter.ndim > 1:

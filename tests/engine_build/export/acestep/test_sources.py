@@ -66,7 +66,7 @@ def test_damaged_weights_are_named(tmp_path: Path, damage: str) -> None:
         config = weights.with_name("config.json")
         config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 48'))
     with pytest.raises(ConfigError, match=r"transformer cannot be loaded"):
-        Checkpoint(tmp_path / "c").transformer()
+        Checkpoint(tmp_path / "c").load("transformer")
 
 
 def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c")
     shutil.rmtree(tmp_path / "c" / "tokenizer")
     with pytest.raises(ConfigError, match=r"has a text encoder and no tokenizer/"):
-        Checkpoint(tmp_path / "c").text_encoder()
+        Checkpoint(tmp_path / "c").load("text_encoder")
 
 
 def state(source: RandomWeights) -> dict[str, Any]:
-    return dict(source.transformer().state_dict())
+    return dict(source.load("transformer").state_dict())
 
 
 def test_random_weights_depend_on_the_seed_alone() -> None:
@@ -95,7 +95,7 @@ def test_a_layer_s_weights_do_not_depend_on_how_many_there_are() -> None:
 
 
 def test_24_random_layers_stay_finite_and_change_the_input() -> None:
-    module = RandomWeights(transformer_changes=TRANSFORMER | {"num_hidden_layers": 24}).transformer()
+    module = RandomWeights(transformer_changes=TRANSFORMER | {"num_hidden_layers": 24}).load("transformer")
     channels = TRANSFORMER["audio_acoustic_hidden_dim"]
     with torch.no_grad():
         velocity = module(
@@ -118,5 +118,5 @@ def test_the_published_size_is_what_is_built() -> None:
 
 
 def test_the_random_codec_is_seeded() -> None:
-    first, again = (RandomWeights(3, vae_changes=VAE).vae().state_dict() for _ in range(2))
+    first, again = (RandomWeights(3, vae_changes=VAE).load("vae").state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -30,23 +30,6 @@ pytest.importorskip("transformers")
 
 FRAMES = 60
 PROMPT = "Warm piano, slow {braces} and Ümläute"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with all parts, for guidance."""
-    return save_checkpoint(tmp_path_factory.mktemp("base") / "Tiny_Base")
-
-
-@pytest.fixture(scope="module")
-def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its bundle, with a canvas of 2.4 s."""
-    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-
-    folder, source = tmp_path_factory.mktemp("bundle") / "base", Checkpoint(base)
-    export_bundle(source, folder, Options(bundle_name(source.name), canvas_s=2.4), lambda text: None)
-    return folder
 
 
 @pytest.fixture(scope="module")
