@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,7 @@ class Job:
     condition: Path | None
     source: Path | None
     target_source: Path | None
+    timbre: Path | None
     target: Target | None
     like: GenerationMetadata | None
     has_metadata: bool
@@ -100,6 +101,10 @@ def tickrt_generate(
             help="Audio or latents for x0-strength and target-curve. Default: the source.", rich_help_panel=SOURCE
         ),
     ] = None,
+    timbre: Annotated[
+        Path | None,
+        typer.Option(help="Audio or latents whose timbre the generation takes.", rich_help_panel=TEXT),
+    ] = None,
     repaint: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,7 +140,8 @@ def tickrt_generate(
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags))
         format = _checked_format(out, format, play)
-        _run(Job(config, out, format, play, values, condition, source, target_source, target, made, metadata, quiet))
+        files = condition, source, target_source, timbre
+        _run(Job(config, out, format, play, values, *files, target, made, metadata, quiet))
 
 
 class _GenerateCommand(Command):
@@ -199,9 +205,10 @@ def _run(job: Job) -> None:
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
+        source, target = (_read_source(path, pipeline.read_source) for path in (job.source, job.target_source))
         audio = None if job.source is None else pipeline.source_audio(job.source)
-        inputs = GenerationInputs(condition, source, target, source_audio=audio)
+        timbre = _read_source(job.timbre, pipeline.read_timbre)
+        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre)
         generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
@@ -232,13 +239,13 @@ def _open(job: Job, deployment: Deployment) -> Pipeline:
     return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
-def _read_source(pipeline: Pipeline, path: Path | None) -> Latents | None:
+def _read_source(path: Path | None, read: Callable[[Path], Latents]) -> Latents | None:
     """Raises RequestError, FileError."""
     if path is None:
         return None
     if not path.exists() or path.is_dir():
         raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
-    return pipeline.read_source(path)
+    return read(path)
 
 
 def _write(

@@ -15,15 +15,16 @@ import typer
 from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
 from runtime.requests.options import DcwOptions, GenerationOptions, WeightedPrompt
+from runtime.requests.text_options import TextOptions
 
 # Options whose flags have a syntax of their own: a repeatable prompt, a repeatable span, one flag per DCW parameter.
 SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
 TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
-CURVE = "CURVE"
+CURVE, NAMES = "CURVE", "TEXT,TEXT"
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
 TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
 SECTIONS = {
-    TEXT: ("negative_prompt", "blend"),
+    TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
     "Length and sampling": ("seconds", "seed", "steps", "shift", "solver"),
     "Guidance": ("guidance", "guidance_mode", "momentum", "rescale"),
     SOURCE: ("target_gate",),
@@ -32,7 +33,7 @@ MAX_SHOWN = 1e6
 WEIGHT = WeightedPrompt.model_json_schema()["properties"]["weight"]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Parameters of the command that are no options.
-INPUT_FLAGS = ("condition", "format", "source")
+INPUT_FLAGS = ("condition", "format", "source", "timbre")
 
 
 def description(option: str) -> str:
@@ -150,7 +151,9 @@ def _range(schema: dict[str, Any]) -> str:
 def _metavar(schema: dict[str, Any]) -> str:
     branches = schema.get("anyOf", [schema])
     if "enum" in branches[0]:
-        return "|".join(branches[0]["enum"])
+        return "|".join(map(str, branches[0]["enum"]))
+    if branches[0].get("items", {}).get("type") == "string":
+        return NAMES
     types = [branch["type"] for branch in branches if branch["type"] != "null"]
     return TYPE_NAMES[types[0]] if len(types) == 1 else CURVE
 
@@ -190,7 +193,9 @@ def _span(text: str) -> dict[str, Any]:
 
 
 def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
-    """A number; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    """A number, or names; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    if _metavar(schema) == NAMES:
+        return [name.strip() for name in text.split(",")]
     is_curve = _metavar(schema) == CURVE
     if is_curve and text.startswith("@"):
         return _read_json(Path(text[1:]))
@@ -202,7 +207,7 @@ def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
     with suppress(ValueError):
         if is_curve:
             return json.loads(text)
-    kind = "an integer" if _metavar(schema) == TYPE_NAMES["integer"] else "a number"
+    kind = "an integer" if schema.get("anyOf", [schema])[0].get("type") == "integer" else "a number"
     more = ", numbers over time such as 1,2,1, or @FILE" if is_curve else ""
     raise RequestError(f"expected {kind}{_bounds(schema)}{more}, got {text!r:.60}", field=name)
 

@@ -14,7 +14,8 @@ from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
-from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs, TextEncoderSpec
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
+from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.denoise.slot_fields import TickTensor, rows_inputs, step_inputs
@@ -28,6 +29,8 @@ Range = tuple[int, int, int]
 SAMPLE_FRAMES = 32
 # Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
 LARGEST_SAMPLE = 6000
+# Of lyrics, whose graph attends over all of them at once.
+SAMPLE_TOKENS = 512
 _TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
 
 
@@ -50,7 +53,7 @@ class EngineSpec:
 
     @property
     def kind(self) -> str:
-        """decoder, rows, step, codec_decode, codec_encode or text_encoder."""
+        """decoder, rows, step, codec_decode, codec_encode, text_encoder, lyric_encoder or timbre_encoder."""
         return self.name.partition(".")[0]
 
 
@@ -63,7 +66,7 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
     if bundle.codec is not None:
         specs += _codec_specs(bundle, bundle.codec, deployment)
     if bundle.text_encoder is not None:
-        specs.append(_text_encoder_spec(bundle, bundle.text_encoder, specs[0]))
+        specs += _text_specs(bundle, bundle.text_encoder, specs[0])
     return specs
 
 
@@ -267,20 +270,37 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
         yield _file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
-def _text_encoder_spec(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> EngineSpec:
-    longest = text_encoder.max_tokens
+def _text_specs(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> Iterator[EngineSpec]:
+    """The graphs that make condition tokens: text, lyrics, timbre."""
     known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
+    yield _text_spec("text_encoder", "text_encoder", bundle, text_encoder, known)
+    if text_encoder.lyrics is not None:
+        yield _text_spec("lyric_encoder", "text_encoder.lyrics", bundle, text_encoder.lyrics, known)
+    if bundle.timbre is not None:
+        yield _timbre_spec(bundle, bundle.timbre, decoder.largest["D"])
+
+
+def _text_spec(name: str, table: str, bundle: Bundle, text: TextGraphSpec, known: Sizes) -> EngineSpec:
+    longest = text.max_tokens
     ports = [
-        Port("text_encoder.inputs.tokens", text_encoder.inputs.tokens, "BL", "int64", "count", "V"),
-        Port("text_encoder.inputs.mask", text_encoder.inputs.mask, "BL", "int64", "keep"),
+        Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
+        Port(f"{table}.inputs.mask", text.inputs.mask, "BL", "int64", "keep"),
     ]
     outputs = [
-        Port("text_encoder.outputs.condition", text_encoder.outputs.condition, "BPD"),
-        Port("text_encoder.outputs.mask", text_encoder.outputs.mask, "BP"),
+        Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
+        Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),
     ]
-    samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
-    ranges = token_ranges(longest)
-    return _file_spec("text_encoder", bundle, text_encoder.graph, ports, outputs, samples, samples[-1], ranges)
+    lengths = sorted({1, min(-(-longest // 2), SAMPLE_TOKENS), min(longest, SAMPLE_TOKENS)})
+    samples = [{**known, "B": 1, "L": length, "P": length} for length in lengths]
+    largest = {**samples[-1], "L": longest, "P": longest}
+    return _file_spec(name, bundle, text.graph, ports, outputs, samples, largest, token_ranges(longest))
+
+
+def _timbre_spec(bundle: Bundle, timbre: TimbreSpec, condition_width: int) -> EngineSpec:
+    ports = [Port("timbre.inputs.latents", timbre.inputs.latents, "BFC")]
+    outputs = [Port("timbre.outputs.condition", timbre.outputs.condition, "BPD")]
+    sizes = {"B": 1, "F": timbre.frames, "C": bundle.latents.channels, "D": condition_width, "P": 1}
+    return _file_spec("timbre_encoder", bundle, timbre.graph, ports, outputs, [sizes], sizes, ({"B": (1, 1, 1)},))
 
 
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
@@ -307,7 +327,7 @@ def _file_spec(
     ranges: tuple[Mapping[str, Range], ...],
 ) -> EngineSpec:
     graph = read_graph(bundle.graph_path(file))
-    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACD"})
+    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDF"})
     check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
     return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 

@@ -17,6 +17,7 @@ WORDS = {
     "B": "batch",
     "C": "latent channels",
     "D": "condition width",
+    "F": "reference frames",
     "L": "condition tokens",
     "P": "condition tokens",
     "R": "rows",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
+from runtime.config.conditions import Task
 from runtime.errors import RequestError
+from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
-from runtime.requests.options import COVER_DENOISE, GenerationOptions, Values
+from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, Values, given_options
 from runtime.requests.request import Condition, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
 
@@ -35,7 +37,8 @@ class GenerationInputs:
     `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
-    consists of them. Arrays stay the caller's and are not written to.
+    consists of them. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. Arrays stay
+    the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -45,6 +48,7 @@ class GenerationInputs:
     session: str = ""
     client: str = ""
     source_audio: SourceAudio | None = None
+    timbre: Latents | None = None
 
 
 NO_INPUTS = GenerationInputs()
@@ -78,7 +82,7 @@ class RequestComposer:
         mask = self._mask(options, segment, source, tail)
         return GenerationRequest(
             frames=segment.frames,
-            conditions=self._conditions(options, segment, inputs.condition),
+            conditions=self._conditions(options, segment, inputs),
             negatives=self._negatives(options, segment),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
@@ -97,10 +101,17 @@ class RequestComposer:
             client=inputs.client,
         )
 
-    def _tokens(self, text: str, segment: Segment, field: str) -> Tokens:
+    def _tokens(
+        self,
+        text: str,
+        segment: Segment,
+        field: str,
+        values: Mapping[str, Any] = {},
+        timbre: Tokens | None = None,
+    ) -> Tokens:
         if self.text_encoder is not None:
             canvas_s = segment.frames / self.bundle.latents.frame_rate_hz
-            return self.text_encoder.encode(text, seconds=canvas_s, field=field)
+            return self.text_encoder.encode(text, seconds=canvas_s, field=field, values=values, timbre=timbre)
         if text:
             raise RequestError(
                 f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]",
@@ -128,13 +139,39 @@ class RequestComposer:
         return takes_none or self.text_encoder is not None or self.bundle.null_condition() is not None
 
     def _conditions(
-        self, options: GenerationOptions, segment: Segment, condition: Tokens | None
+        self, options: GenerationOptions, segment: Segment, inputs: GenerationInputs
     ) -> tuple[Condition, ...]:
-        if condition is not None:
-            return (Condition(condition),)
+        """One per prompt; two where the strength of the timbre is a curve: with it, and with that of silence."""
+        if inputs.condition is not None:
+            return (Condition(inputs.condition),)
+        task = task_of(options, inputs.source)
+        strength: Values = 1.0 if options.timbre_strength is None else options.timbre_strength
+        if inputs.timbre is None or not isinstance(strength, list):
+            level = 1.0 if isinstance(strength, list) else strength
+            return self._prompt_conditions(options, segment, task, self._timbre(inputs.timbre, level))
+        share = np.asarray(segment.curve(strength), np.float32)
+        return tuple(
+            replace(one, weight=one.weight * weight)
+            for weight, level in ((share, 1.0), (1.0 - share, 0.0))
+            for one in self._prompt_conditions(options, segment, task, self._timbre(inputs.timbre, level))
+        )
+
+    def _timbre(self, latents: Latents | None, strength: float) -> Tokens | None:
+        if latents is None:
+            return None
+        if self.text_encoder is None or self.text_encoder.timbre is None:
+            raise no_timbre(self.bundle)
+        return self.text_encoder.timbre.encode(latents, strength)
+
+    def _prompt_conditions(
+        self, options: GenerationOptions, segment: Segment, task: Task, timbre: Tokens | None
+    ) -> tuple[Condition, ...]:
+        def encode(text: str, field: str) -> Tokens:
+            return self._tokens(text, segment, field, _text_values(options, task, text, timbre), timbre)
+
         if isinstance(options.prompt, str):
-            return (Condition(self._tokens(options.prompt, segment, "prompt")),)
-        tokens = [self._tokens(item.text, segment, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
+            return (Condition(encode(options.prompt, "prompt")),)
+        tokens = [encode(item.text, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
         if options.blend == "tokens":
             return (Condition(blend_tokens(tokens, [cast(float, item.weight) for item in options.prompt])),)
         return tuple(
@@ -234,10 +271,15 @@ def _noise(noise: Latents, segment: Segment) -> Latents:
     return noise[segment.first_frame : end]
 
 
-def is_cover(options: GenerationOptions, source: Latents | None) -> bool:
-    """Whether the source can only be meant as a start: no option says another use for it."""
-    uses = ("mask", "repaint", "initial_noise_curve", "sde_curve", "target_curve", "x0_strength")
-    return source is not None and all(getattr(options, use) is None for use in uses)
+def no_timbre(bundle: Bundle) -> RequestError:
+    """What a reference for a bundle without [timbre] is refused with."""
+    return RequestError(f"bundle {bundle.name!r} has no [timbre]", field="timbre", fix="leave it out")
+
+
+def _text_values(options: GenerationOptions, task: Task, text: str, timbre: Tokens | None) -> dict[str, Any]:
+    """What fills templates besides a prompt's text; nothing for what is unconditional."""
+    given = {name: getattr(options, name) for name in given_options(options, TEXT_OPTIONS)}
+    return {**given, "task": task} if text or given or timbre is not None else {}
 
 
 def _curve(values: Values | None, segment: Segment) -> Curve | None:

@@ -101,7 +101,7 @@ class LongGeneration:
     def metadata(self) -> GenerationMetadata:
         """What a file of this generation says about it."""
         options = self._given.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
-        arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition")}
+        arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition", "timbre")}
         return GenerationMetadata(
             model=self._pipeline.bundle.name,
             model_version=self._pipeline.bundle.version,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,9 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
+from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, next_segment
@@ -183,6 +185,28 @@ class Pipeline:
         chunks = audio_chunks(data, codec.sample_rate_hz, codec.channels, max_seconds)
         return self._padded(codec.encode_chunks(within(timeout_s, chunks)))
 
+    def read_timbre(self, data: Path | bytes) -> Latents:
+        """Latents `[F, C]` float32 of the reference in an audio file or a latents file. Raises RequestError."""
+        audio, latents = self.source_audio(data), self.bundle.latents
+        if audio is not None:
+            return self.encode_timbre(audio)
+        limit = math.ceil(MAX_SECONDS * latents.frame_rate_hz)
+        return self._timbre_encoder.reference(lambda: iter([read_latents(data, latents.channels, limit)]))
+
+    def encode_timbre(self, audio: SourceAudio) -> Latents:
+        """Latents `[F, C]` float32 of a reference's samples, at the codec's rate and channels. Raises RequestError."""
+        return self._timbre_encoder.reference(audio, self._encoding_codec("timbre"))
+
+    def timbre_latents(self, latents: Latents) -> Latents:
+        """Latents `[F, C]` of a reference that is latents `[N, C]` itself. Raises RequestError."""
+        return self._timbre_encoder.reference(lambda: iter([latents]))
+
+    @property
+    def _timbre_encoder(self) -> TimbreEncoder:
+        if self.text_encoder is None or self.text_encoder.timbre is None:
+            raise no_timbre(self.bundle)
+        return self.text_encoder.timbre
+
     def encode_source(self, pcm: Pcm, sample_rate_hz: int) -> Latents:
         """As read_source(), from float PCM `[N, channels]`, -1..1, at any usual rate. Raises RequestError."""
         codec = self._encoding_codec()
@@ -234,10 +258,10 @@ class Pipeline:
             return math.ceil(seconds * rate_hz - 1e-6)
         return max(1, -(-round(seconds * codec.sample_rate_hz) // codec.hop_samples))
 
-    def _encoding_codec(self) -> Codec:
+    def _encoding_codec(self, field: str = "source") -> Codec:
         if self.codec is None or not self.codec.can_encode:
             raise RequestError(
-                f"bundle {self.bundle.name!r} cannot turn audio into latents", field="source", fix="give .safetensors"
+                f"bundle {self.bundle.name!r} cannot turn audio into latents", field=field, fix="give .safetensors"
             )
         return self.codec
 
@@ -269,16 +293,23 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             device=device,
             loop=TickLoop(engines, bundle, deployment, device),
             codec=Codec(bundle, others["codec_decode"], others.get("codec_encode")) if bundle.codec else None,
-            text_encoder=TextEncoder(bundle, others["text_encoder"]) if bundle.text_encoder else None,
+            text_encoder=_text_encoder(bundle, others),
             other_engines=tuple(others.values()),
         )
         opened.pop_all()
     return pipeline
 
 
+def _text_encoder(bundle: Bundle, engines: Mapping[str, Engine]) -> TextEncoder | None:
+    if bundle.text_encoder is None:
+        return None
+    timbre = TimbreEncoder(bundle, engines["timbre_encoder"]) if bundle.timbre else None
+    return TextEncoder(bundle, engines["text_encoder"], engines.get("lyric_encoder"), timbre)
+
+
 def _open_other_engines(deployment: Deployment, bundle: Bundle, device: Device, opened: ExitStack) -> dict[str, Engine]:
-    """The codec's and the text encoder's engines, by name."""
-    names = ["text_encoder"] if bundle.text_encoder else []
+    """The engines that ticks do not execute, by name."""
+    names = list(bundle.condition_graphs)
     if bundle.codec is not None:
         names += ["codec_decode", "codec_encode"] if bundle.codec.encode else ["codec_decode"]
     fix = build_command(deployment.path, deployment.target)

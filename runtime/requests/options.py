@@ -5,7 +5,7 @@ Numbers are bounded and lists are counted here, before anything is allocated by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.config.conditions import Task
 from runtime.config.explain import key_of, sentence, similar_name
 from runtime.errors import RequestError
 from runtime.requests.request import DCW_READS, MAX_SEED, MAX_STEPS
+from runtime.requests.text_options import MAX_NAME_CHARACTERS, TextOptions
 
 MAX_SECONDS = 600.0
 MIN_SECONDS = 0.1
@@ -25,6 +27,7 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
+MAX_TRACK_CLASSES = 16
 # Share of the steps that a cover takes by default.
 COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; the list has one value per latent channel.
@@ -61,6 +64,7 @@ def bounded(low: float, high: float) -> OneOf:
 
 
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+Track = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
@@ -182,7 +186,7 @@ class StepOptions(_Options):
     dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction.")
 
 
-class GenerationOptions(StepOptions):
+class GenerationOptions(TextOptions, StepOptions):
     """One generation. Only `prompt` is needed; the rest has the model's defaults."""
 
     prompt: Prompt = Field(description="Text that describes the audio, or several with weights. Empty: unconditional.")
@@ -240,6 +244,27 @@ class GenerationOptions(StepOptions):
         json_schema_extra=NEEDS_SOURCE,
     )
     target_gate: Share = Field(default=0.0, description="The share of the steps before target_curve sets in.")
+    task: Task | None = Field(
+        default=None,
+        description="What is made of a source: a cover, a repaint, one of its tracks (extract), a new track for it "
+        "(lego), or what it lacks (complete). Default: what the other options say.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    track: Track | None = Field(
+        default=None, description="The track of extract and lego, such as drums.", json_schema_extra=NEEDS_SOURCE
+    )
+    track_classes: list[Track] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_TRACK_CLASSES,
+        description="The tracks of complete, such as drums and bass.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    timbre_strength: UnitCurve | None = Field(
+        default=None,
+        description="With a timbre: how much of it, from that of silence (0) to its own (1). A curve costs twice the "
+        "rows: it blends the velocities of both. Default: 1.",
+    )
 
     @model_validator(mode="after")
     def _tokens_can_be_blended(self) -> Self:
@@ -258,6 +283,15 @@ class GenerationOptions(StepOptions):
         if self.mask is not None and self.repaint is not None:
             raise PydanticCustomError("exclusive", "mask and repaint say the same thing: give one of them")
         return self
+
+
+# Options that become text for the model besides the prompts.
+TEXT_OPTIONS = (*TextOptions.model_fields, "task", "track", "track_classes")
+
+
+def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]:
+    """Those of `names` whose option is not its default."""
+    return [name for name in names if getattr(options, name) != GenerationOptions.model_fields[name].default]
 
 
 def parse_options(values: Mapping[str, Any]) -> GenerationOptions:

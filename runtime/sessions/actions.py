@@ -11,6 +11,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.validation import untaken_options
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import ServerMessage
 
@@ -21,7 +22,8 @@ class LiveModel:
 
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
-    controls that the model sets, by name. words: which words of texts are understood; None where the model has no text.
+    controls that the model sets, by name. untaken: controls that it can make nothing of. words: which words of texts
+    are understood; None where the model has no text.
     """
 
     sample_rate_hz: int
@@ -36,6 +38,7 @@ class LiveModel:
     has_text: bool = True
     has_encoder: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
 
     @classmethod
@@ -58,6 +61,7 @@ class LiveModel:
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
             defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
+            untaken=untaken_options(bundle),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
         )
 

@@ -21,7 +21,9 @@ from runtime.sessions.controls import (
 from runtime.sessions.messages import Blend, LivePrompt
 from runtime.sessions.playback.playhead import Playhead
 
+# A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
+WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class ControlState:
     def published(self) -> dict[str, Any]:
         """Every control's final value as JSON, defaults where nothing is set."""
         values = {**self.defaults, **self._values}
-        return plain_values({name: values[name] for name in CONTROL_NAMES})
+        return plain_values({name: values[name] for name in CONTROL_NAMES if name in values})
 
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
@@ -210,7 +212,7 @@ class ControlState:
     def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
         for name, value in patch.items():
             before, after = self.value(name, start_s), self.defaults[name] if value is None else value
-            ramp_end_s = start_s if name in WHOLE_NUMBERS else end_s
+            ramp_end_s = start_s if name in WITHOUT_RAMP else end_s
             _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
             if value is None:
                 self._values.pop(name, None)

@@ -78,9 +78,10 @@ STEP_DEFAULTS: dict[str, Any] = {name: getattr(NEUTRAL, name) for name in STEP_C
 
 
 def default_values(model: LiveModel) -> dict[str, Any]:
-    """Name -> the value in force where a control is not set."""
+    """Name -> the value in force where a control is not set, for all that the model takes."""
     declared = {name: info.default for name, info in LiveControls.model_fields.items()}
-    return {**declared, **STEP_DEFAULTS, "denoise": COVER_DENOISE, **model.defaults}
+    values = {**declared, **STEP_DEFAULTS, "denoise": COVER_DENOISE, **model.defaults}
+    return {name: value for name, value in values.items() if name not in model.untaken}
 
 
 def controls_schema(model: LiveModel) -> dict[str, Any]:
@@ -88,6 +89,8 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(_schema_text())
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
+    for name in model.untaken:
+        del schema["properties"][name]
     return schema
 
 
@@ -111,6 +114,8 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
     except ValidationError as error:
         raise _under(options_error(error, LiveControls), field) from None
     checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
+    for name in model.untaken & checked.keys():
+        raise RequestError("the bundle makes nothing of it", field=f"{field}.{name}", fix="leave it out")
     _check_channel_gain(checked.get("channel_gain"), model, field)
     if checked.get("negative_prompt") and not model.has_text:
         raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")

@@ -22,6 +22,8 @@ DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
 ENCODE: Final = "codec_encode.onnx"
 TEXT_ENCODER: Final = "text_encoder.onnx"
+LYRIC_ENCODER: Final = "lyric_encoder.onnx"
+TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
 TOKENIZER: Final = "tokenizer.json"
 SILENCE: Final = "silence.npy"
 NULL_CONDITION: Final = "null_condition.npy"
@@ -46,6 +48,8 @@ class BundleFacts:
     silence: tuple[float, ...] | None
     has_null_condition: bool
     text_encoder: Mapping[str, Any] | None = None
+    lyrics: Mapping[str, Any] | None = None
+    timbre: Mapping[str, Any] | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -86,7 +90,7 @@ def bundle_text(facts: BundleFacts) -> str:
         },
         **_decoder_tables(facts),
         **_codec_tables(facts),
-        **_text_encoder_table(facts),
+        **_text_encoder_tables(facts),
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
         "training": facts.figures,
     }
@@ -138,17 +142,23 @@ def _codec_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _text_encoder_table(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    if facts.text_encoder is None:
-        return {}
-    table = {
-        "graph": TEXT_ENCODER,
-        "tokenizer": TOKENIZER,
-        **facts.text_encoder,
+def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    text = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     }
-    return {"text_encoder": table}
+    timbre = {"inputs": {"latents": "reference_latents"}, "outputs": {"condition": "condition"}}
+    tables: dict[str, Mapping[str, Any]] = {}
+    if facts.text_encoder is not None:
+        entries = dict(facts.text_encoder)
+        instructions = entries.pop("instructions", {})
+        tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
+        tables["text_encoder.instructions"] = instructions
+    if facts.lyrics is not None:
+        tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **facts.lyrics, **text}
+    if facts.timbre is not None:
+        tables["timbre"] = {"graph": TIMBRE_ENCODER, **facts.timbre, **timbre}
+    return tables
 
 
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
@@ -156,7 +166,8 @@ def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
     canvas, multiple = facts.canvas_frames, facts.frame_multiple
     tokens = 64
     if facts.text_encoder is not None:
-        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"]
+        lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
+        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
     return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
 
 [deployment]

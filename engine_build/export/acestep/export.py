@@ -20,8 +20,10 @@ from engine_build.export.acestep.bundle_text import (
     DECODE,
     DECODER,
     ENCODE,
+    LYRIC_ENCODER,
     NULL_CONDITION,
     SILENCE,
+    TIMBRE_ENCODER,
     BundleFacts,
     bundle_text,
     canvas_frames,
@@ -175,13 +177,25 @@ def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
     return {"silence": _save_silence(silence, folder / SILENCE), "has_null_condition": null is not None}
 
 
-def _export_text(source: Source, folder: Path, facts: Facts) -> Facts:
+def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_text_encoder
 
-    encoder, text, tokenizer = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
-    files = (folder / TEXT_GRAPH, folder / TOKENIZER_FILE)
-    layout = export_text_encoder(encoder, text, tokenizer, facts["frame_rate_hz"], *files)
-    return {"text_encoder": vars(layout)}
+    modules = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
+    return {"text_encoder": export_text_encoder(*modules, folder / TEXT_GRAPH, folder / TOKENIZER_FILE)}
+
+
+def _export_lyrics(source: Source, folder: Path, _: Facts) -> Facts:
+    from engine_build.export.acestep.text_encoder import export_lyric_encoder
+
+    modules = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER))
+    return {"lyrics": export_lyric_encoder(*modules, folder / LYRIC_ENCODER)}
+
+
+def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:
+    from engine_build.export.acestep.text_encoder import export_timbre_encoder
+
+    encoder = source.load(CONDITION_ENCODER)
+    return {"timbre": export_timbre_encoder(encoder, facts["frame_rate_hz"], folder / TIMBRE_ENCODER)}
 
 
 STEPS: Final = (
@@ -189,6 +203,8 @@ STEPS: Final = (
     Step("codec", (VAE,), _export_codec),
     Step("silence", (), _export_constants),
     Step("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
+    Step("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
+    Step("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
 )
 
 

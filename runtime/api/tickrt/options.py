@@ -8,6 +8,7 @@ from typing import Any, Literal, Required, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config.conditions import Task
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
 
@@ -46,6 +47,16 @@ Blend = Literal["velocity", "tokens"]
 
 class _Common(TypedDict, total=False):
     negative_prompt: str
+    lyrics: str
+    language: str
+    bpm: int | None
+    key: str | None
+    time_signature: Literal[2, 3, 4, 6] | None
+    instruction: str | None
+    task: Task | None
+    track: str | None
+    track_classes: Sequence[str] | None
+    timbre_strength: Curve | None
     seed: int | None
     steps: int | None
     shift: float | None
@@ -86,6 +97,7 @@ class Arguments(Options, total=False):
 
     source: Source | None
     target_source: Source | None
+    timbre: Source | None
     condition: NDArray[np.float32] | None
     sample_rate_hz: int | None
 
@@ -100,6 +112,7 @@ INPUTS = {
     "source": "What a cover, a repaint or a continuation starts from: the path of an audio or latents file, an Audio, "
     "or float PCM [n, channels].",
     "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
+    "timbre": "A reference whose timbre the generation takes, in the same forms. Default: that of silence.",
     "condition": "Tokens [L, D], float32, in place of the prompt.",
     "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
 }
