@@ -180,15 +180,16 @@ def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
 def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_text_encoder
 
-    modules = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
-    return {"text_encoder": export_text_encoder(*modules, folder / TEXT_GRAPH, folder / TOKENIZER_FILE)}
+    encoder, text, tokenizer = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
+    files = (folder / TEXT_GRAPH, folder / TOKENIZER_FILE)
+    return {"text_encoder": export_text_encoder(encoder, text, tokenizer, *files)}
 
 
 def _export_lyrics(source: Source, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_lyric_encoder
 
-    modules = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER))
-    return {"lyrics": export_lyric_encoder(*modules, folder / LYRIC_ENCODER)}
+    encoder, text = source.load(CONDITION_ENCODER), source.load(TEXT_ENCODER)
+    return {"lyrics": export_lyric_encoder(encoder, text, folder / LYRIC_ENCODER)}
 
 
 def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:

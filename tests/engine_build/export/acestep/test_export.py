@@ -96,8 +96,11 @@ def test_the_bundle_says_what_the_checkpoint_is(bundle: Path) -> None:
     assert loaded.codec is not None
     assert (loaded.codec.sample_rate_hz, loaded.codec.hop_samples, loaded.codec.channels) == (8000, 320, 2)
     assert loaded.text_encoder is not None
-    assert loaded.text_encoder.template.startswith("# Instruction\nFill the audio semantic mask")
+    assert loaded.text_encoder.template.startswith("# Instruction\n{instruction}\n\n# Caption\n{prompt}")
     assert "- duration: {seconds} seconds\n<|endoftext|>" in loaded.text_encoder.template
+    assert list(loaded.condition_graphs) == ["text_encoder", "lyric_encoder", "timbre_encoder"]
+    assert loaded.timbre is not None
+    assert loaded.timbre.frames == 750
     assert loaded.training["decoder_max_error"] < 1e-5
 
 
@@ -211,4 +214,5 @@ def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path
     for path in sorted(bundle.glob("*.onnx")):
         write_recipe(path, tmp_path / path.name, recipe)  # type: ignore[arg-type]
         found[path.stem] = list(problems(onnx.load(tmp_path / path.name)))
-    assert found == {"codec_decode": [], "codec_encode": [], "text_encoder": [], "decoder": []}
+    assert {"lyric_encoder", "timbre_encoder", "text_encoder", "decoder"} < found.keys()
+    assert {name for name, problem in found.items() if problem} == set()
