@@ -1,24 +1,28 @@
 """The engines of a deployment, each as an EngineSpec: its graph, the roles of its tensors, and their sizes.
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
-K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens.
+K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens, Q
+packed rank of adapters, I and O input and output features of the matrices that they change.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
-from engine_build.graphs.graph_file import Graph, graph_of, read_graph
+from engine_build.graphs.adapter_graph import adapter_graph
+from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_graph
+from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
-from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
+from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
-from runtime.denoise.slot_fields import TickTensor, rows_inputs, step_inputs
+from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs
+from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 from runtime.requests.request import MAX_CONDITIONS
@@ -61,6 +65,8 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
     """Every engine of a deployment, decoder first. Raises ConfigError, BuildError where graph and bundle differ."""
     bundle, deployment = request.bundle, request.deployment
     specs = [_decoder_spec(bundle, deployment)]
+    if deployment.runtime.adapter_rank:
+        specs.append(_adapted_decoder_spec(bundle, deployment, specs[0]))
     specs += [_rows_spec(bundle, deployment, name) for name in ROWS_VARIANTS]
     specs += [_step_spec(bundle, deployment, name) for name in request.options.step_variants]
     if bundle.codec is not None:
@@ -95,6 +101,29 @@ def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
         largest={**sizes, **{letter: high for letter, (_, high) in free.items()}},
         ranges=decoder_ranges(deployment),
         shapes=deployment.shapes,
+    )
+
+
+def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: EngineSpec) -> EngineSpec:
+    """The decoder for adapters: its packed rank Q is at most the deployment's adapter_rank."""
+    if bundle.adapters is None:
+        raise ConfigError(
+            f"{deployment.path}: runtime.adapter_rank: bundle {bundle.name!r} has no [adapters]: it takes no adapters",
+            fix="adapter_rank = 0, or export the bundle again",
+        )
+    known = {"I": bundle.adapters.num_inputs, "O": bundle.adapters.num_outputs}
+    least, most = ADAPTER_RANK_MULTIPLE, deployment.runtime.adapter_rank
+    values = {FACTORS_B: "small", ROW_WEIGHTS: "unit"}
+    ports = [Port(name, name, tensor.letters, values=values.get(name, "normal")) for name, tensor in ADAPTERS.items()]
+    model = adapter_graph(model_of(decoder.graph), bundle.adapters, bundle.decoder.inputs.latents)
+    return replace(
+        decoder,
+        name=ADAPTED_DECODER,
+        graph=derived_graph(model, decoder.graph),
+        inputs=(*decoder.inputs, *ports),
+        samples=tuple({**known, **sizes, "Q": most if index else least} for index, sizes in enumerate(decoder.samples)),
+        largest={**known, **decoder.largest, "Q": most},
+        ranges=tuple({**sizes, "Q": (least, most, most)} for sizes in decoder.ranges),
     )
 
 

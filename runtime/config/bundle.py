@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.explain import Section, read_toml, validated
 from runtime.errors import ConfigError
@@ -185,6 +186,7 @@ class Bundle(Section):
     codec: CodecSpec | None = None
     text_encoder: TextEncoderSpec | None = None
     timbre: TimbreSpec | None = None
+    adapters: AdapterSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
@@ -40,9 +41,10 @@ class LengthBucket:
         bundle: Bundle,
         deployment: Deployment,
         worker: ThreadPoolExecutor,
+        factors: AdapterFactors | None,
         frames: int,
     ) -> None:
-        self.frames = frames
+        self.frames, self._factors = frames, factors
         self._device, self._stream, self._launches, self._engines = device, launches.stream, launches, engines
         self._bundle, self._deployment = bundle, deployment
         self._generation = 0
@@ -67,6 +69,7 @@ class LengthBucket:
         self._ticks_left = 0
         self._bound: dict[tuple[int, ...], Launch] = {}
         self._first_negatives: list[LiveSlot] = []
+        self._written_adapters: tuple[object, int] | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -83,6 +86,7 @@ class LengthBucket:
         live = self._live[slot.index]
         is_same_layout = live.work.values.features == slot.work.values.features
         is_same_layout &= live.work.values.row_features == slot.work.values.row_features
+        is_same_layout &= live.work.values.adapters == slot.work.values.adapters
         live.work = slot.work
         live.refresh()
         self.state.write(slot.index, slot.work.values.fields)
@@ -118,6 +122,8 @@ class LengthBucket:
         self._rows.set_times(self.state.set_times())
         self.state.flush()
         self._vectors.flush(self._stream)
+        if layout.adapters:
+            self._write_adapters(layout)
         launch = self._launch(layout)
         self.state.before_launch(launch.writes)
         self._launches.before_run(launch)
@@ -179,11 +185,11 @@ class LengthBucket:
         return [live for live in self._live.values() if live.work.values.draws_noise]
 
     def _launch(self, layout: RowLayout) -> Launch:
-        sides = self.state.sides
-        launch = self._bound.get(sides)
+        bound = (self._adapter_rank(layout), *self.state.sides)
+        launch = self._bound.get(bound)
         if launch is None or launch.is_retired:
             key = self._key(layout)
-            launch = self._bound[sides] = self._launches.get(key, lambda: self._bind(key, layout))
+            launch = self._bound[bound] = self._launches.get(key, lambda: self._bind(key, layout))
         else:
             self._launches.touch(launch)
         return launch
@@ -197,6 +203,7 @@ class LengthBucket:
             widths=layout.widths,
             step=step,
             rows=None if layout.is_identity else self._variant("rows", layout.row_features),
+            adapter_rank=self._adapter_rank(layout),
             sides=tuple(self.state.double_buffer(name).side for name in written_states(step)),
             generation=self._generation,
         )
@@ -211,7 +218,7 @@ class LengthBucket:
         launch = Launch(
             key=key,
             rows=rows,
-            decoders=tuple(self._bind_decoder(*execute, hidden_states) for execute in layout.executes),
+            decoders=tuple(self._bind_decoder(layout, *execute, hidden_states) for execute in layout.executes),
             step=self._steps.bind(self._engines.steps[key.step], layout, latents, velocity),
             writes=written_states(key.step),
         )
@@ -230,12 +237,29 @@ class LengthBucket:
             latents = tensors["masked_latents"] = self._masked.view(*latents.shape)
         return engine.bind(tensors), hidden_states, latents
 
-    def _bind_decoder(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
+    def _bind_decoder(self, layout: RowLayout, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
         tensors = self._rows.decoder_tensors(begin, end, tokens, hidden_states)
         start = begin * self.frames * self._channels
         velocity = self._rows.velocity.view(end - begin, self.frames, self._channels, start=start)
         tensors[self._bundle.decoder.outputs.velocity] = velocity
-        return self._engines.decoder.bind(tensors)
+        if not layout.adapters:
+            return self._engines.decoder.bind(tensors)
+        assert self._factors is not None
+        assert self._engines.adapted is not None
+        return self._engines.adapted.bind(tensors | self._rows.adapter_tensors(begin, end, self._factors))
+
+    def _adapter_rank(self, layout: RowLayout) -> int:
+        """Q; 0 where no row has an adapter: then the plain decoder runs."""
+        return self._factors.rank if self._factors is not None and layout.adapters else 0
+
+    def _write_adapters(self, layout: RowLayout) -> None:
+        """Upload the rows' weights where rows, strengths or the adapters' places have changed."""
+        assert self._factors is not None
+        written = (layout, self._factors.version)
+        if written != self._written_adapters:
+            uses = {index: live.work.values.adapters for index, live in self._live.items()}
+            self._rows.set_adapters(layout, self._factors, uses)
+            self._written_adapters = written
 
     def _variant(self, kind: str, features: frozenset[str]) -> frozenset[str]:
         key = (kind, features)
@@ -248,4 +272,5 @@ class LengthBucket:
         return self.rows_kind(
             self._device, self._stream, self._engines.decoder, self._bundle, self._vectors, self._times,
             frames=self.frames, capacity=capacity, tokens=self._deployment.max_tokens,
+            adapter_rank=self._deployment.runtime.adapter_rank,
         )  # fmt: skip

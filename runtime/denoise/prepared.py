@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
 from runtime.requests.timesteps import Purpose, noise, schedule, target_gate
@@ -18,13 +19,14 @@ class StepValues:
     """The step parameters in force for one generation, with every curve at its T.
 
     features, row_features: what the step and the rows graph must be able to do for it ("blend" depends on the step and
-    is added per tick). fields: field of slot_fields -> its row, None where neutral.
+    is added per tick). fields: field of slot_fields -> its row, None where neutral. adapters: those with a strength.
     """
 
     parameters: StepParameters
     features: frozenset[str]
     row_features: frozenset[str]
     fields: Mapping[str, Any]
+    adapters: tuple[AdapterUse, ...] = ()
 
     @property
     def is_guided(self) -> bool:
@@ -102,12 +104,16 @@ def prepare(
     )
 
 
-def resolve(request: GenerationRequest, session: StepParameters) -> StepValues:
-    """Step parameters, the session's over the request's over neutral, and what they ask of the graphs."""
+def resolve(request: GenerationRequest, session: StepParameters, catalog: AdapterCatalog = NO_ADAPTERS) -> StepValues:
+    """Step parameters, the session's over the request's over neutral, and what they ask of the graphs.
+
+    Raises RequestError for adapters that the catalog does not have.
+    """
     parameters = fit(session, request.frames).over(request.parameters).over(NEUTRAL)
     features = step_features(request, parameters)
     fields = _step_fields(request, parameters, features)
-    return StepValues(parameters, features, row_features(request, parameters), fields)
+    adapters = catalog.uses(parameters.adapters or {})
+    return StepValues(parameters, features, row_features(request, parameters), fields, adapters)
 
 
 def start_latents(request: GenerationRequest, noise: Array, first_time: float) -> Array:

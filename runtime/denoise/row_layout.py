@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration
+from runtime.engines.adapters import Adapter
 from runtime.requests.curves import Array
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
@@ -95,6 +96,7 @@ class RowLayout:
     uses_cached_negative: tuple[bool, ...]
     features: frozenset[str]
     row_features: frozenset[str]
+    adapters: frozenset[Adapter]
     num_ticks: int
 
     @property
@@ -143,6 +145,7 @@ class LayoutRules:
             uses_cached_negative=tuple([item.uses_cached_negative for item in live]),
             features=features | {"blend"} if blends else features,
             row_features=frozenset[str]().union(*[item.work.values.row_features for item in live]),
+            adapters=frozenset([use.adapter for item in live for use in item.work.values.adapters]),
             num_ticks=min([item.rows_until - item.slot.step for item in live]),
         )
 

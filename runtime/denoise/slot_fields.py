@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-DIMENSIONS = {"S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands"}
+from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
+
+DIMENSIONS = {
+    "S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands", "Q": "adapter_rank",
+    "I": "adapter_inputs", "O": "adapter_outputs",
+}  # fmt: skip
 ROWS_FEATURES = frozenset({"gain", "mask"})
 STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
 # Features of the step that need another one.
@@ -22,7 +27,8 @@ class TickTensor:
 
     step, rows: the features with which that graph reads it, "a b" for any of them, "a+b" for both, "" for always; None
     where it never does. kind: "field" has a row per slot that the host writes; "state" a row per slot that only the
-    device writes, double buffered; "layout" follows from which rows are whose.
+    device writes, double buffered; "layout" follows from which rows are whose; "adapter" is of the decoder for
+    adapters.
     """
 
     name: str
@@ -71,10 +77,14 @@ TENSORS = (
     TickTensor("dcw_high", "SB", step="dcw"),
     TickTensor("dcw_pix", "ST", step="dcw"),
     TickTensor("negative_weights", "SNT", step="blend+guidance", kind="layout"),
+    TickTensor(FACTORS_A, "QI", kind="adapter"),
+    TickTensor(FACTORS_B, "QO", kind="adapter"),
+    TickTensor(ROW_WEIGHTS, "RQ", kind="adapter"),
 )
 FIELDS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "field"}
 STATES = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "state"}
 LAYOUT = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "layout"}
+ADAPTERS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "adapter"}
 
 
 def step_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:

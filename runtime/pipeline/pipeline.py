@@ -93,12 +93,7 @@ class Pipeline:
 
     def all_engines(self) -> tuple[Engine, ...]:
         """Every open engine."""
-        return (
-            self.engines.decoder,
-            *self.engines.rows.values(),
-            *self.engines.steps.values(),
-            *self.other_engines,
-        )
+        return (*self.engines.all, *self.other_engines)
 
     @property
     def needs_condition(self) -> bool:

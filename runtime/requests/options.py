@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -28,6 +36,7 @@ MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
 MAX_TRACK_CLASSES = 16
+MAX_ADAPTERS = 8
 # Share of the steps that a cover takes by default.
 COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; the list has one value per latent channel.
@@ -149,6 +158,19 @@ class DcwOptions(_Options):
         return self
 
 
+class AdapterOptions(_Options):
+    """One LoRA adapter of GET /v1/adapters."""
+
+    id: str = Field(min_length=1, max_length=100, description="Its id.")
+    strength: float = Field(default=1.0, ge=-4.0, le=4.0, description="How strongly it acts; 0 is off.")
+
+
+def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:
+    if len({item.id for item in adapters}) < len(adapters):
+        raise PydanticCustomError("unique", "expected every adapter once")
+    return adapters
+
+
 class StepOptions(_Options):
     """Parameters that every step reads anew: for one generation, or for all of a session's generations in flight.
 
@@ -184,6 +206,9 @@ class StepOptions(_Options):
         default=None, description="Gain on what the model sees: a number, one per latent channel, or frames of those."
     )
     dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction.")
+    adapters: Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)] | None = Field(
+        default=None, description="LoRA adapters, each with its strength."
+    )
 
 
 class GenerationOptions(TextOptions, StepOptions):

@@ -124,7 +124,7 @@ class StepParameters:
 
     velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
     `[T]`.
-    channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw.
+    channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw. adapters: id -> strength of LoRA adapters.
     """
 
     velocity_scale: Curve | None = None
@@ -136,6 +136,7 @@ class StepParameters:
     ode_noise: Curve | None = None
     channel_gain: float | Array | None = None
     dcw: Dcw | None = None
+    adapters: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         for name in CURVE_PARAMETERS:
@@ -153,7 +154,7 @@ class StepParameters:
 
 
 CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_strength", "sde_curve", "ode_noise")
-STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw")
+STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw", "adapters")
 NEUTRAL = StepParameters(
     velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0
 )

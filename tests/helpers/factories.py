@@ -53,6 +53,7 @@ class TinySpec:
     words: tuple[str, ...] = ()
     conditions: bool = False
     timbre_frames: int = 12
+    adapters: bool = False
 
     @property
     def context_channels(self) -> int:
@@ -70,7 +71,7 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
 
     `changes` are fields of TinySpec: `tiny_bundle(folder, channels=4, context=False, mask=False)`. `prefix` is put
     before every tensor name, to test that tensor names come from the bundle's roles. `words`: the tokenizer knows only
-    these; none: every byte.
+    these; none: every byte. `adapters`: the decoder's matrices are listed in [adapters].
     """
     spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
@@ -318,6 +319,8 @@ denoise = 1.0
         parts.append(_codec_toml(spec))
     if spec.text_encoder:
         parts.append(_text_encoder_toml(spec))
+    if spec.adapters:
+        parts.append(_adapters_toml(spec))
     return "\n".join(parts)
 
 
@@ -340,6 +343,16 @@ inputs = {{ audio = "{p}audio" }}
 outputs = {{ latents = "{p}latents" }}
 """
     return decode + encode if spec.encode else decode
+
+
+def _adapters_toml(spec: TinySpec) -> str:
+    """Matrices whose input is `[R, T, in]`, and one, `time`, whose input is `[R, in]`; "x_in" is an alias of "in"."""
+    sizes = {"in": (spec.channels, WIDTH), "time": (1, WIDTH), "out": (WIDTH, spec.channels)}
+    lines = [
+        f'"layers.0.{name}" = {{ weight = "w_{name}", inputs = {inputs}, outputs = {outputs} }}'
+        for name, (inputs, outputs) in sizes.items()
+    ]
+    return '[adapters.aliases]\nx_in = "in"\n\n[adapters.matrices]\n' + "\n".join(lines) + "\n"
 
 
 def _text_encoder_toml(spec: TinySpec) -> str:
