@@ -111,6 +111,10 @@ def tickrt_generate(
             metavar="FROM:TO", help=f"{description('repaint')} In seconds; repeatable.", rich_help_panel=SOURCE
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID[:STRENGTH]", help="A LoRA adapter of the deployment's folder. Repeatable."),
+    ] = None,
     options: Annotated[
         Path | None, typer.Option(help="A JSON file with options, as in an HTTP request; flags override it.")
     ] = None,
@@ -138,7 +142,7 @@ def tickrt_generate(
     with exit_on_error("interrupted; nothing was written"), named_as_flags():
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
-        values = merged(values, flag_values(prompt or [], repaint or [], flags))
+        values = merged(values, flag_values(prompt or [], repaint or [], flags, adapter or []))
         format = _checked_format(out, format, play)
         files = condition, source, target_source, timbre
         _run(Job(config, out, format, play, values, *files, target, made, metadata, quiet))

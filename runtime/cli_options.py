@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,8 @@ from runtime.errors import FileError, RequestError
 from runtime.requests.options import DcwOptions, GenerationOptions, WeightedPrompt
 from runtime.requests.text_options import TextOptions
 
-# Options whose flags have a syntax of their own: a repeatable prompt, a repeatable span, one flag per DCW parameter.
-SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
+# Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
+SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters")
 TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
 CURVE, NAMES = "CURVE", "TEXT,TEXT"
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
@@ -46,13 +46,17 @@ def option_flags() -> list[inspect.Parameter]:
     return [_flag(name, entry) for name, entry in _flag_schemas().items()]
 
 
-def flag_values(prompts: list[str], repaints: list[str], flags: Mapping[str, str | None]) -> dict[str, Any]:
+def flag_values(
+    prompts: list[str], repaints: list[str], flags: Mapping[str, str | None], adapters: Sequence[str] = ()
+) -> dict[str, Any]:
     """The options given by flags, as plain values that are not validated yet. Raises RequestError, FileError."""
     values: dict[str, Any] = {}
     if prompts:
         values["prompt"] = _prompt(prompts)
     if repaints:
         values["repaint"] = [_span(text) for text in repaints]
+    if adapters:
+        values["adapters"] = [_adapter(text) for text in adapters]
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
@@ -89,8 +93,8 @@ def named_as_flags() -> Iterator[None]:
 def _flag_of(field: str) -> str:
     """The flag that sets the option at a path, such as --dcw-low for dcw.low; the path itself where there is none."""
     name, _, member = field.partition(".")
-    if name == "target":
-        return "--target-source"
+    if name in ("target", "adapters"):
+        return {"target": "--target-source", "adapters": "--adapter"}[name]
     if name == "dcw" and member in DcwOptions.model_fields:
         return f"--dcw-{member}"
     known = name in GenerationOptions.model_fields and name != "dcw"
@@ -189,6 +193,17 @@ def _span(text: str) -> dict[str, Any]:
     except ValueError:
         raise RequestError(
             f"expected FROM:TO in seconds, got {text!r}", field="repaint", fix="--repaint 4:7.5"
+        ) from None
+
+
+def _adapter(text: str) -> dict[str, Any]:
+    """ID or ID:STRENGTH."""
+    id_, separator, strength = text.partition(":")
+    try:
+        return {"id": id_, "strength": float(_number(strength))} if separator else {"id": id_}
+    except ValueError:
+        raise RequestError(
+            f"expected ID:STRENGTH, got {text!r:.60}", field="adapters", fix="--adapter ID:0.7"
         ) from None
 
 

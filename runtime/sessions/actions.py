@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
@@ -40,6 +41,7 @@ class LiveModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
+    adapters: AdapterCatalog = NO_ADAPTERS
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:
@@ -63,6 +65,7 @@ class LiveModel:
             defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
             untaken=untaken_options(bundle),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
+            adapters=pipeline.engines.adapters,
         )
 
 

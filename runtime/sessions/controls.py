@@ -15,6 +15,7 @@ from runtime.errors import RequestError
 from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
+    AdapterOptions,
     DcwOptions,
     GenerationOptions,
     Share,
@@ -74,6 +75,7 @@ NEEDS_SOURCE_NAMES = frozenset(
 STEP_DEFAULTS: dict[str, Any] = {name: getattr(NEUTRAL, name) for name in STEP_CONTROLS} | {
     "sde_curve": 1.0,
     "dcw": DcwOptions(),
+    "adapters": [],
 }
 
 
@@ -102,7 +104,13 @@ def _schema_text() -> str:
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of controls as JSON."""
-    return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in values.items()}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "values") -> dict[str, Any]:
@@ -116,6 +124,7 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
     checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
     for name in model.untaken & checked.keys():
         raise RequestError("the bundle makes nothing of it", field=f"{field}.{name}", fix="leave it out")
+    _check_adapters(checked.get("adapters"), model, field)
     _check_channel_gain(checked.get("channel_gain"), model, field)
     if checked.get("negative_prompt") and not model.has_text:
         raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")
@@ -135,6 +144,13 @@ def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) 
             raise RequestError("the bundle takes no text", field=f"{field}.{index}.text", fix="leave the prompts out")
         weights[item.text] = min(weights.get(item.text, 0.0) + item.weight, MAX_WEIGHT)
     return weights
+
+
+def _check_adapters(adapters: list[AdapterOptions] | None, model: LiveModel, field: str) -> None:
+    try:
+        model.adapters.uses({item.id: item.strength for item in adapters or []})
+    except RequestError as error:
+        raise _under(error, field) from None
 
 
 def _check_channel_gain(gain: Any, model: LiveModel, field: str) -> None:

@@ -237,7 +237,12 @@ class LiveSession:
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
-        if self._generations.fail(job_id, now_s) and error.what != self._problem:
+        if self._generations.fail(job_id, now_s):
+            self.step_refused(error)
+
+    def step_refused(self, error: TickError) -> None:
+        """The loop did not take an UpdateSteps; the generations go on as they are."""
+        if error.what != self._problem:
             self._problem = error.what
             self._send(messages.problem_of(error))
 

@@ -41,6 +41,13 @@ class DcwOptions(TypedDict, total=False):
     high: Curve
 
 
+class AdapterOptions(TypedDict, total=False):
+    """One LoRA adapter."""
+
+    id: Required[str]
+    strength: float
+
+
 Prompt = str | Sequence[WeightedPrompt]
 Blend = Literal["velocity", "tokens"]
 
@@ -76,6 +83,7 @@ class _Common(TypedDict, total=False):
     x0_strength: Curve | None
     channel_gain: Curve | Sequence[Sequence[float]] | None
     dcw: DcwOptions | None
+    adapters: Sequence[AdapterOptions] | None
 
 
 class Options(_Common, total=False):

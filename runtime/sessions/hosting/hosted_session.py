@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from runtime.audio.formats import Latents, Pcm
-from runtime.errors import DrainingError, EngineDeadError, RequestError, TickError
+from runtime.errors import DrainingError, EngineDeadError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import StepOptions
@@ -348,8 +348,12 @@ class HostedSession:
             job = self._jobs.get(job_id)
             if job is not None:
                 values = step_parameters(options, job.segment)
-                job.seqs.append(action.seq)
-                self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+                try:
+                    job.seqs.append(action.seq)
+                    self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+                except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
+                    job.seqs.pop()
+                    self.session.step_refused(error)
 
     def _publish(self, event: Event) -> None:
         """On the tick thread."""

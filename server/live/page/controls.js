@@ -24,7 +24,7 @@ const FIRST = [
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
 /** Set elsewhere on the page. */
-const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength"];
+const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters"];
 
 /** The controls of a JSON schema that a page can draw, in its order. @param {any} schema @returns {Control[]} */
 export function readControls(schema) {
