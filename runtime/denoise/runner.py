@@ -115,7 +115,7 @@ class DenoiseRunner:
             device, stream, runtime.captured_graphs, captures=runtime.capture and device.kind != "cpu"
         )
         self._factors = None
-        if engines.adapted is not None:
+        if engines.adapted is not None and runtime.adapter_rank:
             self._factors = AdapterFactors(device, stream, engines.adapted, runtime.adapter_rank)
         self._noise_worker = ThreadPoolExecutor(1, "step-noise")
         self._buckets: dict[int, LengthBucket] = {}

@@ -17,6 +17,8 @@ GUIDANCE: Final = 7.0
 # Windows of 5 s halve the memory of Oobleck's decoder, for one sixth more work at the margins.
 WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
+# Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
+ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
@@ -31,7 +33,10 @@ NULL_CONDITION: Final = "null_condition.npy"
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """The content of bundle.toml. `silence`: one frame, or None where silence.npy has a sequence."""
+    """The content of bundle.toml.
+
+    `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters].
+    """
 
     name: str
     description: str
@@ -50,6 +55,7 @@ class BundleFacts:
     text_encoder: Mapping[str, Any] | None = None
     lyrics: Mapping[str, Any] | None = None
     timbre: Mapping[str, Any] | None = None
+    adapters: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,6 +100,8 @@ def bundle_text(facts: BundleFacts) -> str:
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
         "training": facts.figures,
     }
+    if facts.adapters:
+        tables |= {"adapters.aliases": ALIASES, "adapters.matrices": facts.adapters}
     return "\n".join(table_text(name, values) for name, values in tables.items())
 
 

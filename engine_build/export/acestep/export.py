@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 
@@ -51,6 +52,7 @@ from engine_build.export.acestep.sources import (
 )
 from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
 from engine_build.export.torch_export import output_error
+from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.errors import BuildError, ConfigError
 
@@ -130,8 +132,15 @@ def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
         "channels": channels,
         "frame_multiple": shape.frame_multiple,
         "is_turbo": bool(config.is_turbo or config.model_version == "turbo"),
+        "adapters": _adapters(folder / DECODER),
         "figures": {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error},
     }
+
+
+def _adapters(decoder: Path) -> Facts:
+    """Module path -> its matrix in the graph, of the linear layers."""
+    matrices = linear_matrices(onnx.load(decoder, load_external_data=False))
+    return {path: matrix.model_dump() for path, matrix in matrices.items()}
 
 
 def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
