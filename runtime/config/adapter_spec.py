@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from runtime.config.explain import Section
 
 
-class AdapterMatrix(BaseModel):
+class AdapterMatrix(Section):
     """One matrix of the decoder, `inputs` x `outputs` features. weight: the initializer of its MatMul or Gemm."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weight: str
     inputs: int = Field(ge=1)
     outputs: int = Field(ge=1)
 
 
-class AdapterSpec(BaseModel):
+class AdapterSpec(Section):
     """Module path -> matrix, in the order in which adapters' factors lie next to each other.
 
     aliases: names of modules in adapters of other trainers -> names in the paths here ("q_proj" -> "to_q").
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    aliases: dict[str, str] = {}
+    aliases: Mapping[str, str] = {}
     matrices: dict[str, AdapterMatrix] = Field(min_length=1)
 
     @property
