@@ -113,7 +113,12 @@ def tickrt_generate(
     ] = None,
     adapter: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID[:STRENGTH]", help="A LoRA adapter of the deployment's folder. Repeatable."),
+        typer.Option(
+            "--adapter",
+            "--adapters",
+            metavar="ID[:STRENGTH]",
+            help="A LoRA adapter of the deployment's folder. Repeatable.",
+        ),
     ] = None,
     options: Annotated[
         Path | None, typer.Option(help="A JSON file with options, as in an HTTP request; flags override it.")

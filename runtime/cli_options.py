@@ -93,8 +93,8 @@ def named_as_flags() -> Iterator[None]:
 def _flag_of(field: str) -> str:
     """The flag that sets the option at a path, such as --dcw-low for dcw.low; the path itself where there is none."""
     name, _, member = field.partition(".")
-    if name in ("target", "adapters"):
-        return {"target": "--target-source", "adapters": "--adapter"}[name]
+    if name == "target":
+        return "--target-source"
     if name == "dcw" and member in DcwOptions.model_fields:
         return f"--dcw-{member}"
     known = name in GenerationOptions.model_fields and name != "dcw"

@@ -75,6 +75,7 @@ def bounded(low: float, high: float) -> OneOf:
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
 Track = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
 UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
@@ -162,7 +163,7 @@ class AdapterOptions(_Options):
     """One LoRA adapter of GET /v1/adapters."""
 
     id: str = Field(min_length=1, max_length=100, description="Its id.")
-    strength: float = Field(default=1.0, ge=-4.0, le=4.0, description="How strongly it acts; 0 is off.")
+    strength: Strength = Field(default=1.0, description="How strongly it acts; 0 is off.")
 
 
 def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:

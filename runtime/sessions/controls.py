@@ -104,13 +104,7 @@ def _schema_text() -> str:
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of controls as JSON."""
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in values.items()}
 
 
 def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "values") -> dict[str, Any]:
@@ -124,7 +118,9 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
     checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
     for name in model.untaken & checked.keys():
         raise RequestError("the bundle makes nothing of it", field=f"{field}.{name}", fix="leave it out")
-    _check_adapters(checked.get("adapters"), model, field)
+    if (adapters := checked.get("adapters")) is not None:
+        _check_adapters(adapters, model, field)
+        checked["adapters"] = [item.model_dump() for item in adapters]
     _check_channel_gain(checked.get("channel_gain"), model, field)
     if checked.get("negative_prompt") and not model.has_text:
         raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")
@@ -146,9 +142,9 @@ def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) 
     return weights
 
 
-def _check_adapters(adapters: list[AdapterOptions] | None, model: LiveModel, field: str) -> None:
+def _check_adapters(adapters: list[AdapterOptions], model: LiveModel, field: str) -> None:
     try:
-        model.adapters.uses({item.id: item.strength for item in adapters or []})
+        model.adapters.uses({item.id: item.strength for item in adapters})
     except RequestError as error:
         raise _under(error, field) from None
 

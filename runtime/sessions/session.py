@@ -167,6 +167,8 @@ class LiveSession:
                 self._report_words(message.seq)
             case messages.SetSource():
                 self._set_source(message.id, message.strength, latents, message.seq, now_s)
+            case messages.SetAdapter():
+                self._set_adapter(message, now_s)
             case messages.SetStructure() | messages.SetTimbre():
                 raise RequestError(f"the bundle has no [{message.type}]", field="type")
             case WriteAudio():
@@ -373,6 +375,17 @@ class LiveSession:
         else:
             self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
         self._report_words(message.seq)
+
+    def _set_adapter(self, message: messages.SetAdapter, now_s: float) -> None:
+        """Of the control `adapters`, which has all of them, only this one changes."""
+        strengths = {item["id"]: item["strength"] for item in self._controls.value("adapters", now_s)}
+        strengths |= {message.id: message.strength}
+        items = [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
+        try:
+            values = check_controls({"adapters": items}, self.model)
+        except RequestError as error:
+            raise RequestError(error.what.removeprefix(f"{error.field}: "), field="id", fix=error.fix) from None
+        self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
 
     def _set_source(
         self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.engines.adapters import read_adapter
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -60,3 +61,19 @@ def merged(bundle: Path, changes: Iterable[tuple[float, Arrays]]) -> onnx.ModelP
                     weight += (strength * change.get(module, np.zeros_like(weight))).astype(np.float32)
                 tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
     return model
+
+
+def check_deltas(folder: Path) -> None:
+    """Compare adapters that PEFT and diffusers wrote into a folder with deltas.npz, what PEFT changes weights by."""
+    expected = np.load(folder / "deltas.npz")
+    sizes = {name: expected[name].shape for name in expected.files}
+    matrices = {
+        name: AdapterMatrix(weight=name, inputs=inputs, outputs=outputs) for name, (outputs, inputs) in sizes.items()
+    }
+    for file in ("peft", "diffusers"):
+        adapter = read_adapter(folder / file, AdapterSpec(matrices=matrices))
+        inputs = outputs = 0
+        for name, matrix in matrices.items():
+            a, b = adapter.a[:, inputs : inputs + matrix.inputs], adapter.b[:, outputs : outputs + matrix.outputs]
+            np.testing.assert_allclose(b.T @ a, expected[name], atol=1e-6)
+            inputs, outputs = inputs + matrix.inputs, outputs + matrix.outputs

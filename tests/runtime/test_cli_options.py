@@ -73,6 +73,14 @@ def test_repaints_are_spans_of_seconds() -> None:
         flag_values([], ["1-2"], {})
 
 
+def test_adapters_have_an_id_and_a_strength() -> None:
+    assert flag_values([], [], {}, ["soft", "hard:.5"]) == {
+        "adapters": [{"id": "soft"}, {"id": "hard", "strength": 0.5}]
+    }
+    with pytest.raises(RequestError, match="adapters: expected ID:STRENGTH"):
+        flag_values([], [], {}, ["soft:much"])
+
+
 def test_values_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "curve.json").write_text("[1, 2.5]")
     (tmp_path / "options.json").write_text(json.dumps({"steps": 2}))

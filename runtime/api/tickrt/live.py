@@ -209,6 +209,10 @@ class Live:
         """Play only this part of the canvas, in seconds; None and None: the whole."""
         self._send("band", start_s=start_s, end_s=end_s)
 
+    def adapter(self, id: str, strength: float | None, *, ramp_ms: float = 0.0) -> None:
+        """Add a LoRA adapter or change its strength, moving there in `ramp_ms`; None removes it."""
+        self._send("adapter", id=id, strength=strength, ramp_ms=float(ramp_ms))
+
     def seek(self, to_s: float) -> None:
         """Go on at another position of the canvas, in seconds."""
         self._post({"type": "seek", "to_s": float(to_s)})

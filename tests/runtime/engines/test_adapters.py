@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.adapters import Arrays, deltas, random_factors, write_peft
+from helpers.adapters import Arrays, check_deltas, deltas, random_factors, write_peft
 from helpers.factories import tiny_bundle, tiny_deployment
+from helpers.paths import ROOT
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -109,6 +110,10 @@ def test_half_precision_is_read_exactly(dtype: str, spec: AdapterSpec, tmp_path:
     path = tmp_path / "half.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(raw))
     np.testing.assert_array_equal(read_adapter(path, spec).a[:, :8], values)
+
+
+def test_files_of_peft_and_diffusers_have_the_weights_that_peft_computes() -> None:
+    check_deltas(ROOT / "tests" / "data" / "adapters")
 
 
 def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
