@@ -117,7 +117,7 @@ def tickrt_generate(
             "--adapter",
             "--adapters",
             metavar="ID[:STRENGTH]",
-            help="A LoRA adapter of the deployment's folder. Repeatable.",
+            help=f"{description('adapters')} Repeatable.",
         ),
     ] = None,
     options: Annotated[

@@ -1,4 +1,4 @@
-"""Files that diffusers and PEFT write, read as the runtime reads them; `python THIS_FILE` writes tests/data/adapters."""
+"""Files that diffusers and PEFT write, read as the runtime reads them; run as a program, writes tests/data/adapters."""
 
 from __future__ import annotations
 
