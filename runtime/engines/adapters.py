@@ -36,6 +36,7 @@ PREFIXES = ("base_model.model.", "transformer.")
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TENSOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_A|lora_B|alpha)(\.default)?(\.weight)?")
 DORA = ("lora_magnitude_vector", "dora_scale")
+OTHER_KINDS = ("use_bdlora", "use_qalora")
 MAX_HEADER_MEMBERS = 32_768
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
@@ -263,6 +264,8 @@ class _File:
         dora = next((name for name in self._entries if any(part in name for part in DORA)), None)
         if self._config.get("use_dora") or dora is not None:
             raise AdapterError(f"{self._path} is a DoRA ({dora or 'use_dora'}), expected a LoRA")
+        if found := [name for name in OTHER_KINDS if self._config.get(name)]:
+            raise AdapterError(f"{self._path}: {found[0]} is set, expected a plain LoRA")
         if kind != "LORA":
             raise AdapterError(f"{self._path} is of type {quoted(kind)}, expected a LoRA")
         if not self._entries:

@@ -18,6 +18,7 @@ TYPED_DICTS = {
     source.WeightedPrompt: tickrt.WeightedPrompt,
     source.Span: tickrt.Span,
     source.DcwOptions: tickrt.DcwOptions,
+    source.AdapterOptions: tickrt.AdapterOptions,
 }
 CURVE, FRAMES = "curve", "frames of channels"
 
