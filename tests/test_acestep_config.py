@@ -83,7 +83,7 @@ def test_ranges_do_not_overlap(deployment: Deployment) -> None:
 
 
 def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> None:
-    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 288)
+    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 1024)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
-from runtime.config.conditions import Task
+from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
 from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
@@ -278,7 +278,8 @@ def no_timbre(bundle: Bundle) -> RequestError:
 
 def _text_values(options: GenerationOptions, task: Task, text: str, timbre: Tokens | None) -> dict[str, Any]:
     """What fills templates besides a prompt's text; nothing for what is unconditional."""
-    given = {name: getattr(options, name) for name in given_options(options, TEXT_OPTIONS)}
+    options_given = {name: getattr(options, name) for name in given_options(options, TEXT_OPTIONS)}
+    given = {name: value for name, value in options_given.items() if value != DEFAULTS.get(name)}
     return {**given, "task": task} if text or given or timbre is not None else {}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
@@ -63,7 +64,7 @@ class LiveModel:
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
             defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
-            untaken=untaken_options(bundle),
+            untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
             adapters=pipeline.engines.adapters,
         )

@@ -43,6 +43,11 @@ def test_flags_are_the_options_and_the_dcw_parameters() -> None:
         ("negative_prompt", "12", "12"),
         ("negative_prompt", "@file", "@file"),
         ("solver", "sde", "sde"),
+        ("lyrics", "[verse]\n12", "[verse]\n12"),
+        ("bpm", "92", 92),
+        ("time_signature", "3", 3),
+        ("task", "lego", "lego"),
+        ("track_classes", "drums, backing vocals", ["drums", "backing vocals"]),
     ],
 )
 def test_a_flag_is_text_or_json_by_the_type_of_its_option(flag: str, text: str, value: Any) -> None:

@@ -34,6 +34,14 @@ def test_the_engines_of_a_deployment_in_order(tmp_path: Path) -> None:
     assert list(specs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
 
 
+def test_lyrics_and_timbre_have_engines_of_their_own(tmp_path: Path) -> None:
+    made = specs(tmp_path, conditions=True)
+    assert list(made)[-3:] == ["text_encoder", "lyric_encoder", "timbre_encoder"]
+    (reference,) = made["timbre_encoder"].inputs
+    assert (reference.letters, made["timbre_encoder"].largest["F"]) == ("BFC", 12)
+    assert made["lyric_encoder"].inputs[0].role == "text_encoder.lyrics.inputs.tokens"
+
+
 @pytest.mark.parametrize(
     ("part", "without"),
     [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("text_encoder", {"text_encoder"})],

@@ -38,10 +38,17 @@ def written(folder: Path, facts: BundleFacts) -> Bundle:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    bundle = written(tmp_path, replace(FACTS, text_encoder=TEXT, figures={"layers": 24}))
+    lyrics = {"template": "# Languages\n{language}\n\n# Lyric\n{lyrics}", "max_tokens": 2048}
+    text = {**TEXT, "template": TEXT["template"] + "{instruction}", "instructions": {"extract": ["a {track}", "a"]}}
+    facts = replace(FACTS, text_encoder=text, lyrics=lyrics, timbre={"frames": 750}, figures={"layers": 24})
+    bundle = written(tmp_path, facts)
     assert bundle.description == FACTS.description
     assert bundle.text_encoder is not None
-    assert bundle.text_encoder.template == TEXT["template"]
+    assert bundle.text_encoder.template == text["template"]
+    assert bundle.text_encoder.instructions == {"extract": ("a {track}", "a")}
+    assert bundle.text_encoder.lyrics is not None
+    assert bundle.text_encoder.lyrics.template == lyrics["template"]
+    assert list(bundle.condition_graphs) == ["text_encoder", "lyric_encoder", "timbre_encoder"]
     assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
     assert bundle.training == {"layers": 24}
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
