@@ -76,7 +76,8 @@ class GenerationJob:
 
     tail `[n, C]`: the frames before the segment's new ones, as RequestComposer.compose takes it; None where the segment
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
-    newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists.
+    newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
+    `[F, C]`: latents of a reference.
     """
 
     id: str
@@ -87,6 +88,7 @@ class GenerationJob:
     noise: Latents | None
     full_seq: int
     is_refresh: bool
+    timbre: Latents | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -151,7 +151,8 @@ class LiveSession:
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
 
-        latents `[N, C]`: of SetSource, the source; of WriteAudio, the frames of `write_region` with the audio in them.
+        latents `[N, C]`: of SetSource, the source; of SetTimbre, the reference `[F, C]`; of WriteAudio, the frames of
+        `write_region` with the audio in them.
         """
         seq = getattr(message, "seq", None)
         if seq is not None and seq <= self._controls.accepted_seq:
@@ -169,7 +170,9 @@ class LiveSession:
                 self._set_source(message.id, message.strength, latents, message.seq, now_s)
             case messages.SetAdapter():
                 self._set_adapter(message, now_s)
-            case messages.SetStructure() | messages.SetTimbre():
+            case messages.SetTimbre():
+                self._set_timbre(message, latents, now_s)
+            case messages.SetStructure():
                 raise RequestError(f"the bundle has no [{message.type}]", field="type")
             case WriteAudio():
                 self._write(message, latents, now_s)
@@ -400,6 +403,17 @@ class LiveSession:
             self._generations.set_source(Source(source_id, strength, piece))
         patch = {} if strength is None else {"denoise": 1.0 - strength}
         self._controls.change(patch, seq, now_s)
+
+    def _set_timbre(self, message: messages.SetTimbre, latents: Latents | None, now_s: float) -> None:
+        """A strength sets `timbre_strength`."""
+        if "timbre_strength" in self.model.untaken:
+            raise RequestError("the bundle has no [timbre]", field="type")
+        if message.id is not None and latents is None:
+            raise RequestError(f"there is no source {message.id!r}", field="id", fix="POST it to /v1/sources")
+        piece = None if latents is None else Piece(f"timbre/{message.seq}/{message.id}", latents)
+        self._generations.set_timbre(piece)
+        patch = {} if message.strength is None else {"timbre_strength": message.strength}
+        self._controls.change(patch, message.seq, now_s)
 
     def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
         start, frames, _ = self._region(message)
