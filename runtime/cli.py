@@ -61,6 +61,7 @@ class Job:
     source: Path | None
     target_source: Path | None
     timbre: Path | None
+    structure: Path | None
     target: Target | None
     like: GenerationMetadata | None
     has_metadata: bool
@@ -104,6 +105,12 @@ def tickrt_generate(
     timbre: Annotated[
         Path | None,
         typer.Option(help="Audio or latents whose timbre the generation takes.", rich_help_panel=TEXT),
+    ] = None,
+    structure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Audio or latents whose melody and rhythm a cover keeps. Default: the source.", rich_help_panel=SOURCE
+        ),
     ] = None,
     repaint: Annotated[
         list[str] | None,
@@ -149,7 +156,7 @@ def tickrt_generate(
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags, adapter or []))
         format = _checked_format(out, format, play)
-        files = condition, source, target_source, timbre
+        files = condition, source, target_source, timbre, structure
         _run(Job(config, out, format, play, values, *files, target, made, metadata, quiet))
 
 
@@ -170,7 +177,8 @@ def _bundle_defaults(args: Iterable[str]) -> dict[str, str]:
     for argument in args:
         with suppress(ConfigError):
             bundle = load_bundle(load_deployment(Path(argument)).bundle)
-            return {name: f"{value:g}, that of {bundle.name}" for name, value in bundle.sampler.model_dump().items()}
+            values = bundle.sampler.model_dump(exclude={"dcw"})
+            return {name: f"{value:g}, that of {bundle.name}" for name, value in values.items()}
     return {}
 
 
@@ -214,10 +222,11 @@ def _run(job: Job) -> None:
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        source, target = (_read_source(path, pipeline.read_source) for path in (job.source, job.target_source))
+        paths = (job.source, job.target_source, job.structure)
+        source, target, structure = (_read_source(path, pipeline.read_source) for path in paths)
         audio = None if job.source is None else pipeline.source_audio(job.source)
         timbre = _read_source(job.timbre, pipeline.read_timbre)
-        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre)
+        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
         generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)

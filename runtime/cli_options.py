@@ -19,21 +19,21 @@ from runtime.requests.text_options import TextOptions
 
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
 SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters")
-TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
-CURVE, NAMES = "CURVE", "TEXT,TEXT"
+CURVE, NAMES, NUMBERS = "CURVE", "TEXT,TEXT", "NUMBERS"
+TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array": NUMBERS}
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
 TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
 SECTIONS = {
     TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
-    "Length and sampling": ("seconds", "seed", "steps", "shift", "solver"),
-    "Guidance": ("guidance", "guidance_mode", "momentum", "rescale"),
-    SOURCE: ("target_gate",),
+    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver"),
+    "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),
+    SOURCE: ("target_gate", "codes"),
 }
 MAX_SHOWN = 1e6
 WEIGHT = WeightedPrompt.model_json_schema()["properties"]["weight"]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Parameters of the command that are no options.
-INPUT_FLAGS = ("condition", "format", "source", "timbre")
+INPUT_FLAGS = ("condition", "format", "source", "timbre", "structure")
 
 
 def description(option: str) -> str:
@@ -211,14 +211,15 @@ def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
     """A number, or names; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
     if _metavar(schema) == NAMES:
         return [name.strip() for name in text.split(",")]
-    is_curve = _metavar(schema) == CURVE
+    is_list = _metavar(schema) == NUMBERS
+    is_curve = is_list or _metavar(schema) == CURVE
     if is_curve and text.startswith("@"):
         return _read_json(Path(text[1:]))
     parts = text.split(",")
     with suppress(ValueError):
         if len(parts) == 1 or is_curve:
             numbers = [_number(part) for part in parts]
-            return numbers[0] if len(numbers) == 1 else numbers
+            return numbers[0] if len(numbers) == 1 and not is_list else numbers
     with suppress(ValueError):
         if is_curve:
             return json.loads(text)

@@ -2,7 +2,7 @@
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
 K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens, Q
-packed rank of adapters, I and O input and output features of the matrices that they change.
+packed rank of adapters, I and O input and output features of the matrices that they change, Y structure codes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
+from runtime.config.structure import StructureSpec
 from runtime.denoise.row_buffers import row_multiple
 from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs
 from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
@@ -57,7 +58,7 @@ class EngineSpec:
 
     @property
     def kind(self) -> str:
-        """decoder, rows, step, codec_decode, codec_encode, text_encoder, lyric_encoder or timbre_encoder."""
+        """decoder, rows, step, codec_*, structure_* (encode, decode), text_encoder, lyric_encoder or timbre_encoder."""
         return self.name.partition(".")[0]
 
 
@@ -73,6 +74,8 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
         specs += _codec_specs(bundle, bundle.codec, deployment)
     if bundle.text_encoder is not None:
         specs += _text_specs(bundle, bundle.text_encoder, specs[0])
+    if bundle.structure is not None:
+        specs += _structure_specs(bundle, bundle.structure)
     return specs
 
 
@@ -299,6 +302,23 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
         yield _file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
+def _structure_specs(bundle: Bundle, structure: StructureSpec) -> Iterator[EngineSpec]:
+    """Latents to codes and codes to hints, one source at a time, in pieces of at most a canvas."""
+    frames, most = structure.frames_per_code, structure.codes_per_piece(bundle.latents.canvas_frames)
+    known = {"B": 1, "C": bundle.latents.channels, "V": structure.num_codes}
+    counts = (1, -(-most // 2), most)
+    sizes = [{**known, "Y": count, "T": count * frames} for count in counts]
+    samples = [size for size in sizes if size["Y"] <= SAMPLE_FRAMES] or sizes[:1]
+    ranges = ({"B": (1, 1, 1), "Y": counts, "T": (frames, counts[1] * frames, most * frames)},)
+    encode, decode = structure.encode, structure.decode
+    latents = Port("structure.encode.inputs.latents", encode.inputs.latents, "BTC")
+    codes = Port("structure.encode.outputs.codes", encode.outputs.codes, "BY", "int64")
+    yield _file_spec("structure_encode", bundle, encode.graph, [latents], [codes], samples, sizes[-1], ranges)
+    codes = Port("structure.decode.inputs.codes", decode.inputs.codes, "BY", "int64", "count", "V")
+    hints = Port("structure.decode.outputs.hints", decode.outputs.hints, "BTC")
+    yield _file_spec("structure_decode", bundle, decode.graph, [codes], [hints], samples, sizes[-1], ranges)
+
+
 def _text_specs(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> Iterator[EngineSpec]:
     """The graphs that make condition tokens: text, lyrics, timbre."""
     known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
@@ -357,7 +377,7 @@ def _file_spec(
 ) -> EngineSpec:
     graph = read_graph(bundle.graph_path(file))
     check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDF"})
-    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
+    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWLY" if letter in largest})
     return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 
 

@@ -27,6 +27,7 @@ WORDS = {
     "T": "frames",
     "W": "samples",
     "X": "context channels",
+    "Y": "structure codes",
 }
 
 

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.explain import Section, read_toml, validated
+from runtime.config.structure import StructureSpec
 from runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,21 @@ class CodecSpec(Section):
     encode: CodecEncodeSpec | None = None
 
 
+class DcwSpec(Section):
+    """Wavelet-domain correction of each step. A mode reads only its own strengths; the others stay 0."""
+
+    mode: Literal["low", "high", "double", "pix"] = "double"
+    low: float = Field(default=0.0, ge=-0.5, le=0.5)
+    high: float = Field(default=0.0, ge=-0.5, le=0.5)
+
+    @model_validator(mode="after")
+    def _check_strengths(self) -> Self:
+        unread = self.low if self.mode == "high" else self.high if self.mode != "double" else 0.0
+        if unread:
+            raise ValueError(f"mode {self.mode} does not read {'low' if self.mode == 'high' else 'high'}: leave it out")
+        return self
+
+
 class SamplerSpec(Section):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon."""
 
@@ -168,6 +184,7 @@ class SamplerSpec(Section):
     shift: float = Field(default=1.0, gt=0)
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)
+    dcw: DcwSpec = DcwSpec()
 
 
 class Bundle(Section):
@@ -187,6 +204,7 @@ class Bundle(Section):
     text_encoder: TextEncoderSpec | None = None
     timbre: TimbreSpec | None = None
     adapters: AdapterSpec | None = None
+    structure: StructureSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
@@ -220,6 +238,8 @@ class Bundle(Section):
                 f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
                 f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
             )
+        if self.structure is not None and self.context is None:
+            raise ValueError("[structure] needs [context]: that is where its hints go")
         silence = () if self.context is None else self.context.silence
         if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
             raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")

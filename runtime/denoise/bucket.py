@@ -77,20 +77,22 @@ class LengthBucket:
     def admit(self, slot: Slot) -> None:
         """Copy what was prepared for a slot into its rows."""
         work: PreparedGeneration = slot.work
-        self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
+        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
         self.state.admit(slot.index, work, slot.step)
+        if live.pauses_guidance:
+            self.state.write(slot.index, live.guidance_fields)
         self._layout = None
 
     def update(self, slot: Slot) -> None:
         """Write a slot's new step parameters."""
         live = self._live[slot.index]
-        is_same_layout = live.work.values.features == slot.work.values.features
-        is_same_layout &= live.work.values.row_features == slot.work.values.row_features
-        is_same_layout &= live.work.values.adapters == slot.work.values.adapters
+        before = _layout_facts(live)
         live.work = slot.work
         live.refresh()
         self.state.write(slot.index, slot.work.values.fields)
-        if not is_same_layout:
+        if live.pauses_guidance:
+            self.state.write(slot.index, live.guidance_fields)
+        if _layout_facts(live) != before:
             self._layout = None
 
     def vacate(self, slot: Slot) -> None:
@@ -105,13 +107,20 @@ class LengthBucket:
             live = [self._live[index] for index in sorted(self._live)]
             for item in live:
                 if item.slot.step >= item.rows_until:
-                    item.refresh()
+                    self._refresh(item)
             self._layout = self._previous = self._rules.lay_out(self.frames, live, self._previous)
             self._ticks_left = self._layout.num_ticks
             self._bound.clear()
             pairs = zip(live, self._layout.negatives, strict=True)
             self._first_negatives = [item for item, rows in pairs if rows and not item.has_cached_negative]
         return self._layout
+
+    def _refresh(self, live: LiveSlot) -> None:
+        """Compute a slot's rows for the next step, which may be the first or the last of its guidance interval."""
+        was_paused = live.pauses_guidance
+        live.refresh()
+        if live.pauses_guidance != was_paused:
+            self.state.write(live.slot.index, live.guidance_fields)
 
     def prepare(self, layout: RowLayout) -> Launch:
         """Upload what changed since the last tick; returns what is to be run. Raises EngineError, ShapeError."""
@@ -145,7 +154,7 @@ class LengthBucket:
             for live in self._first_negatives:
                 live.has_cached_negative = True
                 if live.work.request.guidance_mode == "initialize":
-                    live.refresh()
+                    self._refresh(live)
                     self._layout = None
             self._first_negatives = []
 
@@ -274,3 +283,9 @@ class LengthBucket:
             frames=self.frames, capacity=capacity, tokens=self._deployment.max_tokens,
             adapter_rank=self._deployment.runtime.adapter_rank,
         )  # fmt: skip
+
+
+def _layout_facts(live: LiveSlot) -> tuple[object, ...]:
+    """What the layout depends on besides a slot's conditions."""
+    values = live.work.values
+    return live.features, values.row_features, values.adapters, live.rows_until

@@ -67,6 +67,14 @@ class PreparedGeneration:
     has_cached_negative: bool
     phases: tuple[Phase, ...]
 
+    def is_guided(self, step: int) -> bool:
+        """Whether guidance acts in a step: where 1 - t is inside of the guidance interval."""
+        parameters = self.values.parameters
+        start, end = parameters.cfg_interval_start, parameters.cfg_interval_end
+        assert start is not None
+        assert end is not None
+        return self.values.is_guided and start <= 1.0 - float(self.times[step]) <= end
+
     def phase(self, step: int) -> Phase:
         """The conditions that take part in a step."""
         return next(phase for phase in self.phases if step < phase.end)
@@ -85,7 +93,7 @@ def prepare(
 
     `states`, `step` and `has_cached_negative` of a snapshot, where it resumes.
     """
-    times = schedule(request.steps, shift=request.shift, denoise=request.denoise)
+    times = _times(request)
     drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise
     if states is None:
         states = {"latents": start_latents(request, drawn, float(times[0]))}
@@ -102,6 +110,13 @@ def prepare(
         has_cached_negative=has_cached_negative,
         phases=tuple(_phases(request)),
     )
+
+
+def _times(request: GenerationRequest) -> Array:
+    """Flow times `[K + 1]`, the last one 0."""
+    if request.timesteps is not None:
+        return np.array([*request.timesteps, 0.0], np.float32)
+    return schedule(request.steps, shift=request.shift, denoise=request.denoise)
 
 
 def resolve(request: GenerationRequest, session: StepParameters, catalog: AdapterCatalog = NO_ADAPTERS) -> StepValues:
@@ -208,6 +223,7 @@ def _step_fields(request: GenerationRequest, parameters: StepParameters, feature
         "guidance": parameters.guidance if guided else None,
         "momentum": parameters.momentum if guided else None,
         "rescale": parameters.rescale if "rescale" in features else None,
+        "pauses_guidance": None,
         "target_curve": strength if "target" in features else None,
         "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
         "sde": True if "sde" in features else None,

@@ -19,6 +19,10 @@ ROWS_FEATURES = frozenset({"gain", "mask"})
 STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
 # Features of the step that need another one.
 NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
+GUIDANCE_FEATURES = frozenset({"guidance", *(name for name, needed in NEEDS.items() if needed == "guidance")})
+# A guided slot's rows in a step outside of its guidance interval, where others are guided: without negative rows its
+# difference is 0, so the momentum stays as it is and nothing is added.
+PAUSED_GUIDANCE = {"guidance": None, "momentum": 1.0, "pauses_guidance": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ TENSORS = (
     TickTensor("guidance", "ST", step="guidance", neutral=1.0),
     TickTensor("momentum", "ST", step="guidance", neutral=-0.75),
     TickTensor("rescale", "ST", step="rescale"),
+    TickTensor("pauses_guidance", "S", step="rcfg blend+guidance", dtype="bool"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
     TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),

@@ -59,8 +59,8 @@ class LongGeneration:
         is_endless: bool = False,
     ) -> None:
         self.seed = draw_seed() if options.seed is None else options.seed
-        self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.source)
-        self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.source)
+        self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
+        self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
         self._given = options
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
@@ -87,7 +87,7 @@ class LongGeneration:
     @property
     def num_steps(self) -> int:
         """The steps of all segments together; 0 without an end."""
-        steps = self.options.steps or self._pipeline.bundle.sampler.steps
+        steps = len(self.options.timesteps or ()) or self.options.steps or self._pipeline.bundle.sampler.steps
         return (self.num_segments or 0) * steps
 
     def next_request(self) -> GenerationRequest | None:
@@ -101,7 +101,8 @@ class LongGeneration:
     def metadata(self) -> GenerationMetadata:
         """What a file of this generation says about it."""
         options = self._given.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
-        arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition", "timbre")}
+        names = ("source", "target", "structure", "condition", "timbre")
+        arrays = {name: getattr(self._inputs, name) for name in names}
         return GenerationMetadata(
             model=self._pipeline.bundle.name,
             model_version=self._pipeline.bundle.version,

@@ -25,6 +25,7 @@ from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
+from runtime.pipeline.structure import StructureCodec, parse_codes
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
@@ -40,8 +41,8 @@ CODEC_THREADS = 1
 class Pipeline:
     """An open deployment. A context manager: entering starts the tick thread, leaving closes everything.
 
-    `codec` and `text_encoder` are None where the bundle has none; `other_engines` are their engines. Methods may be
-    called from any thread.
+    `codec`, `text_encoder` and `structure` are None where the bundle has none; `other_engines` are their engines.
+    Methods may be called from any thread.
     """
 
     deployment: Deployment
@@ -50,6 +51,7 @@ class Pipeline:
     loop: TickLoop
     codec: Codec | None
     text_encoder: TextEncoder | None
+    structure: StructureCodec | None
     other_engines: tuple[Engine, ...]
 
     def __enter__(self) -> Self:
@@ -147,10 +149,20 @@ class Pipeline:
         return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
 
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Frames of a whole generation: enough for `seconds`, else the source's, else one canvas. Rounded up."""
+        """Frames of a whole generation, rounded up: enough for `seconds`, else the source's, its codes', else a canvas.
+
+        Raises RequestError for codes that the model does not have.
+        """
+        structure = self.bundle.structure
         if options.seconds is not None:
-            return self.bundle.latents.round_up(self._frames_for(options.seconds))
-        return self.bundle.latents.round_up(self.canvas_frames if source is None else len(source))
+            frames = self._frames_for(options.seconds)
+        elif source is not None:
+            frames = len(source)
+        elif options.codes is not None and structure is not None:
+            frames = len(parse_codes(options.codes, structure.num_codes)) * structure.frames_per_code
+        else:
+            frames = self.canvas_frames
+        return self.bundle.latents.round_up(frames)
 
     def total_samples(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Samples of a whole generation: exactly `seconds`, else those of all its frames. 0 without a codec."""
@@ -226,7 +238,7 @@ class Pipeline:
     ) -> GenerationRequest:
         """The first segment of a generation, by plain values of GenerationOptions. Raises RequestError."""
         parsed = parse_options({"prompt": prompt, **options})
-        segment = self.next_segment(0, self.total_frames(parsed, inputs.source))
+        segment = self.next_segment(0, self.total_frames(parsed, inputs.known))
         assert segment is not None
         return self.compose(parsed, segment, inputs)
 
@@ -238,7 +250,8 @@ class Pipeline:
         tail: Latents | None = None,
     ) -> GenerationRequest:
         """The request for one segment of a generation; see RequestComposer.compose. Raises RequestError."""
-        return RequestComposer(self.bundle, self.text_encoder).compose(options, segment, inputs, tail)
+        composer = RequestComposer(self.bundle, self.text_encoder, self.structure)
+        return composer.compose(options, segment, inputs, tail)
 
     def prompt_words(self, options: GenerationOptions) -> PromptWords | None:
         """Which words of the prompts and the negative prompt are understood; None where the bundle takes no text."""
@@ -289,6 +302,9 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             loop=TickLoop(engines, bundle, deployment, device),
             codec=Codec(bundle, others["codec_decode"], others.get("codec_encode")) if bundle.codec else None,
             text_encoder=_text_encoder(bundle, others),
+            structure=StructureCodec(bundle, others["structure_encode"], others["structure_decode"])
+            if bundle.structure
+            else None,
             other_engines=tuple(others.values()),
         )
         opened.pop_all()
@@ -307,6 +323,8 @@ def _open_other_engines(deployment: Deployment, bundle: Bundle, device: Device, 
     names = list(bundle.condition_graphs)
     if bundle.codec is not None:
         names += ["codec_decode", "codec_encode"] if bundle.codec.encode else ["codec_decode"]
+    if bundle.structure is not None:
+        names += ["structure_encode", "structure_decode"]
     fix = build_command(deployment.path, deployment.target)
     engines: dict[str, Engine] = {}
     for name in names:

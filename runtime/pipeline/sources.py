@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
-from runtime.pipeline.tasks import check_task, is_cover
+from runtime.pipeline.tasks import check_task, is_cover, task_of
 from runtime.requests.options import MAX_SECONDS, TEXT_OPTIONS, GenerationOptions, Span, given_options
 from runtime.requests.request import DENOISE_MIN
 from runtime.requests.segments import Segment
@@ -17,7 +17,7 @@ from runtime.requests.validation import untaken_options
 # A generation that is longer than its source by no more than this is a cover, and silence at its end.
 MIN_CONTINUATION_S = 1.0
 # Options that change how guidance works.
-GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale")
+GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end")
 
 
 def settled_options(
@@ -83,13 +83,19 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
     has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
     has_target = inputs.target is not None
     is_sde = options.solver == "sde" or options.sde_curve is not None
-    dcw = options.dcw
+    dcw, has_structure = options.dcw, inputs.known is not None or options.codes is not None
     for is_ineffective, field, why in (
         (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),
         (has_target and not (has_curve or has_strength), "target", "without target_curve or x0_strength"),
         (options.target_gate > 0 and not has_curve, "target_gate", "without target_curve"),
         (has_curve and has_strength, "x0_strength", "beside target_curve"),
         (is_sde and bool(np.any(options.ode_noise or 0.0)), "ode_noise", "in sde steps"),
+        (
+            options.structure_strength is not None and not has_structure,
+            "structure_strength",
+            "without structure to keep",
+        ),
+        (options.codes is not None and inputs.structure is not None, "structure", "beside codes"),
         (dcw is not None and dcw.model_fields_set == {"mode"}, "dcw.mode", "without dcw.low or dcw.high"),
     ):
         if is_ineffective:
@@ -105,7 +111,9 @@ def _check_text(options: GenerationOptions, inputs: GenerationInputs, bundle: Bu
         raise no_timbre(bundle)
     if options.timbre_strength is not None and inputs.timbre is None:
         raise RequestError("has no effect without a timbre", field="timbre_strength", fix="give a timbre")
-    check_task(options, inputs.source, bundle)
+    check_task(options, inputs.known, bundle)
+    if options.cover_strength is not None and task_of(options, inputs.known) != "cover":
+        raise RequestError("has no effect unless the task is cover", field="cover_strength", fix="leave it out")
     if inputs.condition is None:
         return
     unused = [name for name in given_options(options, TEXT_OPTIONS) if name != "task"]

@@ -21,12 +21,12 @@ def known_tasks(bundle: Bundle) -> list[Task]:
 
 
 def task_of(options: GenerationOptions, source: Latents | None) -> Task:
-    """The options' task, else the one that source and masks say."""
+    """The options' task, else the one that codes, masks and the source (or the structure of one) say."""
     if options.task is not None:
         return options.task
     if has_mask(options):
         return "repaint"
-    return "cover" if is_cover(options, source) else "text2music"
+    return "cover" if options.codes is not None or is_cover(options, source) else "text2music"
 
 
 def is_cover(options: GenerationOptions, source: Latents | None) -> bool:
@@ -60,8 +60,9 @@ def check_task(options: GenerationOptions, source: Latents | None, bundle: Bundl
 
 def _check_inputs(options: GenerationOptions, source: Latents | None) -> None:
     task, is_masked = options.task, has_mask(options)
+    has_known = source is not None or (task == "cover" and options.codes is not None)
     for is_wrong, why, fix in (
-        (task != "text2music" and source is None, "needs a source", "give a source, or leave the task out"),
+        (task != "text2music" and not has_known, "needs a source", "give a source, or leave the task out"),
         (task == "repaint" and not is_masked, "needs repaint or mask", "say what is generated anew"),
         (
             task == "text2music" and (is_masked or is_cover(options.model_copy(update={"task": None}), source)),

@@ -12,10 +12,19 @@ from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationReques
 
 
 def untaken_options(bundle: Bundle) -> frozenset[str]:
-    """Options that a bundle can make nothing of: its templates have no placeholder for them, or it lacks the part."""
+    """Options that a bundle can make nothing of: its templates have no placeholder for them, or it lacks the part.
+
+    A cover's strength is that of its instruction.
+    """
     placeholders = frozenset() if bundle.text_encoder is None else bundle.text_encoder.placeholders
     lacking = frozenset(TEXT_OPTIONS) - placeholders - {"task"}
-    return lacking if bundle.timbre is not None else lacking | {"timbre_strength"}
+    parts = {
+        "timbre_strength": bundle.timbre is not None,
+        "structure_strength": bundle.structure is not None,
+        "codes": bundle.structure is not None,
+        "cover_strength": "instruction" in placeholders,
+    }
+    return lacking | {name for name, is_there in parts.items() if not is_there}
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:

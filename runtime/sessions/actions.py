@@ -11,7 +11,7 @@ from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import DcwOptions, GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.validation import untaken_options
 from runtime.sessions.frames import AudioChunk
@@ -63,7 +63,12 @@ class LiveModel:
             window_frames=codec.spec.decode.window_frames,
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
-            defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
+            defaults={
+                "guidance": sampler.guidance,
+                "steps": sampler.live_steps,
+                "shift": sampler.shift,
+                "dcw": DcwOptions(**sampler.dcw.model_dump()),
+            },
             untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
             adapters=pipeline.engines.adapters,

@@ -26,9 +26,9 @@ from runtime.requests.request import NEUTRAL
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.messages import LivePrompt
 
-# Options that are no controls: prompts have a message of their own, a session has no length, and a mask says more than
-# repaint.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint")
+# Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
+# repaint, steps and shift are controls, and a session's structure is a source.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 

@@ -72,6 +72,10 @@ class GenerationBody(GenerationOptions):
     timbre_id: SourceId | None = Field(
         default=None, description="The id of an uploaded source, in place of the form's part `timbre`: a reference."
     )
+    structure_id: SourceId | None = Field(
+        default=None,
+        description="The id of an uploaded source whose melody and rhythm a cover keeps. Default: the source.",
+    )
     response_format: FormatName = Field(
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, or latents (safetensors, "
@@ -100,11 +104,14 @@ def _model_fields(bundle: Bundle) -> dict[str, Any]:
         name: _shown(name, default=getattr(bundle.sampler, name)) for name in ("guidance", "shift", "steps")
     }
     hidden = [*untaken_options(bundle), *(["prompt", "negative_prompt"] if bundle.text_encoder is None else [])]
-    for name in hidden + (["timbre_id"] if bundle.timbre is None else []):
+    hidden += ["timbre_id"] if bundle.timbre is None else []
+    hidden += ["structure_id"] if bundle.structure is None else []
+    for name in hidden:
         annotation, info = _shown(name)
         info.default = "" if name == "prompt" else info.default
         fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
     fields["task"] = _shown("task", **_known_tasks(bundle))
+    fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
     if bundle.codec is None:
         annotation, info = _shown("response_format", enum=["latents"])
         info.default = "latents"

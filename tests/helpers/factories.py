@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from helpers.tiny_structure import TOML as STRUCTURE
+from helpers.tiny_structure import save_structure
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -54,6 +56,7 @@ class TinySpec:
     conditions: bool = False
     timbre_frames: int = 12
     adapters: bool = False
+    structure: bool = False
 
     @property
     def context_channels(self) -> int:
@@ -87,6 +90,8 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
         onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
         tokenizer = word_tokenizer(spec.words) if spec.words else tiny_tokenizer()
         tokenizer.save(str(folder / "tokenizer.json"))
+    if spec.structure:
+        save_structure(folder, spec.channels)
     (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
     return folder
 
@@ -321,6 +326,8 @@ denoise = 1.0
         parts.append(_text_encoder_toml(spec))
     if spec.adapters:
         parts.append(_adapters_toml(spec))
+    if spec.structure:
+        parts.append(STRUCTURE)
     return "\n".join(parts)
 
 

@@ -14,6 +14,7 @@ from engine_build.export.toml_text import table_text, value_text
 STEPS: Final = 8
 SHIFT: Final = 3.0
 GUIDANCE: Final = 7.0
+DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
 # Windows of 5 s halve the memory of Oobleck's decoder, for one sixth more work at the margins.
 WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
@@ -26,6 +27,8 @@ ENCODE: Final = "codec_encode.onnx"
 TEXT_ENCODER: Final = "text_encoder.onnx"
 LYRIC_ENCODER: Final = "lyric_encoder.onnx"
 TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
+STRUCTURE_ENCODE: Final = "structure_encode.onnx"
+STRUCTURE_DECODE: Final = "structure_decode.onnx"
 TOKENIZER: Final = "tokenizer.json"
 SILENCE: Final = "silence.npy"
 NULL_CONDITION: Final = "null_condition.npy"
@@ -56,6 +59,7 @@ class BundleFacts:
     lyrics: Mapping[str, Any] | None = None
     timbre: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
+    structure: Mapping[str, int] | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,7 +101,9 @@ def bundle_text(facts: BundleFacts) -> str:
         **_decoder_tables(facts),
         **_codec_tables(facts),
         **_text_encoder_tables(facts),
+        **_structure_tables(facts),
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
+        "sampler.dcw": DCW,
         "training": facts.figures,
     }
     if facts.adapters:
@@ -169,6 +175,20 @@ def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     return tables
 
 
+def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    if facts.structure is None:
+        return {}
+    return {
+        "structure": facts.structure,
+        "structure.encode": {
+            "graph": STRUCTURE_ENCODE,
+            "inputs": {"latents": "latents"},
+            "outputs": {"codes": "codes"},
+        },
+        "structure.decode": {"graph": STRUCTURE_DECODE, "inputs": {"codes": "codes"}, "outputs": {"hints": "hints"}},
+    }
+
+
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
     """A deployment of the bundle on ONNX Runtime's CPU provider: small, so that it runs where it was exported."""
     canvas, multiple = facts.canvas_frames, facts.frame_multiple
@@ -192,5 +212,5 @@ depth = 2
 queue = 8
 
 [build]
-step_variants = ["plain", "guidance", "mask", "guidance+mask"]
+step_variants = ["plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask"]
 """

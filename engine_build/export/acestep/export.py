@@ -24,6 +24,8 @@ from engine_build.export.acestep.bundle_text import (
     LYRIC_ENCODER,
     NULL_CONDITION,
     SILENCE,
+    STRUCTURE_DECODE,
+    STRUCTURE_ENCODE,
     TIMBRE_ENCODER,
     BundleFacts,
     bundle_text,
@@ -42,6 +44,8 @@ from engine_build.export.acestep.codec import (
     layout_of,
 )
 from engine_build.export.acestep.sources import (
+    AUDIO_DETOKENIZER,
+    AUDIO_TOKENIZER,
     CONDITION_ENCODER,
     NULL,
     TEXT_ENCODER,
@@ -208,6 +212,16 @@ def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:
     return {"timbre": export_timbre_encoder(encoder, facts["frame_rate_hz"], folder / TIMBRE_ENCODER)}
 
 
+def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
+    from engine_build.export.acestep.structure import export_codes, export_hints
+
+    tokenizer: Any = source.load(AUDIO_TOKENIZER)
+    layout, quantizer = export_codes(tokenizer, folder / STRUCTURE_ENCODE), tokenizer.quantizer
+    del tokenizer
+    _check(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
+    return {"structure": layout}
+
+
 STEPS: Final = (
     Step("decoder", (TRANSFORMER,), _export_decoder),
     Step("codec", (VAE,), _export_codec),
@@ -215,6 +229,7 @@ STEPS: Final = (
     Step("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
     Step("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
     Step("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
+    Step("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
 )
 
 

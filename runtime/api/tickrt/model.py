@@ -203,6 +203,7 @@ class Model:
             condition=None if condition is None else np.asarray(condition, np.float32),
             source=self._input(arguments.get("source"), rate_hz),
             target=self._input(arguments.get("target_source"), rate_hz),
+            structure=self._input(arguments.get("structure"), rate_hz),
             source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
             timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )

@@ -80,10 +80,15 @@ class _Common(TypedDict, total=False):
     mask: Curve | None
     target_curve: Curve | None
     target_gate: float
+    structure_strength: Curve | None
+    cover_strength: Curve | None
     x0_strength: Curve | None
     channel_gain: Curve | Sequence[Sequence[float]] | None
     dcw: DcwOptions | None
     adapters: Sequence[AdapterOptions] | None
+    cfg_interval_start: float | None
+    cfg_interval_end: float | None
+    noise: Literal["tickrt", "torch"]
 
 
 class Options(_Common, total=False):
@@ -92,6 +97,8 @@ class Options(_Common, total=False):
     blend: Blend
     seconds: float | None
     repaint: Sequence[Span] | None
+    codes: str | Sequence[int] | NDArray[np.integer[Any]] | None
+    timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
 
 
 class Controls(_Common, total=False):
@@ -106,6 +113,7 @@ class Arguments(Options, total=False):
     source: Source | None
     target_source: Source | None
     timbre: Source | None
+    structure: Source | None
     condition: NDArray[np.float32] | None
     sample_rate_hz: int | None
 
@@ -121,6 +129,7 @@ INPUTS = {
     "or float PCM [n, channels].",
     "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
     "timbre": "A reference whose timbre the generation takes, in the same forms. Default: that of silence.",
+    "structure": "What a cover keeps melody and rhythm of, in the same forms. Default: the source.",
     "condition": "Tokens [L, D], float32, in place of the prompt.",
     "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
 }

@@ -50,6 +50,14 @@ def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, with
     assert set(specs(tmp_path / "all")) - set(specs(tmp_path / "less", **{part: False})) == without
 
 
+def test_structure_has_two_engines_in_pieces_of_at_most_a_canvas(tmp_path: Path) -> None:
+    made = specs(tmp_path, structure=True)
+    assert list(made)[-2:] == ["structure_encode", "structure_decode"]
+    (encode,), (decode,) = (optimization_profiles(made[name]) for name in list(made)[-2:])
+    assert encode == {"latents": "1x3x8 1x15x8 1x30x8"}
+    assert decode == {"codes": "1x1 1x5 1x10"}
+
+
 def test_names_come_from_roles(tmp_path: Path) -> None:
     made = specs(tmp_path, prefix="my_")
     assert [port.name for port in made["decoder"].inputs][:2] == ["my_hidden_states", "my_timestep"]

@@ -13,6 +13,7 @@ from helpers.factories import TinySpec
 from helpers.generations import expected_latents, generate
 from numpy.typing import NDArray
 
+from runtime.config.bundle import DcwSpec
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
@@ -21,6 +22,7 @@ from runtime.requests.options import COVER_DENOISE, parse_options
 from runtime.requests.request import Condition
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
+from runtime.requests.torch_noise import torch_noise
 
 SPEC = TinySpec()
 T, C = SPEC.canvas_frames, SPEC.channels
@@ -364,3 +366,28 @@ def test_a_strength_without_a_timbre_and_texts_beside_a_condition_are_refused(si
     given = GenerationInputs(condition=np.ones((2, SPEC.condition_width), np.float32))
     with pytest.raises(RequestError, match="bpm: has no effect beside condition tokens"):
         LongGeneration(singing, parse_options({"prompt": "", "bpm": 90}), given)
+
+
+def test_torch_noise_is_the_noise_of_the_seed_in_every_segment(pipeline: Pipeline) -> None:
+    request = pipeline.request("a", noise="torch", seed=5)
+    assert request.noise is not None
+    assert np.array_equal(request.noise, torch_noise(request.frames, C, 5))
+    assert pipeline.request("a", seed=5).noise is None
+
+
+def test_timesteps_mix_in_a_source_as_far_as_the_first_one_is_below_one(pipeline: Pipeline) -> None:
+    request = pipeline.request("a", GenerationInputs(source=latents(32)), timesteps=[0.8, 0.3])
+    assert (request.timesteps, request.steps, request.denoise) == ((0.8, 0.3), 2, 0.8)
+    assert pipeline.request("a", timesteps=[0.8]).denoise == 1.0
+
+
+def test_dcw_comes_from_the_bundle_unless_it_is_asked_for(pipeline: Pipeline) -> None:
+    assert pipeline.request("a").parameters.dcw is None
+    sampler = pipeline.bundle.sampler.model_copy(update={"dcw": DcwSpec(low=0.0625, high=0.25)})
+    changed = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"sampler": sampler}))
+    dcw = changed.request("a").parameters.dcw
+    assert dcw is not None
+    assert (dcw.mode, dcw.low, dcw.high) == ("double", 0.0625, 0.25)
+    off = changed.request("a", dcw={"low": 0.0, "high": 0.0}).parameters.dcw
+    assert off is not None
+    assert off.is_neutral

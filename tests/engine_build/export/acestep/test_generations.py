@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.build.builder import build_deployment
+from runtime.config.bundle import DcwSpec
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
@@ -61,7 +63,10 @@ step_variants = ["plain", "guidance"]
     )
     deployment = load_deployment(path)
     build_deployment(deployment)
-    return open_pipeline(deployment)
+    opened = open_pipeline(deployment)
+    # AceStepPipeline has no DCW.
+    sampler = opened.bundle.sampler.model_copy(update={"dcw": DcwSpec()})
+    return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
 
 
 def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.float32]]:
