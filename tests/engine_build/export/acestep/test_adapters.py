@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.adapters import random_factors, write_peft
-from helpers.tiny_acestep import diffusers_pipeline
+from helpers.graph_engine import GraphEngine
+from helpers.tiny_acestep import tiny_transformer
+
+from engine_build.export.acestep.bundle_text import ALIASES
+from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
+from runtime.config.adapter_spec import AdapterSpec
+from runtime.engines.adapters import read_adapter
 
 pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
@@ -36,29 +42,24 @@ def published(factors: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_diffusers(base: Path, folders: list[Path], inputs: Mapping[str, Any]) -> Any:
+def of_diffusers(transformer: Any, folders: list[Path], inputs: Mapping[str, Any]) -> Any:
     """The velocity of each row, with the strengths set for that row."""
-    pipeline = diffusers_pipeline(base)
+    from diffusers import AceStepPipeline
+    from safetensors.torch import load_file
+
     for folder, rank in zip(folders, RANKS, strict=True):
-        state, metadata = pipeline.lora_state_dict(
-            str(folder), weight_name="adapter_model.safetensors", return_lora_metadata=True
-        )
-        assert metadata is None
-        config = {
-            "r": rank,
-            "lora_alpha": ALPHA,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": _modules(state),
+        state = AceStepPipeline.lora_state_dict(load_file(folder / "adapter_model.safetensors"))
+        config = {"r": rank, "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none"}
+        metadata = {
+            f"transformer.{name}": value for name, value in {**config, "target_modules": _modules(state)}.items()
         }
-        metadata = {f"transformer.{name}": value for name, value in config.items()}
-        pipeline.load_lora_into_transformer(state, pipeline.transformer, adapter_name=folder.name, metadata=metadata)
+        AceStepPipeline.load_lora_into_transformer(state, transformer, adapter_name=folder.name, metadata=metadata)
     rows = []
     for row, strengths in enumerate(STRENGTHS):
-        pipeline.set_adapters([folder.name for folder in folders], list(strengths))
+        transformer.set_adapters([folder.name for folder in folders], list(strengths))
         one = {name: torch.from_numpy(values[row : row + 1]) for name, values in inputs.items()}
         with torch.no_grad():
-            found = pipeline.transformer(**one, timestep_r=one["timestep"], return_dict=False)[0]
+            found = transformer(**one, timestep_r=one["timestep"], return_dict=False)[0]
         rows.append(found[0].numpy())
     return np.stack(rows)
 
@@ -67,33 +68,29 @@ def _modules(state: Mapping[str, Any]) -> list[str]:
     return sorted({name.removeprefix("transformer.").partition(".lora_")[0] for name in state})
 
 
-def test_each_row_is_what_diffusers_gives_with_its_strengths(base: Path, bundle: Path, tmp_path: Path) -> None:
+def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> None:
     import onnx
-    from helpers.graph_engine import GraphEngine
 
-    from engine_build.graphs.adapter_graph import adapter_graph
-    from runtime.config.bundle import load_bundle
-    from runtime.engines.adapters import read_adapter
+    from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder
 
-    spec = load_bundle(bundle).adapters
-    assert spec is not None
+    torch.manual_seed(0)
+    transformer = tiny_transformer(turbo=False)
+    export_decoder(MaskedDecoder(transformer).eval(), DecoderShape(8, 16, 16, 2), tmp_path / "decoder.onnx")
+    model = onnx.load(tmp_path / "decoder.onnx")
+    spec = AdapterSpec(aliases=ALIASES, matrices=linear_matrices(model))
     attention = tuple(path for path in spec.matrices if "_attn." in path)
-    everything = tuple(path for path in spec.matrices if path.startswith("layers."))
-    folders = [
-        write_peft(
-            tmp_path / name, published(random_factors(spec, rank, seed, modules)), r=rank, lora_alpha=ALPHA
-        )
-        for seed, (name, rank, modules) in enumerate(zip("ab", RANKS, (attention, everything), strict=True))
-    ]  # fmt: skip
+    blocks = tuple(path for path in spec.matrices if path.startswith("layers."))
+    folders = []
+    for seed, (name, rank, modules) in enumerate(zip("ab", RANKS, (attention, blocks), strict=True)):
+        factors = published(random_factors(spec, rank, seed, modules))
+        folders.append(write_peft(tmp_path / name, factors, r=rank, lora_alpha=ALPHA))
     inputs = feeds()
-    expected = of_diffusers(base, folders, inputs)
     adapters = [read_adapter(folder, spec) for folder in folders]
-    graph = adapter_graph(onnx.load(bundle / "decoder.onnx"), spec, "hidden_states")
-    factors = {
-        side: np.concatenate([getattr(one, side[-1]) for one in adapters]) for side in ("adapter_a", "adapter_b")
-    }
+    factors = {f"adapter_{side}": np.concatenate([getattr(one, side) for one in adapters]) for side in "ab"}
     weights = np.array([np.repeat(strengths, RANKS) for strengths in STRENGTHS], np.float32)
-    mask = {"condition_mask": np.ones((R, L), np.float32)}
-    found = GraphEngine(graph).run({**inputs, **mask, **factors, "adapter_weights": weights})["velocity"]
+    rows = {"condition_mask": np.ones((R, L), np.float32), "adapter_weights": weights}
+    graph = GraphEngine(adapter_graph(model, spec, "hidden_states"))
+    found = graph.run({**inputs, **rows, **factors})["velocity"]
+    expected = of_diffusers(transformer, folders, inputs)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert min(np.abs(expected[row] - expected[0]).max() for row in range(1, R)) > 1e-2
