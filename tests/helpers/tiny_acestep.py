@@ -54,6 +54,7 @@ STRUCTURE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
+    "sliding_window": 4,
 }
 
 

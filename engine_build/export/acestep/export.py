@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
 
+import engine_build.export
 from engine_build.export.acestep.bundle_text import (
     DECODE,
     DECODER,
@@ -43,19 +44,19 @@ from engine_build.export.acestep.codec import (
     export_codec,
     layout_of,
 )
-from engine_build.export.acestep.sources import (
+from engine_build.export.acestep.layouts import (
     AUDIO_DETOKENIZER,
     AUDIO_TOKENIZER,
     CONDITION_ENCODER,
-    NULL,
     TEXT_ENCODER,
     TOKENIZER,
     TRANSFORMER,
     VAE,
-    Source,
 )
-from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
-from engine_build.export.torch_export import output_error
+from engine_build.export.acestep.sources import NULL, Source, is_turbo
+from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
+from engine_build.export.resume import Steps, working_folder
+from engine_build.export.torch_export import graph_error, module_outputs
 from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.errors import BuildError, ConfigError
@@ -70,12 +71,16 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Options beside the source. `canvas_s`: length of a full generation; `with_text`: export the text encoder."""
+    """Options beside the source.
+
+    `canvas_s`: length of a full generation; `with_text`: export the text encoder; `force`: start anew.
+    """
 
     name: str
     canvas_s: float = 60.0
     with_text: bool = True
     description: str = ""
+    force: bool = False
 
 
 class Step(NamedTuple):
@@ -97,15 +102,34 @@ def export_bundle(source: Source, folder: Path, options: Options, on_progress: O
     not a bundle.
     """
     _check_replaceable(folder)
+    for line in source.report():
+        on_progress(line)
     found: Facts = {"canvas_s": options.canvas_s}
-    with _atomic_folder(folder) as partial:
-        for step in steps_of(source, options):
-            on_progress(f"{step.name} ...")
-            found |= step.export(source, partial, found)
-            gc.collect()
+    with working_folder(folder, force=options.force) as working:
+        steps = Steps(working, f"{source.fingerprint()} {exporter_version()} {found}")
+        try:
+            for step in steps_of(source, options):
+                on_progress(f"{step.name} ...")
+                result, is_new = steps.run(step.name, partial(step.export, source, working, dict(found)))
+                if not is_new:
+                    on_progress(f"{step.name}: complete since an earlier run")
+                found |= result
+                gc.collect()
+        except (KeyboardInterrupt, BuildError, ConfigError):
+            if steps.complete:
+                on_progress(f"kept for the next run: {', '.join(steps.complete)}")
+            raise
+        steps.close()
         facts = BundleFacts(name=options.name, description=options.description, **found)
-        (partial / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
+        (working / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
     return facts
+
+
+def exporter_version() -> str:
+    """Changes with what a graph depends on beside its weights: this package's source and the packages that trace."""
+    sources = sorted(Path(engine_build.export.__file__).parent.rglob("*.py"))
+    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "diffusers", "onnxscript")]
+    return hashlib.sha256("".join([*versions, *(path.read_text("utf-8") for path in sources)]).encode()).hexdigest()
 
 
 def steps_of(source: Source, options: Options) -> list[Step]:
@@ -129,13 +153,15 @@ def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
         raise BuildError(f"the transformer has {channels} channels, a context of {shape.context_channels}: expected 2C")
     parameters = sum(parameter.numel() for parameter in transformer.parameters())
     decoder = MaskedDecoder(transformer).eval()
+    examples = [decoder_examples(shape, *size, seed) for seed, size in enumerate(_CHECKED_SIZES)]
+    expected = module_outputs(decoder, examples)
     export_decoder(decoder, shape, folder / DECODER)
-    error = max_error(decoder, folder / DECODER, shape, _CHECKED_SIZES)
-    _check(DECODER, error)
+    del transformer, decoder
+    error = _checked(DECODER, graph_error(folder / DECODER, examples, expected))
     return {
         "channels": channels,
         "frame_multiple": shape.frame_multiple,
-        "is_turbo": bool(config.is_turbo or config.model_version == "turbo"),
+        "is_turbo": is_turbo(config),
         "adapters": _adapters(folder / DECODER),
         "figures": {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error},
     }
@@ -156,13 +182,15 @@ def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
             fix="export a transformer and a vae that belong together",
         )
     decode, encode = folder / DECODE, folder / ENCODE
-    export_codec(vae, decode, encode)
     random = torch.Generator().manual_seed(0)
-    latents = torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)
-    audio = torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5
-    _check(DECODE, output_error(LatentsToAudio(vae.decoder), decode, {"latents": latents}))
-    _check(ENCODE, output_error(AudioToLatents(vae.encoder), encode, {"audio": audio}))
+    latents = [{"latents": torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)}]
+    audio = [{"audio": torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5}]
+    expected_audio = module_outputs(LatentsToAudio(vae.decoder), latents)
+    expected_latents = module_outputs(AudioToLatents(vae.encoder), audio)
+    export_codec(vae, decode, encode)
     del vae
+    _checked(DECODE, graph_error(decode, latents, expected_audio))
+    _checked(ENCODE, graph_error(encode, audio, expected_latents))
     return {
         "sample_rate_hz": layout.sample_rate_hz,
         "audio_channels": layout.channels,
@@ -241,28 +269,13 @@ def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...]
     return None
 
 
-def _check(name: str, error: float) -> None:
+def _checked(name: str, error: float) -> float:
     if not error <= ERROR_LIMIT:
         raise BuildError(f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
+    return error
 
 
 def _check_replaceable(folder: Path) -> None:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / BUNDLE_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not a bundle: it is not replaced", fix="--out another folder")
-
-
-@contextmanager
-def _atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, renamed to it at the end, or removed."""
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
-    partial.mkdir()
-    try:
-        yield partial
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Sources of modules: a checkpoint in diffusers' layout, or the published configuration with random weights.
+"""Sources of modules: a checkpoint as published, or the published configuration with random weights.
 
 Every call makes one module, in float32, so that an export has one module in memory at a time.
 """
@@ -7,37 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final, Protocol
 
 import diffusers
 import torch
 from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
 from diffusers.pipelines.ace_step import modeling_ace_step as ace_step
-from safetensors import SafetensorError
 from torch import nn
 
+from engine_build.export.acestep.layouts import (
+    AUDIO_DETOKENIZER,
+    AUDIO_TOKENIZER,
+    CLASSES,
+    CONDITION_ENCODER,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+    Part,
+    parts_of,
+)
+from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
+from runtime.engines.manifest import file_sha256
 from runtime.errors import ConfigError
 
-TRANSFORMER: Final = "transformer"
-VAE: Final = "vae"
-CONDITION_ENCODER: Final = "condition_encoder"
-TEXT_ENCODER: Final = "text_encoder"
-TOKENIZER: Final = "tokenizer"
-AUDIO_TOKENIZER: Final = "audio_tokenizer"
-AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
 NULL: Final = "null_condition"
-CLASSES: Final = {
-    TRANSFORMER: "AceStepTransformer1DModel",
-    VAE: "AutoencoderOobleck",
-    CONDITION_ENCODER: "AceStepConditionEncoder",
-    AUDIO_TOKENIZER: "AceStepAudioTokenizer",
-    AUDIO_DETOKENIZER: "AceStepAudioTokenDetokenizer",
+# What a checkpoint's bundle cannot do without a part.
+ABSENT: Final = {
+    CONDITION_ENCODER: "no texts, no lyrics, no timbre, no learned null condition",
+    TEXT_ENCODER: "no texts: requests give condition tokens",
+    AUDIO_TOKENIZER: "covers have no structure",
+    AUDIO_DETOKENIZER: "covers have no structure, no structure codes",
 }
 # What is published with ACE-Step v1.5's turbo checkpoint; diffusers' own defaults are the rest of it.
 TURBO_CONFIG: Final[Mapping[str, Any]] = {
@@ -72,84 +78,97 @@ class Source(Protocol):
     def load(self, part: str) -> Any:
         """A new module in float32, in eval mode; for `tokenizer` the fast tokenizer."""
 
+    def report(self) -> Iterator[str]:
+        """Lines about what there is, without loading it."""
+
+    def fingerprint(self) -> str:
+        """A hash of everything that is loaded."""
+
 
 class Checkpoint:
-    """A folder as diffusers saves it: transformer/, vae/ and, for texts, condition_encoder/, text_encoder/, tokenizer/.
-
-    Raises ConfigError where a folder is missing or has another model.
-    """
+    """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.parts = parts_of(folder)
         self.name = folder.resolve().name
         self.description = f"ACE-Step, exported from {self.name}."
-        if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}", fix="--checkpoint FOLDER, or --random")
-        for part in CLASSES:
-            self._check(part, optional=part not in (TRANSFORMER, VAE))
 
     def has(self, part: str) -> bool:
         """Whether the folder has it."""
-        return (self.folder / part).is_dir()
+        return part in self.parts
 
     def load(self, part: str) -> Any:
-        """A part in float32, or the tokenizer. Raises ConfigError where its files cannot be read."""
+        """A part in float32, or the tokenizer. Raises ConfigError where files and configuration do not fit."""
         if part in (TEXT_ENCODER, TOKENIZER):
             return self._load_text(part)
+        found = self.parts[part]
         kind = getattr(ace_step, CLASSES[part], None) or getattr(diffusers, CLASSES[part])
-        return self._load(kind, part)
+        with quiet(), _describing(found), without_weights():
+            module: nn.Module = kind.from_config(found.config)
+        fill(module, found.tensors, given=("silence_latent",) if found.silence_file else ())
+        if found.silence_file:
+            module.silence_latent = _silence(found.silence_file)
+        return module.eval()
+
+    def report(self) -> Iterator[str]:
+        """A line per part: parameters, how they are stored, memory in float32; and what the missing parts mean."""
+        config = self.parts[TRANSFORMER].config
+        yield f"{self.name}: {'turbo (no guidance)' if is_turbo(config) else 'with guidance'}"
+        for name, part in self.parts.items():
+            if part.tensors:
+                count = sum(tensor.count for tensor in part.tensors.values())
+                dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in part.tensors.values()}))
+                yield f"  {name}: {count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
+        yield from (f"  no {name}: {means}" for name, means in ABSENT.items() if not self.has(name))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all files of all parts."""
+        files = sorted({file for part in self.parts.values() for file in part.files})
+        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
 
     def _load_text(self, part: str) -> Any:
         if importlib.util.find_spec("transformers") is None:
             raise ConfigError(
-                f"{self.folder / part} needs the package transformers, which is not installed",
+                f"{self.parts[part].folder} needs the package transformers, which is not installed",
                 fix="pip install 'tickrt[export]'; or --no-text",
             )
         if not self.has(TOKENIZER):
             raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-        with quiet(), _loading(self.folder / part):
+        found = self.parts[part]
+        with quiet(), _describing(found):
             if part == TOKENIZER:
-                return AutoTokenizer.from_pretrained(self.folder / part, local_files_only=True)
-            model = AutoModel.from_pretrained(self.folder / part, dtype=torch.float32, local_files_only=True)
-        return model.eval()
-
-    def _check(self, part: str, *, optional: bool) -> None:
-        path = self.folder / part / "config.json"
-        if optional and not self.has(part):
-            return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
-        except (OSError, ValueError, AttributeError):
-            raise ConfigError(
-                f"{self.folder} is not a checkpoint in diffusers' layout: {path} is missing or cannot be read",
-                fix="convert the original with scripts/convert_ace_step_to_diffusers.py of diffusers' repository",
-            ) from None
-        if found != CLASSES[part]:
-            raise ConfigError(
-                f"{path} describes a {found}, expected {CLASSES[part]}", fix="name an ACE-Step checkpoint"
-            )
-
-    def _load(self, kind: Any, part: str) -> nn.Module:
-        with quiet(), _loading(self.folder / part):
-            module: nn.Module = kind.from_pretrained(
-                self.folder / part,
-                torch_dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                low_cpu_mem_usage=importlib.util.find_spec("accelerate") is not None,
-            )
+                return AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(found.folder, local_files_only=True, dtype=torch.float32)
+            with without_weights():
+                module = AutoModel.from_config(config)
+        fill(module, found.tensors)
         return module.eval()
 
 
+def is_turbo(config: Mapping[str, Any]) -> bool:
+    """Whether a decoder's configuration is of a guidance-distilled checkpoint, as AceStepPipeline decides it."""
+    return bool(config.get("is_turbo") or config.get("model_version") == "turbo")
+
+
+def _silence(file: Path) -> torch.Tensor:
+    """ACE-Step's own file `[1, C, T]` as the condition encoder's buffer f32 `[1, T, C]`. Raises ConfigError."""
+    try:
+        stored = torch.load(file, weights_only=True, map_location="cpu")
+        return stored.transpose(1, 2).float().contiguous()
+    except (OSError, RuntimeError, ValueError, AttributeError, IndexError, UnpicklingError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", fix=AGAIN) from error
+
+
 @contextmanager
-def _loading(folder: Path) -> Iterator[None]:
-    """Turn the errors of diffusers and transformers for damaged files into one that names the folder."""
+def _describing(part: Part) -> Iterator[None]:
+    """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be loaded: {error}", fix="copy or download it again") from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"{part.folder} does not describe a model: {error}", fix=AGAIN) from error
 
 
 @dataclass(frozen=True)
@@ -179,6 +198,14 @@ class RandomWeights:
             width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
             return torch.randn(1, width, generator=self._generator(NULL))
         return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
+
+    def report(self) -> Iterator[str]:
+        """The description."""
+        yield self.description
+
+    def fingerprint(self) -> str:
+        """The values that the weights depend on."""
+        return repr(self)
 
     def _transformer(self) -> nn.Module:
         """Linear and convolution weights are normal, norms 1, biases 0."""

@@ -161,7 +161,32 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="latents of 6 channels, the vae has 8"):
         export(RandomWeights(transformer_changes=wide, vae_changes=VAE), folder)
     assert (folder / "bundle.toml").read_text() == "# an older one"
-    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_second_run_exports_only_what_the_first_did_not(
+    base: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_build.export.acestep import export as module
+
+    said: list[str] = []
+    options = module.Options("tiny-base", canvas_s=2.4, with_text=False)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    margin = module.encode_margin
+    monkeypatch.setattr(module, "encode_margin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        module.export_bundle(checkpoint(base), tmp_path / "b", options, said.append)
+    assert said[-1] == "kept for the next run: decoder"
+    assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(module, "encode_margin", margin)
+    monkeypatch.setattr(module, "export_decoder", interrupt)
+    module.export_bundle(checkpoint(base), tmp_path / "b", options, said.append)
+    assert "decoder: complete since an earlier run" in said
+    for name in ("decoder.onnx", "codec_decode.onnx", "silence.npy"):
+        assert (tmp_path / "b" / name).read_bytes() == (bundle / name).read_bytes()
+    assert load_bundle(tmp_path / "b").training == load_bundle(bundle).training
 
 
 def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
