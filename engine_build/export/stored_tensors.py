@@ -23,7 +23,7 @@ from runtime.errors import ConfigError
 MAX_HEADER_BYTES: Final = 100 << 20  # safetensors' own limit
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 AGAIN: Final = "copy or download it again"
-_PLAIN: Final = re.compile(r"[^.]+\.safetensors(\.index\.json)?")
+_PLAIN: Final = re.compile(r"(diffusion_pytorch_)?model\.safetensors(\.index\.json)?")
 _SHARD: Final = re.compile(r"-\d+-of-\d+\.")
 
 

@@ -95,6 +95,19 @@ def test_own_layout_s_parts_compute_the_same(own: Path, base: Path) -> None:
     assert torch.equal(first[1], second[1])
 
 
+def test_one_size_for_all_parts_where_the_configuration_has_no_other(own: Path, tmp_path: Path) -> None:
+    """XL's encoders are narrower than its decoder; turbo, base and sft have no keys for them."""
+    shutil.copytree(own.parent, tmp_path / "all")
+    path = tmp_path / "all" / own.name / "config.json"
+    config = json.loads(path.read_text())
+    assert parts_of(tmp_path / "all")["audio_tokenizer"].config["hidden_size"] == CONDITION_WIDTH
+    path.write_text(json.dumps({key: value for key, value in config.items() if not key.startswith("encoder_")}))
+    parts = parts_of(tmp_path / "all")
+    for part in ("condition_encoder", "audio_tokenizer", "audio_token_detokenizer"):
+        assert parts[part].config["hidden_size"] == config["hidden_size"] == 32
+    assert parts["transformer"].config.get("encoder_hidden_size") is None
+
+
 def test_several_decoders_are_listed(own: Path, tmp_path: Path) -> None:
     shutil.copytree(own.parent, tmp_path / "all")
     shutil.copytree(own, tmp_path / "all" / "acestep-v15-turbo")
