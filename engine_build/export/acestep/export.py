@@ -246,7 +246,7 @@ def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
     tokenizer: Any = source.load(AUDIO_TOKENIZER)
     layout, quantizer = export_codes(tokenizer, folder / STRUCTURE_ENCODE), tokenizer.quantizer
     del tokenizer
-    _check(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
+    _checked(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
     return {"structure": layout}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from engine_build.export.torch_export import export_graph, free, open_without_copies, output_error, quiet
+from engine_build.export.torch_export import export_graph, free, graph_error, module_outputs, open_without_copies, quiet
 from runtime.errors import BuildError
 
 MAX_BATCH: Final = 64
@@ -86,4 +86,5 @@ def export_hints(quantizer: Any, detokenizer: nn.Module, file: Path) -> float:
     )
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(quantizer.codebook_size, (1, CHECKED_CODES), generator=generator)
-    return output_error(module, file, {"codes": codes})
+    examples = [{"codes": codes}]
+    return graph_error(file, examples, module_outputs(module, examples))
