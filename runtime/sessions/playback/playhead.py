@@ -10,10 +10,10 @@ from runtime.errors import RequestError
 from runtime.sessions.messages import Ack
 
 REACH_S = 0.06  # Audio this close after the playhead is not replaced: it could not arrive in time.
-LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.25, 0.2, 2.0
+LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.4, 0.3, 2.0
 # A dip is how far the client's buffer was below the lead. The lead is this much more than the largest dip of the last
 # minutes; changes replace what was sent, so a long lead delays nothing.
-LEAD_PER_DIP, DIP_DECAY_PER_S = 2.5, 0.005
+LEAD_PER_DIP, DIP_DECAY_PER_S = 4.0, 0.005
 LEAD_GROWTH_INTERVAL_S, LEAD_SHRINK_PER_S = 0.25, 0.05
 ACK_TIMEOUT_S = 5.0
 # A playhead may run this much faster than the clock, and be this much ahead of it.

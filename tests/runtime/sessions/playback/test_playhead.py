@@ -6,7 +6,15 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.sessions.messages import Ack
-from runtime.sessions.playback.playhead import LEAD_MAX_S, LEAD_MIN_S, MAX_RATE, MAX_RATE_SLACK_S, Playhead
+from runtime.sessions.playback.playhead import (
+    LEAD_MAX_S,
+    LEAD_MIN_S,
+    LEAD_PER_DIP,
+    LEAD_START_S,
+    MAX_RATE,
+    MAX_RATE_SLACK_S,
+    Playhead,
+)
 
 RATE = 1000
 
@@ -87,7 +95,7 @@ def test_the_lead_grows_at_once_and_shrinks_slowly_within_its_limits() -> None:
     for index in range(20):
         playhead.ack(Ack(playhead_sample=0, worst_lead_s=0.0), index / 10)
         leads.append(playhead.lead_s)
-    assert leads[0] == pytest.approx(0.625)
+    assert leads[0] == pytest.approx(LEAD_PER_DIP * LEAD_START_S)
     assert leads[-1] == pytest.approx(LEAD_MAX_S, rel=0.01)
     playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 3.0)
     playhead.ack(Ack(playhead_sample=0, worst_lead_s=2.0), 4.0)
@@ -105,15 +113,15 @@ def test_the_lead_stays_where_dips_come_now_and_then() -> None:
     for index in range(600):
         dip_s = 0.12 if index % 300 == 0 else 0.01
         playhead.ack(Ack(playhead_sample=0, worst_lead_s=playhead.lead_s - dip_s), index / 10)
-        assert playhead.lead_s >= 0.2
-    assert playhead.lead_s == pytest.approx(0.27, abs=0.04)
+        assert playhead.lead_s >= LEAD_MIN_S
+    assert 0.12 * LEAD_PER_DIP * 0.8 < playhead.lead_s < 0.12 * LEAD_PER_DIP
 
 
 def test_an_empty_buffer_before_the_first_audio_is_no_dip() -> None:
     playhead = Playhead(RATE)
     playhead.attach(0.0)
     playhead.ack(Ack(playhead_sample=0, worst_lead_s=0.0), 0.1)
-    assert playhead.lead_s <= 0.25
+    assert playhead.lead_s <= LEAD_START_S
 
 
 def test_a_stored_playhead_goes_on_at_its_position() -> None:
