@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
+from engine_build.export.acestep.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.errors import ConfigError
 
 TRANSFORMER: Final = "transformer"

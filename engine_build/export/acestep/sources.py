@@ -32,7 +32,7 @@ from engine_build.export.acestep.layouts import (
     Part,
     parts_of,
 )
-from engine_build.export.stored_tensors import AGAIN, fill, without_weights
+from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
 from runtime.engines.manifest import file_sha256
 from runtime.errors import ConfigError
