@@ -98,6 +98,12 @@ def module_outputs(module: nn.Module, examples: Sequence[Mapping[str, Tensor]]) 
         return [module(*example.values()).numpy() for example in examples]
 
 
+def release(module: nn.Module) -> None:
+    """Free the weights of a module that is used no more; torch.export's caches keep its parameters."""
+    for value in (*module.parameters(), *module.buffers()):
+        value.data = torch.empty(0)
+
+
 def graph_error(file: Path, examples: Sequence[Mapping[str, Tensor]], expected: Sequence[NDArray[np.float32]]) -> float:
     """Largest absolute difference of an ONNX file's only output to the expected ones, on inputs by name."""
     gc.collect()

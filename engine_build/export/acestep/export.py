@@ -56,7 +56,7 @@ from engine_build.export.acestep.layouts import (
 from engine_build.export.acestep.sources import NULL, Source, is_turbo
 from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
 from engine_build.export.resume import Steps, working_folder
-from engine_build.export.torch_export import graph_error, module_outputs
+from engine_build.export.torch_export import graph_error, module_outputs, release
 from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.errors import BuildError, ConfigError
@@ -156,7 +156,7 @@ def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
     examples = [decoder_examples(shape, *size, seed) for seed, size in enumerate(_CHECKED_SIZES)]
     expected = module_outputs(decoder, examples)
     export_decoder(decoder, shape, folder / DECODER)
-    del transformer, decoder
+    release(decoder)
     error = _checked(DECODER, graph_error(folder / DECODER, examples, expected))
     return {
         "channels": channels,
@@ -188,7 +188,7 @@ def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
     expected_audio = module_outputs(LatentsToAudio(vae.decoder), latents)
     expected_latents = module_outputs(AudioToLatents(vae.encoder), audio)
     export_codec(vae, decode, encode)
-    del vae
+    release(vae)
     _checked(DECODE, graph_error(decode, latents, expected_audio))
     _checked(ENCODE, graph_error(encode, audio, expected_latents))
     return {

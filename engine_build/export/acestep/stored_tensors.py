@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,15 +44,18 @@ class StoredTensor:
         return self.size_bytes // int(DTYPES[self.dtype].itemsize)
 
     def read(self) -> Tensor:
-        """The tensor in float32. Raises ConfigError."""
+        """The tensor in float32, in pages of its own: they return to the system with it. Raises ConfigError."""
+        if not self.size_bytes:
+            return torch.empty(self.shape)
         with self.file.open("rb") as file:
             file.seek(self.offset)
-            data = bytearray(self.size_bytes)
+            data = mmap(-1, self.size_bytes)
             if file.readinto(data) != self.size_bytes:
                 raise ConfigError(f"{self.file} ends inside a tensor", fix=AGAIN)
-        if not data:
-            return torch.empty(self.shape)
-        return torch.frombuffer(data, dtype=DTYPES[self.dtype]).reshape(self.shape).float()
+        stored = torch.frombuffer(data, dtype=DTYPES[self.dtype]).reshape(self.shape)
+        if stored.dtype == torch.float32:
+            return stored
+        return torch.frombuffer(mmap(-1, 4 * self.count), dtype=torch.float32).reshape(self.shape).copy_(stored)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -39,7 +39,7 @@ class CodesToHints(nn.Module):
         super().__init__()
         self.project_out, self.detokenizer = quantizer.project_out, detokenizer
         every_code = torch.arange(quantizer.codebook_size)[:, None]
-        self.register_buffer("digits", quantizer.get_codes_from_indices(every_code)[0])
+        self.register_buffer("digits", quantizer.get_codes_from_indices(every_code)[0].flatten(0, -2))
 
     def forward(self, codes: Tensor) -> Tensor:
         """Codes int64 `[B, Q]` -> hints `[B, Q * frames, C]`."""
