@@ -20,7 +20,7 @@ MAX_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Sound:
-    """Loudness (RMS) of the median second (music has rests), share of samples at full scale, and of energy in the key."""
+    """RMS of the median second (music has rests), share of samples at full scale, share of the energy in the key."""
 
     median_rms: float
     clipped_share: float
