@@ -30,8 +30,9 @@ from typer.testing import CliRunner
 
 from runtime.audio.formats import AUDIO_FORMATS
 from runtime.audio.metadata import read_metadata
+from runtime.config.deployment import load_deployment
 from runtime.errors import RequestError
-from runtime.pipeline.pipeline import open_pipeline
+from runtime.pipeline.building import open_built_pipeline
 from runtime.startup import COMMANDS
 
 PACKAGES = ("engine_build", "profiling", "runtime", "server")
@@ -135,12 +136,12 @@ def invoke(words: list[str], playground: Path) -> None:
 
 def look_at(file: Path) -> None:
     """What an example wrote: audio is not silent, not clipped and in its prompt's key; other files are not empty."""
-    assert file.stat().st_size > 1000
+    assert file.stat().st_size > 0
     if file.suffix.lstrip(".") not in AUDIO_FORMATS:
         return
-    with open_pipeline(Path("configs/demo.toml")) as pipeline:
+    with open_built_pipeline(load_deployment(Path("configs/demo.toml")), quiet=True) as pipeline:
         sound = judged_file(pipeline, file, prompt_of(file))
-    assert sound.quietest_rms > LEAST_RMS, file
+    assert sound.median_rms > LEAST_RMS, file
     assert sound.clipped_share < MOST_CLIPPED, file
     assert sound.in_key > LEAST_IN_KEY, file
 

@@ -20,9 +20,9 @@ MAX_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Sound:
-    """Loudness (RMS) of the quietest second, share of samples at full scale, share of the energy in the key."""
+    """RMS of the median second (music has rests), share of samples at full scale, share of the energy in the key."""
 
-    quietest_rms: float
+    median_rms: float
     clipped_share: float
     in_key: float
 
@@ -39,7 +39,7 @@ def judged(pcm: FloatArray, levels: FloatArray, prompt: str) -> Sound:
     """Judge audio `[samples, channels]` and its levels `[T, C]`; of several keys the one that fits best counts."""
     seconds = np.array_split(pcm, max(1, len(pcm) // SAMPLE_RATE_HZ))
     return Sound(
-        quietest_rms=min(float(np.sqrt(np.mean(second**2))) for second in seconds),
+        median_rms=float(np.median([np.sqrt(np.mean(second**2)) for second in seconds])),
         clipped_share=float((np.abs(pcm) > FULL_SCALE).mean()),
         in_key=max(in_key_energy(levels, root, mode) for root, mode in named_keys(prompt)),
     )

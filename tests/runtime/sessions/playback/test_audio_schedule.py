@@ -28,7 +28,7 @@ class Schedule:
     """A schedule over a canvas that repeats, whose windows are decoded at once."""
 
     def __init__(self, band: tuple[int, int] | None = (0, FRAMES)) -> None:
-        self.playhead = Playhead(RATE)
+        self.playhead = Playhead(RATE, lead_s=0.25)
         self.playhead.attach(0.0)
         self.timeline = Timeline([Placement(0, canvas(1, 0), 0, 0, band)])
         self.audio = AudioSchedule(MODEL, self.timeline, self.playhead)
