@@ -68,6 +68,7 @@ def _modules(state: Mapping[str, Any]) -> list[str]:
     return sorted({name.removeprefix("transformer.").partition(".lora_")[0] for name in state})
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> None:
     import onnx
 
