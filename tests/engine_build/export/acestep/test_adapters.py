@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> 
 
     torch.manual_seed(0)
     transformer = tiny_transformer(turbo=False)
-    export_decoder(MaskedDecoder(transformer).eval(), DecoderShape(8, 16, 16, 2), tmp_path / "decoder.onnx")
+    exported = copy.deepcopy(transformer)  # MaskedDecoder replaces its condition embedder
+    export_decoder(MaskedDecoder(exported).eval(), DecoderShape(8, 16, 16, 2), tmp_path / "decoder.onnx")
     model = onnx.load(tmp_path / "decoder.onnx")
     spec = AdapterSpec(aliases=ALIASES, matrices=linear_matrices(model))
     attention = tuple(path for path in spec.matrices if "_attn." in path)
