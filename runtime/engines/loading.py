@@ -64,7 +64,7 @@ def _check_finite(decoder: Engine, shapes: Mapping[str, tuple[int, ...]]) -> Non
     outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
     if not all(np.isfinite(values).all() for values in outputs.values()):
         raise EngineMismatchError(
-            f"the outputs of the new {decoder.name} are not finite", fix="build it again with --force"
+            f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force"
         )
 
 
