@@ -63,9 +63,7 @@ def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
 def _check_finite(decoder: Engine, shapes: Mapping[str, tuple[int, ...]]) -> None:
     outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
     if not all(np.isfinite(values).all() for values in outputs.values()):
-        raise EngineMismatchError(
-            f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force"
-        )
+        raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
 
 
 def _check_tensors(old: Engine, new: Engine) -> None:

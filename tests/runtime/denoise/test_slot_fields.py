@@ -68,7 +68,8 @@ def test_every_tensor_is_an_input_of_a_graph() -> None:
 
 
 def test_names_are_unique_and_every_tensor_is_of_one_kind() -> None:
-    assert len(FIELDS) + len(STATES) + len(LAYOUT) + len(ADAPTERS) == len({tensor.name for tensor in TENSORS}) == len(TENSORS)
+    kinds = (FIELDS, STATES, LAYOUT, ADAPTERS)
+    assert sum(map(len, kinds)) == len({tensor.name for tensor in TENSORS}) == len(TENSORS)
 
 
 @pytest.mark.parametrize("features", STEP_VARIANTS, ids=as_text)
