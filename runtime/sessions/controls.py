@@ -92,7 +92,7 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
     for name in model.untaken:
-        del schema["properties"][name]
+        schema["properties"].pop(name, None)  # not all options are controls
     return schema
 
 
