@@ -71,6 +71,8 @@ def export_graph(
         data = file.with_name(f"{file.name}.data")
         data.unlink(missing_ok=True)
         program.save(file, external_data=size_bytes > INLINE_LIMIT_BYTES)
+        for value in program.model.graph.initializers.values():  # onnxscript's rules keep values, with their weights
+            value.const_value = None
     model = onnx.load(file, load_external_data=False)
     tidy(model, dimensions or {})
     file.write_bytes(model.SerializeToString())
