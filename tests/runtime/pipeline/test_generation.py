@@ -108,7 +108,7 @@ def test_a_missing_seed_is_drawn_once_per_generation(pipeline: Pipeline) -> None
 @pytest.mark.parametrize("window", [1, 7, 200])
 def test_audio_across_segments_equals_the_full_decode(pipeline: Pipeline, window: int) -> None:
     assert pipeline.codec is not None
-    generation = LongGeneration(pipeline, options(seconds=2.99))
+    generation = LongGeneration(pipeline, options(seconds=2.99, finish=False))
     pcm = np.concatenate(list(generate_audio(pipeline, generation, window_frames=window)))
     full = pipeline.codec.decode(whole(pipeline, LongGeneration(pipeline, options(seconds=2.99))))
     assert len(pcm) == round(2.99 * SPEC.sample_rate_hz) < len(full)
