@@ -21,8 +21,8 @@ MAX_GAIN_DB = 12.0
 # How long the level takes to change after a new measurement.
 RAMP_S = 3.0
 FADE_IN_S, FADE_OUT_S = 0.005, 0.03
-# Finished audio stays below -1 dBTP; the rest is for meters that interpolate otherwise.
-CEILING = 10 ** (-1.2 / 20)
+# Finished audio stays below -1 dBTP; the rest is what interpolation by 4 may miss (BS.1770-4, annex 2).
+CEILING = 10 ** (-1.6 / 20)
 BLOCK_S = 0.001
 # The gain is held this many blocks on both sides of a peak, and smoothed over as many.
 HOLD_BLOCKS = 10

@@ -37,9 +37,9 @@ from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
 WINDOW_FRAMES = 64
-# The loudness of a part is that of pieces of this length, one in each so many lengths. They lie at multiples of the
+# The loudness of a part is that of pieces of this length, a fifth of the part but 3 to 8. They lie at multiples of the
 # golden ratio, which no rhythm shares.
-PROBE_S, PROBE_INTERVAL, MAX_PROBES = 1.2, 5, 8
+PROBE_S, PROBE_SHARE, MIN_PROBES, MAX_PROBES = 1.2, 0.2, 3, 8
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
@@ -189,7 +189,8 @@ class AudioDecoder:
         start, end, margin = window.start_frame, window.start_frame + len(known), codec.margin_frames
         frames = np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
         size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
-        for index in range(min(-(-len(frames) // (size * PROBE_INTERVAL)), MAX_PROBES)):
+        wanted = len(frames) / size
+        for index in range(math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))):
             first = int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size))
             piece = frames[first : first + size]
             piece = piece[piece < piece[0] + size]
