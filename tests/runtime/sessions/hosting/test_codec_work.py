@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from queue import SimpleQueue
 from typing import Any
 
@@ -94,8 +95,9 @@ def test_a_window_is_decoded_at_its_frame_and_trimmed(work: Work) -> None:
 
 
 def test_audio_has_the_gain_of_the_bundle_and_no_peak_above_the_ceiling(work: Work) -> None:
-    work.codec.spec = work.codec.spec.model_copy(update={"gain_db": 6.0})
-    louder = Work(work.codec)
+    codec = copy(work.codec)
+    codec.spec = codec.spec.model_copy(update={"gain_db": 6.0})
+    louder = Work(codec)
     for name, value in (("quiet", 0.002), ("loud", 1.0)):
         louder.decode(name, 0.0, value=value)
     louder.finish(2)
