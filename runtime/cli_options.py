@@ -25,7 +25,7 @@ TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array
 TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
 SECTIONS = {
     TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
-    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver"),
+    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "finish"),
     "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),
     SOURCE: ("target_gate", "codes"),
 }
@@ -42,12 +42,15 @@ def description(option: str) -> str:
 
 
 def option_flags() -> list[inspect.Parameter]:
-    """One keyword parameter `str | None` per option without a special syntax, and per parameter of `dcw`."""
+    """One keyword parameter `str | None` per option without a special syntax, and per parameter of `dcw`.
+
+    An option that is true or false has a pair of flags, --NAME and --no-NAME, and `bool | None`.
+    """
     return [_flag(name, entry) for name, entry in _flag_schemas().items()]
 
 
 def flag_values(
-    prompts: list[str], repaints: list[str], flags: Mapping[str, str | None], adapters: Sequence[str] = ()
+    prompts: list[str], repaints: list[str], flags: Mapping[str, str | bool | None], adapters: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The options given by flags, as plain values that are not validated yet. Raises RequestError, FileError."""
     values: dict[str, Any] = {}
@@ -60,7 +63,7 @@ def flag_values(
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
-            value = text if _is_text(schemas[name]) else _value(text, name, schemas[name])
+            value = text if isinstance(text, bool) or _is_text(schemas[name]) else _value(text, name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
@@ -121,14 +124,18 @@ def _flag_schemas() -> dict[str, dict[str, Any]]:
 
 def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
+    is_switch = schema.get("type") == "boolean"
     facts = "; ".join(filter(None, (_default(schema), _range(schema))))
     text = f"{schema['description']}  [{facts}]" if facts else schema["description"]
     option = typer.Option(
-        flag, help=text, metavar=_metavar(schema), show_default=False, rich_help_panel=_section(name, schema)
+        f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+        help=text,
+        metavar=None if is_switch else _metavar(schema),
+        show_default=False,
+        rich_help_panel=_section(name, schema),
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
+    annotation = Annotated[bool | None if is_switch else str | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _section(name: str, schema: dict[str, Any]) -> str:
@@ -140,7 +147,9 @@ def _section(name: str, schema: dict[str, Any]) -> str:
 def _default(schema: dict[str, Any]) -> str:
     """The default where it is a value; the description says what another one means."""
     value = schema.get("default")
-    return "" if value in (None, "") else f"default: {value if isinstance(value, str) else format(value, 'g')}"
+    if value in (None, "") or isinstance(value, bool):
+        return ""
+    return f"default: {value if isinstance(value, str) else format(value, 'g')}"
 
 
 def _range(schema: dict[str, Any]) -> str:

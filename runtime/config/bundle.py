@@ -152,11 +152,12 @@ class CodecEncodeSpec(Section):
 
 
 class CodecSpec(Section):
-    """Audio <-> latents: `hop_samples` samples per frame and channel."""
+    """Audio <-> latents: `hop_samples` samples per frame and channel. gain_db: what live audio is amplified by."""
 
     sample_rate_hz: int = Field(ge=1)
     channels: int = Field(ge=1, le=8)
     hop_samples: int = Field(ge=1)
+    gain_db: float = Field(default=0.0, ge=-24.0, le=24.0)
     decode: CodecDecodeSpec
     encode: CodecEncodeSpec | None = None
 

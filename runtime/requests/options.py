@@ -341,6 +341,11 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None,
         description="Structure codes in place of a source's: a text <|audio_code_12|><|audio_code_7|>, or numbers.",
     )
+    finish: bool = Field(
+        default=True,
+        description="Finish the audio: -16 LUFS, or as loud as what is kept of a source; no true peak above -1 dBTP; "
+        "fades at both ends. false: as the codec decodes it.",
+    )
 
     @model_validator(mode="after")
     def _tokens_can_be_blended(self) -> Self:

@@ -27,8 +27,8 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.messages import LivePrompt
 
 # Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
-# repaint, steps and shift are controls, and a session's structure is a source.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes")
+# repaint, steps and shift are controls, a session's structure is a source, and the level of live audio is the model's.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 

@@ -1,10 +1,12 @@
 """Flags are drawn from the options' model: names, descriptions, types; their texts become plain values."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from runtime.cli import app
@@ -52,6 +54,20 @@ def test_flags_are_the_options_and_the_dcw_parameters() -> None:
 )
 def test_a_flag_is_text_or_json_by_the_type_of_its_option(flag: str, text: str, value: Any) -> None:
     assert flag_values([], [], {flag: text, "shift": None}) == {flag: value}
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--finish", True), ("--no-finish", False)])
+def test_an_option_that_is_true_or_false_is_a_pair_of_flags(flag: str, value: bool) -> None:
+    (option,) = (item for item in option_flags() if item.name == "finish")
+    app = typer.Typer()
+
+    def command(**flags: Any) -> None:
+        typer.echo(flag_values([], [], flags))
+
+    command.__signature__ = inspect.Signature([option])  # type: ignore[attr-defined]
+    app.command()(command)
+    assert CliRunner().invoke(app, [flag]).output == f"{ {'finish': value} }\n"
+    assert CliRunner().invoke(app, []).output == "{}\n"
 
 
 def test_dcw_flags_are_one_option() -> None:

@@ -99,6 +99,7 @@ class Options(_Common, total=False):
     repaint: Sequence[Span] | None
     codes: str | Sequence[int] | NDArray[np.integer[Any]] | None
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
+    finish: bool
 
 
 class Controls(_Common, total=False):
