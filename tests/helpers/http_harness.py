@@ -28,7 +28,7 @@ from server.service import Service
 
 GENERATIONS = "/v1/audio/generations"
 PROBLEM = "application/problem+json"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass
