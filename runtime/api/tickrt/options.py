@@ -97,7 +97,7 @@ class Options(_Common, total=False):
     blend: Blend
     seconds: float | None
     repaint: Sequence[Span] | None
-    codes: str | Sequence[int] | NDArray[np.integer[Any]] | None
+    codes: str | Sequence[int] | None
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
     finish: bool
 
