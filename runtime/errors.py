@@ -31,6 +31,12 @@ class ConfigError(TickError):
     code = "config_error"
 
 
+class AdapterError(TickError):
+    """A LoRA adapter cannot be read, or does not fit the bundle's decoder."""
+
+    code = "adapter_error"
+
+
 class RequestError(TickError):
     """A generation request is invalid; `field` is the JSON-like path of the invalid value ("guidance.scale")."""
 

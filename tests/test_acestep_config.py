@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         channels=64,
         frame_rate_hz=25.0,
         frame_multiple=2,
-        canvas_frames=6000,
+        canvas_s=240.0,
         is_turbo=True,
         sample_rate_hz=48_000,
         audio_channels=2,
@@ -83,7 +83,7 @@ def test_ranges_do_not_overlap(deployment: Deployment) -> None:
 
 
 def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> None:
-    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 288)
+    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 1024)
 
 
 @pytest.mark.parametrize(

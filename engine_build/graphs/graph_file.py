@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Graph:
     """One graph: its source (a path, or the serialized bytes), its hash including external data, its tensors.
 
     `size_bytes`: file and external data; `weights_bytes`: its initializers in memory; `has_data_files`: whether it has
-    external data.
+    external data. data_folder: where that lies, of a graph that exists in memory only.
     """
 
     source: Path | bytes
@@ -32,6 +32,12 @@ class Graph:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     has_data_files: bool = False
+    data_folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its external data lies, if it has any."""
+        return self.source.parent if isinstance(self.source, Path) else self.data_folder or Path()
 
     @property
     def label(self) -> str:
@@ -50,6 +56,26 @@ def graph_of(model: onnx.ModelProto) -> Graph:
         inputs=_tensor_infos(model.graph.input),
         outputs=_tensor_infos(model.graph.output),
     )
+
+
+def derived_graph(model: onnx.ModelProto, origin: Graph) -> Graph:
+    """A model made from a graph's file, which shares its external data."""
+    graph = graph_of(model)
+    if not origin.has_data_files or isinstance(origin.source, bytes):
+        return graph
+    sha256 = hashlib.sha256(f"{graph.sha256} {origin.sha256}".encode()).hexdigest()
+    size_bytes = graph.size_bytes + origin.size_bytes - origin.source.stat().st_size
+    folder = origin.source.parent
+    return replace(graph, sha256=sha256, size_bytes=size_bytes, has_data_files=True, data_folder=folder)
+
+
+def data_files(graph: Graph) -> list[Path]:
+    """The files with a graph's external data."""
+    if not graph.has_data_files:
+        return []
+    model = _parse(graph.source) if isinstance(graph.source, Path) else onnx.load_model_from_string(graph.source)
+    entries = (item for tensor in _initializers(model.graph) for item in tensor.external_data)
+    return [graph.folder / location for location in sorted({item.value for item in entries if item.key == "location"})]
 
 
 def read_graph(path: Path) -> Graph:

@@ -33,7 +33,15 @@ def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
 
 def graph_session(graph: Graph, options: BuildConfig) -> Any:
     """A session that runs the graph on the CPU as it is written. Raises BuildError."""
-    return session(graph.source, exact_options(options.threads), graph.label)
+    chosen = exact_options(options.threads)
+    find_data(chosen, graph)
+    return session(graph.source, chosen, graph.label)
+
+
+def find_data(options: Any, graph: Graph) -> None:
+    """Let a session that is given a graph's bytes find its external data."""
+    if graph.data_folder is not None:
+        options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.data_folder.resolve()))
 
 
 def model_of(graph: Graph) -> onnx.ModelProto:

@@ -15,7 +15,8 @@ class Window:
     """`frames` frames of a stream and their margins.
 
     values `[margin_before + frames + margin after, C]`; start_frame: the number of the first of them. `index` counts
-    windows from 0. `is_last`: the stream ends with this window.
+    windows from 0. `is_last`: the stream ends with this window. known `[n, C]`: `values` and all frames after them that
+    have arrived, in the first window after a part arrived; None in the others.
     """
 
     values: Latents
@@ -24,6 +25,12 @@ class Window:
     frames: int
     index: int
     is_last: bool
+    known: Latents | None = None
+
+    @property
+    def first_frame(self) -> int:
+        """The number of the first frame after the margin."""
+        return self.start_frame + self.margin_before
 
 
 class WindowCutter:
@@ -53,6 +60,7 @@ class WindowCutter:
         if first_frames is not None and total_frames is not None:
             self._first_frames = min(first_frames, max(1, total_frames // 2))
         self._values: Latents | None = None
+        self._has_arrived = False
         self._values_start = start_frame
         self._next_frame = start_frame
         self._index = 0
@@ -60,6 +68,7 @@ class WindowCutter:
     def cut(self, values: Latents) -> Iterator[Window]:
         """Take `[T, C]` more frames; yields the windows that are complete. To be iterated to its end."""
         self._values = values if self._values is None else np.concatenate((self._values, values))
+        self._has_arrived = True
         while (window := self._next_window(self._values)) is not None:
             yield window
 
@@ -70,16 +79,18 @@ class WindowCutter:
 
     def _next_window(self, values: Latents) -> Window | None:
         begin, start, margin = self._next_frame, self._values_start, self._margin_frames
-        known = start + len(values)
-        ready = known - margin
-        if self._end_frame is not None and known >= self._end_frame:
+        arrived = start + len(values)
+        ready = arrived - margin
+        if self._end_frame is not None and arrived >= self._end_frame:
             ready = self._end_frame
         end = min(begin + (self._window_frames if self._index else self._first_frames), ready)
         if end <= begin:
             return None
-        low, high = max(start, begin - margin), min(known, end + margin)
+        low, high = max(start, begin - margin), min(arrived, end + margin)
         is_last = end == self._end_frame
-        window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last)
+        known = values[low - start :] if self._has_arrived else None
+        window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last, known)
+        self._has_arrived = False
         self._values_start = max(start, end - margin)
         self._values = values[self._values_start - start :]
         self._next_frame = end

@@ -14,6 +14,7 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
+from runtime.engines.adapters import ADAPTED_DECODER, adapter_shapes, read_catalog
 from runtime.engines.engine import Engine, EngineSet, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -39,17 +40,30 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
             )
         for features, engine in before.items():
             _check_tensors(engine, after[features])
+    if old.adapted is not None and new.adapted is not None:
+        _check_tensors(old.adapted, new.adapted)
+    elif old.adapted is not None:
+        raise EngineMismatchError("the new engines lack the decoder for adapters", fix="build it, with adapter_rank")
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
-    """Execute the decoder once at the smallest shape, to load its kernels. Raises EngineError, also for NaN outputs."""
+    """Execute the decoders once at the smallest shape, to load their kernels.
+
+    Raises EngineError, also for outputs that are not finite.
+    """
     decoder, least = engines.decoder, deployment.shapes[0]
     shapes = decoder_shapes(
         decoder, bundle.decoder.inputs, rows=least.rows.min, frames=least.frames.min, tokens=least.tokens.min
     )
+    _check_finite(decoder, shapes)
+    if engines.adapted is not None:
+        _check_finite(engines.adapted, shapes | adapter_shapes(engines.adapted.inputs, least.rows.min))
+
+
+def _check_finite(decoder: Engine, shapes: Mapping[str, tuple[int, ...]]) -> None:
     outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
     if not all(np.isfinite(values).all() for values in outputs.values()):
-        raise EngineMismatchError("the new decoder's outputs are not finite", fix="build it again with --force")
+        raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
 
 
 def _check_tensors(old: Engine, new: Engine) -> None:
@@ -116,12 +130,14 @@ def open_engine(
 
 
 def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
-    """Open the decoder and every step and rows variant of a deployment.
+    """Open the decoder and every step and rows variant of a deployment, and read its adapters.
 
-    Raises EngineNotBuiltError, EngineMismatchError, EngineError, OutOfMemoryError; no engine stays open then.
+    Raises ConfigError, AdapterError, EngineNotBuiltError, EngineMismatchError, EngineError, OutOfMemoryError; no engine
+    stays open then.
     """
     folder = deployment.engine_folder(target)
     fix = build_command(deployment.path, target or deployment.target)
+    adapters = read_catalog(deployment)
     with ExitStack() as opened:
 
         def open_one(name: str, threads: int = 1) -> Engine:
@@ -133,6 +149,8 @@ def open_engines(deployment: Deployment, device: Device, *, target: Target | Non
             decoder=open_one("decoder", deployment.runtime.threads),
             rows={features_of(name): open_one(name) for name in _variants(folder, "rows", fix)},
             steps={features_of(name): open_one(name) for name in _variants(folder, "step", fix)},
+            adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads) if adapters.max_rank else None,
+            adapters=adapters,
         )
         opened.pop_all()
     return engines

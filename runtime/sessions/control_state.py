@@ -21,26 +21,34 @@ from runtime.sessions.controls import (
 from runtime.sessions.messages import Blend, LivePrompt
 from runtime.sessions.playback.playhead import Playhead
 
+# A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
+WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A number that moves from `start` to `end` between two times. seq_before: the newest seq before its change."""
+    """A number, or adapters' strengths, that move from `start` to `end` between two times.
 
-    start: float
-    end: float
+    seq_before: the newest seq before its change.
+    """
+
+    start: Any
+    end: Any
     start_s: float
     end_s: float
     seq_before: int
 
-    def value(self, now_s: float) -> float:
+    def value(self, now_s: float) -> Any:
         """Its value at a time."""
         if now_s >= self.end_s:
             return self.end
         if now_s <= self.start_s:
             return self.start
-        return self.start + (now_s - self.start_s) / (self.end_s - self.start_s) * (self.end - self.start)
+        share = (now_s - self.start_s) / (self.end_s - self.start_s)
+        if isinstance(self.start, list):
+            return _mixed(self.start, self.end, share)
+        return self.start + share * (self.end - self.start)
 
     def moved(self, seconds: float) -> Ramp:
         """The same, later."""
@@ -90,7 +98,7 @@ class ControlState:
     def published(self) -> dict[str, Any]:
         """Every control's final value as JSON, defaults where nothing is set."""
         values = {**self.defaults, **self._values}
-        return plain_values({name: values[name] for name in CONTROL_NAMES})
+        return plain_values({name: values[name] for name in CONTROL_NAMES if name in values})
 
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
@@ -210,7 +218,7 @@ class ControlState:
     def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
         for name, value in patch.items():
             before, after = self.value(name, start_s), self.defaults[name] if value is None else value
-            ramp_end_s = start_s if name in WHOLE_NUMBERS else end_s
+            ramp_end_s = start_s if name in WITHOUT_RAMP else end_s
             _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
             if value is None:
                 self._values.pop(name, None)
@@ -224,10 +232,20 @@ class ControlState:
 def _set_ramp(
     ramps: dict[str, Ramp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
 ) -> None:
-    """Let a number move from `start` to `end`; everything else is at its end at once."""
+    """Let a number, or the strengths of adapters, move from `start` to `end`; everything else is there at once."""
     ramps.pop(name, None)
-    if end_s > start_s and _is_number(start) and _is_number(end) and start != end:
+    can_move = (_is_number(start) and _is_number(end)) or name == "adapters"
+    if end_s > start_s and can_move and start != end:
         ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
+
+
+def _mixed(start: list[dict[str, Any]], end: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
+    """Adapters between two lists of them; one that a list does not have has strength 0 there."""
+    first, last = ({item["id"]: item["strength"] for item in items} for items in (start, end))
+    return [
+        {"id": id_, "strength": (1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)}
+        for id_ in {**first, **last}
+    ]
 
 
 def _is_number(value: Any) -> bool:

@@ -80,7 +80,7 @@ def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
 
 
 def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
-    """Counters, the source, and what the mode keeps. Generations in flight start again after a restore."""
+    """Counters, the source, the timbre, and what the mode keeps. Generations in flight start again after a restore."""
     source = generations.source
     return {
         "num_started": generations.num_started,
@@ -88,6 +88,7 @@ def store_generations(generations: Generations, pieces: Pieces, now_s: float) ->
         "is_current": generations.is_current(now_s),
         "times_s": list(generations.times.newest_s),
         "source": source and [source.id, source.strength, pieces.store(source.piece), source.start],
+        "timbre": generations.timbre and pieces.store(generations.timbre),
         **_store_mode(generations, pieces),
     }
 
@@ -97,6 +98,8 @@ def load_generations(generations: Generations, stored: Mapping[str, Any], pieces
     if stored["source"] is not None:
         source_id, strength, name, start = stored["source"]
         generations.set_source(Source(source_id, strength, pieces.load(name), start))
+    if stored.get("timbre") is not None:
+        generations.set_timbre(pieces.load(stored["timbre"]))
     generations.times.newest_s.extend(stored["times_s"])
     if isinstance(generations, LoopGenerations) and stored["noise"] is not None:
         seed, index, name = stored["noise"]

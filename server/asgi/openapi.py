@@ -14,7 +14,9 @@ from pydantic.json_schema import SkipJsonSchema, models_json_schema
 
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
+from runtime.pipeline.tasks import known_tasks
 from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
+from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"
@@ -67,6 +69,13 @@ class GenerationBody(GenerationOptions):
         default=None,
         description="The id of an uploaded source that target_curve and x0_strength draw to. Default: the source.",
     )
+    timbre_id: SourceId | None = Field(
+        default=None, description="The id of an uploaded source, in place of the form's part `timbre`: a reference."
+    )
+    structure_id: SourceId | None = Field(
+        default=None,
+        description="The id of an uploaded source whose melody and rhythm a cover keeps. Default: the source.",
+    )
     response_format: FormatName = Field(
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, or latents (safetensors, "
@@ -90,20 +99,29 @@ def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[Generat
 
 
 def _model_fields(bundle: Bundle) -> dict[str, Any]:
-    """Fields that differ by model: the sampler's defaults; no text without text encoder, no audio without codec."""
+    """Fields that differ by model: the sampler's defaults; without what it cannot take; no audio without codec."""
     fields: dict[str, Any] = {
         name: _shown(name, default=getattr(bundle.sampler, name)) for name in ("guidance", "shift", "steps")
     }
-    if bundle.text_encoder is None:
-        for name in ("prompt", "negative_prompt"):
-            annotation, info = _shown(name)
-            info.default = ""
-            fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
+    hidden = [*untaken_options(bundle), *(["prompt", "negative_prompt"] if bundle.text_encoder is None else [])]
+    hidden += ["timbre_id"] if bundle.timbre is None else []
+    hidden += ["structure_id"] if bundle.structure is None else []
+    for name in hidden:
+        annotation, info = _shown(name)
+        info.default = "" if name == "prompt" else info.default
+        fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
+    fields["task"] = _shown("task", **_known_tasks(bundle))
+    fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
     if bundle.codec is None:
         annotation, info = _shown("response_format", enum=["latents"])
         info.default = "latents"
         fields["response_format"] = (annotation, info)
     return fields
+
+
+def _known_tasks(bundle: Bundle) -> dict[str, Any]:
+    """The schema of `task`: those that a bundle knows."""
+    return {"anyOf": [{"enum": list(known_tasks(bundle)), "type": "string"}, {"type": "null"}]}
 
 
 def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:
@@ -181,10 +199,10 @@ def request_body() -> dict[str, Any]:
         "type": "object",
         "required": ["request"],
         "additionalProperties": False,
-        "properties": {"request": body, "source": FILE, "condition": CONDITION},
+        "properties": {"request": body, "source": FILE, "timbre": FILE, "condition": CONDITION},
     }
     file = {"contentType": "application/octet-stream"}
-    encoding = {"request": {"contentType": "application/json"}, "source": file, "condition": file}
+    encoding = {"request": {"contentType": "application/json"}, "source": file, "timbre": file, "condition": file}
     return {
         "required": True,
         "content": {

@@ -92,7 +92,8 @@ class GenerationJob:
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
         sources, body = self.service.sources, self.body
-        has_to_read = self.upload.source is not None or not sources.are_cached(body.source_id, body.target_id)
+        has_files = (self.upload.source, self.upload.timbre, body.timbre_id) != (None, None, None)
+        has_to_read = has_files or not sources.are_cached(body.source_id, body.target_id, body.structure_id)
         run = self.service.source_worker.run if has_to_read else run_in_threadpool
         self.generation, self.metadata = await run(self._open)
         self.permit.remaining_steps = self.generation.num_steps
@@ -141,6 +142,7 @@ class GenerationJob:
         self.unknown_words = words.unknown if words else ()
         source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
         target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
+        structure = None if body.structure_id is None else sources.latents(body.structure_id, "structure_id")
         upload, self.upload = self.upload, Upload({})
         data, sent = upload.source, upload.condition
         if data is not None:
@@ -148,9 +150,24 @@ class GenerationJob:
             self._source_bytes = source.nbytes + len(data)
         condition = None if sent is None else parse_condition(sent)
         audio = self._source_audio(data)
-        inputs = GenerationInputs(condition, source, target, client=self.client, source_audio=audio)
+        timbre = self._timbre(upload.timbre)
+        inputs = GenerationInputs(
+            condition,
+            source,
+            target,
+            client=self.client,
+            source_audio=audio,
+            timbre=timbre,
+            structure=structure,
+        )
         generation = LongGeneration(self.pipeline, body, inputs)
         return generation, generation.metadata()
+
+    def _timbre(self, data: bytes | None) -> Latents | None:
+        """The latents of the form's part `timbre`, or of an uploaded source."""
+        if data is None and self.body.timbre_id is not None:
+            data = self.service.sources.data(self.body.timbre_id, "timbre_id")
+        return None if data is None else self.pipeline.read_timbre(data)
 
     def _source_audio(self, data: bytes | None) -> SourceAudio | None:
         """Opens the source's samples; an uploaded source is read again. None for latents."""

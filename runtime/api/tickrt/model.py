@@ -203,7 +203,9 @@ class Model:
             condition=None if condition is None else np.asarray(condition, np.float32),
             source=self._input(arguments.get("source"), rate_hz),
             target=self._input(arguments.get("target_source"), rate_hz),
+            structure=self._input(arguments.get("structure"), rate_hz),
             source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
+            timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
 
@@ -255,6 +257,16 @@ def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> 
         return pipeline.encode_source(source.pcm, source.sample_rate_hz)
     codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+
+
+def _timbre(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
+    """Latents of a reference; None where there is none."""
+    if isinstance(source, Audio) and not source.sample_rate_hz:
+        return pipeline.timbre_latents(source.latents)
+    if source is None or isinstance(source, (str, Path)):
+        return None if source is None else pipeline.read_timbre(Path(source))
+    audio = _source_audio(pipeline, source, sample_rate_hz)
+    return None if audio is None else pipeline.encode_timbre(audio)
 
 
 def _source_audio(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> SourceAudio | None:

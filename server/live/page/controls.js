@@ -5,7 +5,7 @@ import { Knob } from "./widgets/knob.js";
 
 /**
  * @typedef {{id: string, name: string, member: string, label: string, help: string,
- *   type: "number" | "integer" | "enum" | "text", min: number, max: number, default: any, choices: string[],
+ *   type: "number" | "integer" | "enum" | "text", min: number, max: number, default: any, choices: any[],
  *   takesCurve: boolean, needsSource: boolean, isStep: boolean}} Control
  */
 
@@ -24,7 +24,7 @@ const FIRST = [
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
 /** Set elsewhere on the page. */
-const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength"];
+const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters"];
 
 /** The controls of a JSON schema that a page can draw, in its order. @param {any} schema @returns {Control[]} */
 export function readControls(schema) {
@@ -55,8 +55,8 @@ function branches(property, schema) {
  */
 function readControl(name, member, property, schema, outer = property) {
   const all = branches(property, schema);
-  const number = all.find((branch) => branch.type === "number" || branch.type === "integer");
   const choices = all.find((branch) => branch.enum);
+  const number = choices ? undefined : all.find((branch) => ["number", "integer"].includes(branch.type));
   const text = all.find((branch) => branch.type === "string");
   const id = member ? `${name}.${member}` : name;
   const found = number ?? choices ?? text;
@@ -76,7 +76,7 @@ function readControl(name, member, property, schema, outer = property) {
       min,
       max,
       default: number ? given : (property.default ?? ""),
-      choices: choices?.enum ?? [],
+      choices: [...(choices && property.default === null ? [""] : []), ...(choices?.enum ?? [])],
       takesCurve:
         !member &&
         all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
@@ -139,7 +139,8 @@ export class ControlPanel extends EventTarget {
     const label = element("label", "field", control.label);
     const select = /** @type {HTMLSelectElement} */ (element("select"));
     select.append(...control.choices.map((choice) => new Option(choice, choice, choice === control.default)));
-    select.addEventListener("change", () => this.#changed(control, select.value));
+    const chosen = () => control.choices.find((choice) => String(choice) === select.value);
+    select.addEventListener("change", () => this.#changed(control, chosen()));
     label.title = control.help;
     this.fields.set(control.id, select);
     label.append(select);

@@ -98,3 +98,18 @@ def test_an_unknown_option_names_a_similar_one() -> None:
         parse_options({"prompt": "a", "guidanse": 2.0})
     with pytest.raises(RequestError, match=r"leave volume out$"):
         parse_options({"prompt": "a", "volume": 2.0})
+
+
+def test_timesteps_take_the_place_of_steps_shift_and_denoise() -> None:
+    assert parse_options({"prompt": "", "timesteps": [1.0, 0.6, 0.2]}).timesteps == [1.0, 0.6, 0.2]
+    for name, value in (("steps", 3), ("shift", 2.0), ("denoise", 0.5)):
+        with pytest.raises(RequestError, match=f"timesteps and {name} say the same thing"):
+            parse_options({"prompt": "", "timesteps": [1.0], name: value})
+    for wrong in ([0.5, 0.5], [0.2, 0.6], [1.1], [0.5, 0.0], []):
+        with pytest.raises(RequestError, match="timesteps"):
+            parse_options({"prompt": "", "timesteps": wrong})
+
+
+def test_a_guidance_interval_has_an_order() -> None:
+    with pytest.raises(RequestError, match="cfg_interval_start <= cfg_interval_end"):
+        parse_options({"prompt": "", "cfg_interval_start": 0.6, "cfg_interval_end": 0.5})

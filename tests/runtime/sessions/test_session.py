@@ -364,6 +364,27 @@ def test_wrong_messages_change_nothing() -> None:
     assert simulation.session.snapshot(simulation.now_s).meta == before
 
 
+def test_a_timbre_reaches_the_next_generations_until_it_is_removed() -> None:
+    simulation = playing()
+    reference = np.ones((12, CHANNELS), np.float32)
+    simulation.handle(messages.SetTimbre(seq=1, id="x", strength=0.5), reference)
+    simulation.run(0.5)
+    assert simulation.jobs[-1].timbre is reference
+    assert simulation.jobs[-1].options.timbre_strength == 0.5
+    snapshot = simulation.session.snapshot(simulation.now_s)
+    restored = LiveSession.restore(snapshot, MODEL, 0.0).snapshot(0.0)
+    assert restored.meta["generations"]["timbre"] == snapshot.meta["generations"]["timbre"] == "timbre/1/x"
+    simulation.handle(messages.SetTimbre(seq=2, id=None))
+    simulation.run(0.5)
+    assert simulation.jobs[-1].timbre is None
+
+
+def test_a_model_without_timbre_refuses_one() -> None:
+    session = LiveSession("s", dataclasses.replace(MODEL, untaken=frozenset({"timbre_strength"})), messages.Open(), 0.0)
+    with pytest.raises(RequestError, match=r"the bundle has no \[timbre\]"):
+        session.handle(messages.SetTimbre(seq=1, id="x"), 0.0, np.ones((12, CHANNELS), np.float32))
+
+
 def test_a_model_without_text_refuses_prompts() -> None:
     model = dataclasses.replace(MODEL, has_text=False)
     with pytest.raises(RequestError, match="takes no text"):
