@@ -34,7 +34,7 @@ from runtime.cli_options import (
 from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.errors import ConfigError, FileError, RequestError
+from runtime.errors import ConfigError, FileError, RequestError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -222,10 +222,10 @@ def _run(job: Job) -> None:
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        paths = (job.source, job.target_source, job.structure)
-        source, target, structure = (_read_source(path, pipeline.read_source) for path in paths)
+        files = {"source": job.source, "target": job.target_source, "structure": job.structure}
+        source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
         audio = None if job.source is None else pipeline.source_audio(job.source)
-        timbre = _read_source(job.timbre, pipeline.read_timbre)
+        timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
         generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
@@ -257,13 +257,14 @@ def _open(job: Job, deployment: Deployment) -> Pipeline:
     return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
-def _read_source(path: Path | None, read: Callable[[Path], Latents]) -> Latents | None:
+def _read_source(path: Path | None, read: Callable[[Path], Latents], field: str) -> Latents | None:
     """Raises RequestError, FileError."""
     if path is None:
         return None
     if not path.exists() or path.is_dir():
         raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
-    return read(path)
+    with source_as(field):
+        return read(path)
 
 
 def _write(

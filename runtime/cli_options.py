@@ -88,9 +88,8 @@ def named_as_flags() -> Iterator[None]:
         flag = _flag_of(error.field)
         if flag == error.field:
             raise
-        what = error.what.removeprefix(f"{error.field}: ")
-        fix = error.fix or (f"give {flag}" if what == EXPECTED["missing"] else "")
-        raise type(error)(what, field=flag, fix=fix) from None
+        fix = f"give {flag}" if error.what == f"{error.field}: {EXPECTED['missing']}" else ""
+        raise error.renamed(flag, fix=fix) from None
 
 
 def _flag_of(field: str) -> str:

@@ -14,7 +14,7 @@ from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
-from runtime.pipeline.structure import StructureCodec, given_latents
+from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
@@ -40,8 +40,8 @@ class GenerationInputs:
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
     consists of them. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure
-    `[N, C]` float32: latents whose structure is kept; None: a cover's source. Arrays stay
-    the caller's and are not written to.
+    `[N, C]` float32: latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a
+    structure, in its place. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -53,11 +53,13 @@ class GenerationInputs:
     source_audio: SourceAudio | None = None
     timbre: Latents | None = None
     structure: Latents | None = None
+    hints: Latents | None = None
 
     @property
     def known(self) -> Latents | None:
         """The latents whose length a generation has by default."""
-        return self.structure if self.source is None else self.source
+        given = (self.source, self.structure, self.hints)
+        return next((latents for latents in given if latents is not None), None)
 
 
 NO_INPUTS = GenerationInputs()
@@ -272,8 +274,10 @@ class RequestComposer:
             return None
         channels = self.bundle.latents.channels
         context = np.ones((segment.frames, 2 * channels), np.float32)
-        silence, codec = self.bundle.silence(segment.frames), self.structure
-        context[:, :channels] = given_latents(codec, options, segment, silence, inputs.source, inputs.structure)
+        silence, hints = self.bundle.silence(segment.frames), inputs.hints
+        if hints is None:
+            hints = hints_of(self.structure, options, inputs.source, inputs.structure)
+        context[:, :channels] = given_latents(options, segment, silence, inputs.source, hints)
         if options.task == "lego" and (window := masked_frames(options, segment, self._rate_hz)) is not None:
             context[window == 0.0, channels:] = 0.0
         if mask is not None and mask.original is not None:

@@ -25,7 +25,7 @@ from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
-from runtime.pipeline.structure import StructureCodec, parse_codes
+from runtime.pipeline.structure import StructureCodec, no_structure, parse_codes
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
@@ -207,6 +207,12 @@ class Pipeline:
     def timbre_latents(self, latents: Latents) -> Latents:
         """Latents `[F, C]` of a reference that is latents `[N, C]` itself. Raises RequestError."""
         return self._timbre_encoder.reference(lambda: iter([latents]))
+
+    def structure_hints(self, latents: Latents) -> Latents:
+        """Hints `[N, C]` float32 of latents whose structure is kept. Raises RequestError."""
+        if self.structure is None:
+            raise no_structure()
+        return self.structure.hints(latents)
 
     @property
     def _timbre_encoder(self) -> TimbreEncoder:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
+from runtime.pipeline.structure import no_structure
 from runtime.pipeline.tasks import check_task, is_cover, task_of
 from runtime.requests.options import MAX_SECONDS, TEXT_OPTIONS, GenerationOptions, Span, given_options
 from runtime.requests.request import DENOISE_MIN
@@ -109,6 +110,8 @@ def _check_text(options: GenerationOptions, inputs: GenerationInputs, bundle: Bu
         raise RequestError(f"bundle {bundle.name!r} makes nothing of it", field=name, fix="leave it out")
     if inputs.timbre is not None and bundle.timbre is None:
         raise no_timbre(bundle)
+    if inputs.structure is not None and bundle.structure is None:
+        raise no_structure()
     if options.timbre_strength is not None and inputs.timbre is None:
         raise RequestError("has no effect without a timbre", field="timbre_strength", fix="give a timbre")
     check_task(options, inputs.known, bundle)

@@ -81,21 +81,15 @@ class StructureCodec:
 
 
 def given_latents(
-    codec: StructureCodec | None,
-    options: GenerationOptions,
-    segment: Segment,
-    silence: Latents,
-    source: Latents | None,
-    structure: Latents | None,
+    options: GenerationOptions, segment: Segment, silence: Latents, source: Latents | None, hints: Latents | None
 ) -> Latents:
-    """`[T, C]`: what a segment's context has of frames that are generated. Raises RequestError.
+    """`[T, C]`: what a segment's context has of frames that are generated.
 
-    The source in a task that makes a track for it, or from it; a cover's hints, interpolated from silence by their
+    The source in a task that makes a track for it, or from it; hints `[N, C]`, interpolated from silence by their
     strength; else `silence`.
     """
     if options.task in ("extract", "lego", "complete") and source is not None:
         return segment.part(source, silence)
-    hints = _hints(codec, options, source, structure)
     if hints is None:
         return silence
     strength = 1.0 if options.structure_strength is None else options.structure_strength
@@ -103,20 +97,25 @@ def given_latents(
     return share * segment.part(hints, silence) + (1 - share) * silence
 
 
-def _hints(
+def hints_of(
     codec: StructureCodec | None, options: GenerationOptions, source: Latents | None, structure: Latents | None
 ) -> Latents | None:
-    """Hints `[N, C]` of the codes, else of the structure, else of a cover's source."""
+    """Hints `[N, C]` of the codes, else of the structure, else of a cover's source. Raises RequestError."""
     if codec is None:
         for field, value in (("codes", options.codes), ("structure", structure)):
             if value is not None:
-                raise RequestError("the bundle has no [structure]", field=field, fix="leave it out")
+                raise no_structure(field)
         return None
     if options.codes is not None:
         return codec.hints_of_codes(options.codes)
     if structure is None and (task_of(options, source) == "cover" or options.structure_strength is not None):
         structure = source
     return None if structure is None else codec.hints(structure)
+
+
+def no_structure(field: str = "structure") -> RequestError:
+    """What codes and structures for a bundle without [structure] are refused with."""
+    return RequestError("the bundle has no [structure]", field=field, fix="leave it out")
 
 
 def parse_codes(codes: str | Sequence[int], num_codes: int) -> list[int]:

@@ -273,7 +273,7 @@ class GenerationOptions(TextOptions, StepOptions):
     denoise: Share | None = Field(
         default=None,
         description=f"1 starts from noise; the lower, the closer a cover stays to its source. Default: {COVER_DENOISE} "
-        "with a source that no mask, repaint, curve or strength uses, else the model's.",
+        "with a source that no mask, repaint, curve or strength uses, else, and with structure codes, the model's.",
         json_schema_extra=NEEDS_SOURCE,
     )
     guidance_mode: Literal["full", "self", "initialize"] = Field(

@@ -51,6 +51,8 @@ class LiveModel:
         if codec is None or pipeline.live_refusal:
             raise ConfigError(pipeline.live_refusal)
         sampler = bundle.sampler
+        # With structure codes a cover starts from noise.
+        denoise = {} if bundle.structure is None else {"denoise": sampler.denoise}
         return cls(
             sample_rate_hz=codec.sample_rate_hz,
             channels=codec.channels,
@@ -68,6 +70,7 @@ class LiveModel:
                 "steps": sampler.live_steps,
                 "shift": sampler.shift,
                 "dcw": DcwOptions(**sampler.dcw.model_dump()),
+                **denoise,
             },
             untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
@@ -82,7 +85,7 @@ class GenerationJob:
     tail `[n, C]`: the frames before the segment's new ones, as RequestComposer.compose takes it; None where the segment
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
     newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
-    `[F, C]`: latents of a reference.
+    `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
     """
 
     id: str
@@ -94,6 +97,7 @@ class GenerationJob:
     full_seq: int
     is_refresh: bool
     timbre: Latents | None = None
+    hints: Latents | None = None
 
 
 @dataclass(frozen=True, eq=False)

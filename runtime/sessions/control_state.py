@@ -24,6 +24,8 @@ from runtime.sessions.playback.playhead import Playhead
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
 WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
+# Controls that need a source, or hints.
+STRUCTURE_NAMES = frozenset({"structure_strength", "cover_strength"})
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ControlState:
         self._ramps: dict[str, Ramp] = {}
         self._weight_ramps: dict[str, Ramp] = {}
         self._scheduled: list[ScheduledChange] = []
-        self._options: dict[bool, GenerationOptions] = {}  # by has_source, while nothing moves
+        self._options: dict[tuple[bool, bool], GenerationOptions] = {}  # while nothing moves
 
     @property
     def prompts(self) -> list[LivePrompt]:
@@ -157,20 +159,25 @@ class ControlState:
         """Every step control's value at a time, as StepOptions takes it."""
         return {name: self.value(name, now_s) for name in STEP_CONTROLS}
 
-    def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
-        """Options of a generation that starts now. What needs a source has no effect where there is none."""
+    def options(self, now_s: float, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
+        """Options of a generation that starts now. What needs a source has no effect where there is none.
+
+        has_structure: there are hints, which some of these options need no source beside.
+        """
+        given = (has_source, has_structure)
         if self.is_moving(now_s):
-            return self._new_options(now_s, has_source)
+            return self._new_options(now_s, *given)
         if self._ramps or self._weight_ramps:
             self._ramps, self._weight_ramps = {}, {}
             self._options.clear()
-        if has_source not in self._options:
-            self._options[has_source] = self._new_options(now_s, has_source)
-        return self._options[has_source]
+        if given not in self._options:
+            self._options[given] = self._new_options(now_s, *given)
+        return self._options[given]
 
-    def _new_options(self, now_s: float, has_source: bool) -> GenerationOptions:
-        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
-        values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
+    def _new_options(self, now_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
+        lacking = frozenset() if has_source else NEEDS_SOURCE_NAMES - (STRUCTURE_NAMES if has_structure else set())
+        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY - lacking
+        values = {name: self.value(name, now_s) for name in names}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
         return GenerationOptions(prompt=self._prompt(now_s), blend=self.blend, **always | changed)

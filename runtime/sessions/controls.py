@@ -128,8 +128,7 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
 
 
 def _under(error: RequestError, field: str) -> RequestError:
-    what = error.what.removeprefix(f"{error.field}: ")
-    return RequestError(what, field=f"{field}.{error.field}", fix=error.fix)
+    return error.renamed(f"{field}.{error.field}")
 
 
 def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) -> dict[str, float]:

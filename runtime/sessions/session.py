@@ -151,8 +151,8 @@ class LiveSession:
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
 
-        latents `[N, C]`: of SetSource, the source; of SetTimbre, the reference `[F, C]`; of WriteAudio, the frames of
-        `write_region` with the audio in them.
+        latents `[N, C]`: of SetSource, the source; of SetStructure, its hints; of SetTimbre, the reference `[F, C]`; of
+        WriteAudio, the frames of `write_region` with the audio in them.
         """
         seq = getattr(message, "seq", None)
         if seq is not None and seq <= self._controls.accepted_seq:
@@ -170,10 +170,8 @@ class LiveSession:
                 self._set_source(message.id, message.strength, latents, message.seq, now_s)
             case messages.SetAdapter():
                 self._set_adapter(message, now_s)
-            case messages.SetTimbre():
-                self._set_timbre(message, latents, now_s)
-            case messages.SetStructure():
-                raise RequestError(f"the bundle has no [{message.type}]", field="type")
+            case messages.SetTimbre() | messages.SetStructure():
+                self._set_reference(message, latents, now_s)
             case WriteAudio():
                 self._write(message, latents, now_s)
             case messages.SetBand():
@@ -387,15 +385,14 @@ class LiveSession:
         try:
             values = check_controls({"adapters": items}, self.model)
         except RequestError as error:
-            raise RequestError(error.what.removeprefix(f"{error.field}: "), field="id", fix=error.fix) from None
+            raise error.renamed("id") from None
         self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
 
     def _set_source(
         self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float
     ) -> None:
         """A strength sets `denoise`; 0 ignores the source."""
-        if source_id is not None and latents is None:
-            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        _check_loaded(source_id, latents)
         if source_id is None or latents is None or strength == 0.0:
             self._generations.set_source(None)
         else:
@@ -404,15 +401,20 @@ class LiveSession:
         patch = {} if strength is None else {"denoise": 1.0 - strength}
         self._controls.change(patch, seq, now_s)
 
-    def _set_timbre(self, message: messages.SetTimbre, latents: Latents | None, now_s: float) -> None:
-        """A strength sets `timbre_strength`."""
-        if "timbre_strength" in self.model.untaken:
-            raise RequestError("the bundle has no [timbre]", field="type")
-        if message.id is not None and latents is None:
-            raise RequestError(f"there is no source {message.id!r}", field="id", fix="POST it to /v1/sources")
-        piece = None if latents is None else Piece(f"timbre/{message.seq}/{message.id}", latents)
-        self._generations.set_timbre(piece)
-        patch = {} if message.strength is None else {"timbre_strength": message.strength}
+    def _set_reference(
+        self, message: messages.SetTimbre | messages.SetStructure, latents: Latents | None, now_s: float
+    ) -> None:
+        """A strength sets `timbre_strength` or `structure_strength`."""
+        control = f"{message.type}_strength"
+        if control in self.model.untaken:
+            raise RequestError(f"the bundle has no [{message.type}]", field="type")
+        _check_loaded(message.id, latents)
+        piece = None if latents is None else Piece(f"{message.type}/{message.seq}/{message.id}", latents)
+        if message.type == "timbre":
+            self._generations.set_timbre(piece)
+        else:
+            self._generations.set_structure(None if piece is None else Source(message.id, None, piece))
+        patch = {} if message.strength is None else {control: message.strength}
         self._controls.change(patch, message.seq, now_s)
 
     def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
@@ -459,6 +461,11 @@ def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
     if found is None:
         raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
     return found
+
+
+def _check_loaded(source_id: str | None, latents: Latents | None) -> None:
+    if source_id is not None and latents is None:
+        raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
 
 
 def _sha256(token: str) -> str:

@@ -18,6 +18,7 @@ from runtime.pipeline.tasks import known_tasks
 from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
 from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
+from server.asgi.request_body import FILE_PARTS
 
 REF = "#/components/schemas/{model}"
 OPEN_PATH = "/health/live"
@@ -74,7 +75,8 @@ class GenerationBody(GenerationOptions):
     )
     structure_id: SourceId | None = Field(
         default=None,
-        description="The id of an uploaded source whose melody and rhythm a cover keeps. Default: the source.",
+        description="The id of an uploaded source, in place of the form's part `structure`: what a cover keeps melody "
+        "and rhythm of. Default: the source.",
     )
     response_format: FormatName = Field(
         default="wav",
@@ -195,14 +197,15 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 def request_body() -> dict[str, Any]:
     """The OpenAPI entry of the request body: JSON or multipart."""
     body = {"$ref": REF.format(model="GenerationBody")}
+    files = dict.fromkeys(FILE_PARTS, FILE) | {"condition": CONDITION}
     form = {
         "type": "object",
         "required": ["request"],
         "additionalProperties": False,
-        "properties": {"request": body, "source": FILE, "timbre": FILE, "condition": CONDITION},
+        "properties": {"request": body, **files},
     }
     file = {"contentType": "application/octet-stream"}
-    encoding = {"request": {"contentType": "application/json"}, "source": file, "timbre": file, "condition": file}
+    encoding = {"request": {"contentType": "application/json"}, **dict.fromkeys(FILE_PARTS, file)}
     return {
         "required": True,
         "content": {

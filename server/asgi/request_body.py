@@ -22,7 +22,7 @@ from server.config import KIB, ServerSettings
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
-FILE_PARTS = ("source", "timbre", "condition")
+FILE_PARTS = ("source", "timbre", "structure", "condition")
 ACCEPTED = f"{JSON}, {MULTIPART}"
 SMALL_JSON_BYTES = 64 * KIB
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
@@ -62,6 +62,7 @@ class Upload:
     values: dict[str, Any]
     source: bytes | None = None
     timbre: bytes | None = None
+    structure: bytes | None = None
     condition: bytes | None = None
 
 
@@ -181,7 +182,7 @@ async def _parse_form(request: Request, limit: int, field_limit: int, budget: Bo
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
     async with aclosing(_limited(request, limit, budget)) as stream:
-        parser = _FormParser(headers, stream, max_files=4, max_fields=4, max_part_size=field_limit)
+        parser = _FormParser(headers, stream, max_files=5, max_fields=5, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:

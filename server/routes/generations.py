@@ -61,11 +61,9 @@ def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:
-    """Refuse a source or a timbre that is no audio, or two of them. Raises ProblemError 415 or 422."""
-    for part, data, id_name in (
-        ("source", upload.source, "source_id"),
-        ("timbre", upload.timbre, "timbre_id"),
-    ):
+    """Refuse a source, timbre or structure that is no audio, or two of them. Raises ProblemError 415 or 422."""
+    for part in ("source", "timbre", "structure"):
+        data, id_name = getattr(upload, part), f"{part}_id"
         if data is None:
             continue
         check_source(data, part)

@@ -41,7 +41,7 @@ REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
-PACED = ("set", "prompts", "source")
+PACED = ("set", "prompts", "source", "structure", "timbre")
 
 
 class _Receiver:
@@ -198,6 +198,12 @@ class Live:
     ) -> None:
         """Take the timbre of a source; None removes it. strength: from that of silence (0) to the source's own (1)."""
         self._send_source("timbre", source, strength, sample_rate_hz)
+
+    def structure(
+        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+    ) -> None:
+        """Keep melody and rhythm of a source; None removes it. strength: none of them (0) to all (1)."""
+        self._send_source("structure", source, strength, sample_rate_hz)
 
     def _send_source(
         self, type: str, source: Source | None, strength: float | None, sample_rate_hz: int | None

@@ -68,7 +68,7 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    `source` and `timbre`, and with them `source_version`, change through set_source and set_timbre. `num_started`
+    `source`, `timbre` and `structure`, and with them `source_version`, change through their setters. `num_started`
     counts all, `num_placed` those whose latents were put into the canvas.
     """
 
@@ -81,6 +81,7 @@ class Generations(ABC):
         self.source: Source | None = None
         self.source_version = 0
         self.timbre: Piece | None = None
+        self.structure: Source | None = None
         self.num_started = 0
         self.num_placed = 0
         self._model, self._slots = model, slots
@@ -198,6 +199,11 @@ class Generations(ABC):
         self.timbre = timbre
         self.source_version += 1
 
+    def set_structure(self, structure: Source | None) -> None:
+        """Follow other hints `[N, C]` from the next generation on."""
+        self.structure = structure
+        self.source_version += 1
+
     def write(self, start: int, piece: Piece, seq: int, now_s: float) -> list[str]:
         """Put latents into the canvas from frame `start` on and make them a part of the source.
 
@@ -216,7 +222,8 @@ class Generations(ABC):
 
     def key(self, now_s: float) -> Key:
         """What a generation that starts now is made with."""
-        return self._controls.options(now_s, has_source=self.source is not None), self.source_version
+        has_source, has_structure = self.source is not None, self.structure is not None
+        return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), self.source_version
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:
@@ -270,11 +277,16 @@ class Generations(ABC):
     def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
         key = self.key(now_s)
         options = key[0].model_copy(update={"seed": job.pop("seed")})
-        source = None if self.source is None else self.source.frames(segment.start_frame, segment.frames)
+        source, hints = (
+            None if found is None else found.frames(segment.start_frame, segment.frames)
+            for found in (self.source, self.structure)
+        )
         timbre = None if self.timbre is None else self.timbre.latents
         full_seq = self._controls.full_seq(now_s)
         return Running(
-            job=GenerationJob(job_id, options, segment, source=source, timbre=timbre, full_seq=full_seq, **job),
+            job=GenerationJob(
+                job_id, options, segment, source=source, timbre=timbre, hints=hints, full_seq=full_seq, **job
+            ),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=now_s,

@@ -29,6 +29,7 @@ from runtime.sessions.messages import (
     Closed,
     ServerMessage,
     SetSource,
+    SetStructure,
     SetTimbre,
     State,
     WriteAudio,
@@ -94,6 +95,10 @@ class HostServices:
         """The latents `[F, C]` of a source as a reference. Raises RequestError."""
         return self.pipeline.timbre_latents(self.source(source_id))
 
+    def hints(self, source_id: str) -> Latents:
+        """The hints `[N, C]` of a source as a structure. Raises RequestError."""
+        return self.pipeline.structure_hints(self.source(source_id))
+
 
 @dataclass(eq=False)
 class _Job:
@@ -117,7 +122,7 @@ class _Received:
     def needs_latents(self) -> bool:
         """Whether audio is encoded, or a source loaded, before it can be handled."""
         message = self.message
-        is_reference = isinstance(message, SetSource | SetTimbre) and message.id is not None
+        is_reference = isinstance(message, SetSource | SetTimbre | SetStructure) and message.id is not None
         return is_reference or isinstance(message, WriteAudio)
 
 
@@ -230,6 +235,8 @@ class HostedSession:
             return partial(self._services.source, message.id or "")
         if isinstance(message, SetTimbre):
             return partial(self._services.timbre, message.id or "")
+        if isinstance(message, SetStructure):
+            return partial(self._services.hints, message.id or "")
         if pcm is None:
             raise RequestError("the audio is missing", field="samples")
         return partial(self._services.codec_work.write, message, pcm, *self.session.write_region(message))
@@ -339,7 +346,9 @@ class HostedSession:
 
     def _submit(self, job: GenerationJob) -> None:
         services = self._services
-        inputs = GenerationInputs(source=job.source, noise=job.noise, timbre=job.timbre, session=job.id, client=self.id)
+        inputs = GenerationInputs(
+            source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id
+        )
         self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock())
         self._mark("submitted", job.full_seq)
         services.generations_started += 1

@@ -106,6 +106,17 @@ def test_a_structure_of_its_own_and_codes(pipeline: Pipeline, structure: Structu
         assert np.array_equal(context[:, :C], wanted[:T])
 
 
+def test_hints_stand_in_for_their_structure(pipeline: Pipeline) -> None:
+    other = latents(seed=2)
+    by_hints, by_structure = (
+        pipeline.request("a", GenerationInputs(source=latents(), **given), structure_strength=0.5, seed=1)
+        for given in ({"hints": pipeline.structure_hints(other)}, {"structure": other})
+    )
+    assert by_hints.context is not None
+    assert np.array_equal(by_hints.context, by_structure.context)
+    assert np.array_equal(by_hints.conditions[0].tokens, by_structure.conditions[0].tokens)
+
+
 def test_codes_say_the_length_and_silence_follows_them(pipeline: Pipeline) -> None:
     codes = [3, 7, 1, 0]
     options = parse_options({"prompt": "a", "codes": codes})

@@ -379,10 +379,35 @@ def test_a_timbre_reaches_the_next_generations_until_it_is_removed() -> None:
     assert simulation.jobs[-1].timbre is None
 
 
-def test_a_model_without_timbre_refuses_one() -> None:
-    session = LiveSession("s", dataclasses.replace(MODEL, untaken=frozenset({"timbre_strength"})), messages.Open(), 0.0)
-    with pytest.raises(RequestError, match=r"the bundle has no \[timbre\]"):
-        session.handle(messages.SetTimbre(seq=1, id="x"), 0.0, np.ones((12, CHANNELS), np.float32))
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_structure_reaches_the_next_generations_until_it_is_removed(mode: str) -> None:
+    simulation = playing(mode=mode)
+    hints = np.arange(10.0)[:, None] + np.zeros((10, CHANNELS), np.float32)
+    simulation.handle(messages.SetStructure(seq=1, id="x", strength=0.5), hints)
+    simulation.run(0.5)
+    job = simulation.jobs[-1]
+    start, frames = job.segment.start_frame, job.segment.frames
+    assert job.hints is not None
+    assert job.hints[:, 0].tolist() == [frame % 10 for frame in range(start, start + frames)]
+    assert (job.source, job.options.structure_strength) == (None, 0.5)
+    simulation.restart()
+    simulation.set(2, shift=2.0)
+    simulation.run(0.5)
+    assert simulation.jobs[-1] is not job
+    assert simulation.jobs[-1].hints is not None
+    assert simulation.session.snapshot(0.0).meta["generations"]["structure"] == ["x", None, "structure/1/x", 0]
+    simulation.handle(messages.SetStructure(seq=3, id=None))
+    simulation.run(0.5)
+    assert simulation.jobs[-1].hints is None
+    assert simulation.jobs[-1].options.structure_strength is None
+
+
+@pytest.mark.parametrize("message", [messages.SetTimbre(seq=1, id="x"), messages.SetStructure(seq=1, id="x")])
+def test_a_model_without_the_part_refuses_a_reference(message: messages.SetTimbre | messages.SetStructure) -> None:
+    untaken = frozenset({"timbre_strength", "structure_strength"})
+    session = LiveSession("s", dataclasses.replace(MODEL, untaken=untaken), messages.Open(), 0.0)
+    with pytest.raises(RequestError, match=rf"the bundle has no \[{message.type}\]"):
+        session.handle(message, 0.0, np.ones((12, CHANNELS), np.float32))
 
 
 def test_a_model_without_text_refuses_prompts() -> None:

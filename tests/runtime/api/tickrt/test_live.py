@@ -123,6 +123,22 @@ def test_a_source_and_written_audio_change_the_sound(model: tickrt.Model) -> Non
         take(live, 3)
 
 
+def test_a_structure_and_a_timbre_change_the_sound(built: Built) -> None:
+    with tickrt.open(built(conditions=True, structure=True, more=FEW_VARIANTS).path) as model:
+        audio = model.generate("a", seconds=1.28, seed=5)
+        with model.live("a", seed=1) as live, model.live("a", seed=1) as other:
+            for set_reference in (live.structure, live.timbre):
+                set_reference(audio, 0.5)
+                assert any(np.abs(take(live, 1) - take(other, 1)).max() > 1e-3 for _ in range(1000))
+                set_reference(None)
+                assert any(np.abs(take(live, 10) - take(other, 10)).max() < 1e-3 for _ in range(100))
+
+
+def test_a_model_without_structure_takes_none(model: tickrt.Model) -> None:
+    with model.live("a") as live, pytest.raises(tickrt.RequestError, match=r"has no \[structure\]"):
+        live.structure(np.zeros((800, 2), np.float32))
+
+
 def test_a_recording_is_an_audio(model: tickrt.Model) -> None:
     with model.live("a", seed=4) as live:
         audio = live.record(0.5)
