@@ -23,6 +23,8 @@ RAMP_S = 3.0
 FADE_IN_S, FADE_OUT_S = 0.005, 0.03
 # Finished audio stays below -1 dBTP; the rest is what interpolation by 4 may miss (BS.1770-4, annex 2).
 CEILING = 10 ** (-1.6 / 20)
+# Live audio, whose neighbours are not known yet, is limited sample by sample from here on.
+KNEE = 0.7
 BLOCK_S = 0.001
 # The gain is held this many blocks on both sides of a peak, and smoothed over as many.
 HOLD_BLOCKS = 10
@@ -108,6 +110,16 @@ def apply_gain(pcm: Pcm, gain: Gain, block: int) -> Pcm:
     ramp = np.arange(block) / block
     samples = gain[:-1, None] * (1 - ramp) + gain[1:, None] * ramp
     return pcm * samples.astype(np.float32).reshape(-1, 1)
+
+
+def soft_limited(pcm: Pcm, gain: float) -> Pcm:
+    """`[n, channels]` times `gain`; what is above KNEE bends towards CEILING. Every sample by itself."""
+    loud = np.abs(pcm) * np.float32(gain)
+    if loud.max(initial=0.0) <= KNEE:
+        return pcm if gain == 1.0 else pcm * np.float32(gain)
+    room = CEILING - KNEE
+    bent = KNEE + room * np.tanh((loud - KNEE) / room)
+    return np.copysign(np.where(loud > KNEE, bent, loud), pcm).astype(np.float32)
 
 
 def _peaks(pcm: Pcm, gain: Gain, block: int) -> Gain:

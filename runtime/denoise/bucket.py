@@ -180,8 +180,9 @@ class LengthBucket:
             self.forget_launches()
             self._rows = self._row_buffers(len(layout.rows))
         self._rows.lay_out(layout)
-        self._steps.write(layout, blends="blend" in self._variant("step", layout.features))
-        if "rcfg" in layout.features:
+        step = self._variant("step", layout.features)
+        self._steps.write(layout, blends="blend" in step)
+        if "rcfg" in step:  # also where the slots with one pause their guidance
             for slot, uses in zip(layout.slots, layout.uses_cached_negative, strict=True):
                 self.state.field("use_cached_negative").write(slot.index, uses)
 

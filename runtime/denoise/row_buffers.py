@@ -71,7 +71,7 @@ class RowBuffers:
         self._time, host_times = times
         self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
         self._time_places: list[tuple[int, int]] = []
-        self._first_time_bytes = vectors.limit_bytes - self._time.size_bytes
+        self._first_time_bytes = vectors.used_bytes - self._time.size_bytes
         self._roles = bundle.decoder.inputs
         self.frames, self.capacity, self.tokens = frames, capacity, tokens
         self.channels = bundle.latents.channels

@@ -16,7 +16,7 @@ from itertools import count
 import numpy as np
 
 from runtime.audio.codec import Codec
-from runtime.audio.finishing import apply_gain, block_samples
+from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import TickError
 from runtime.sessions.actions import DecodeWindow
@@ -40,13 +40,12 @@ class CodecWork:
     """Decodes and encodes for the host's thread, which calls all methods; `call` puts results into its queue.
 
     Windows wait here, not in the decoding thread, so that the most urgent one is always next and outdated ones cost
-    nothing. What is decoded has the bundle's `gain_db`, and no true peak above -1 dBTP.
+    nothing. What is decoded has the bundle's `gain_db`, and no sample above -1.6 dB.
     """
 
     def __init__(self, codec: Codec, call: Call) -> None:
         self._codec, self._call = codec, call
         self._gain = 10 ** (codec.spec.gain_db / 20)
-        self._block = block_samples(codec.sample_rate_hz, codec.hop_samples)
         self._windows: list[tuple[bool, float, int, _Decoding]] = []
         self._numbers = count()
         self._is_decoding = False
@@ -90,8 +89,7 @@ class CodecWork:
         """In the decoding thread."""
         try:
             decoded = self._codec.decode(decoding.window.values, decoding.window.start_frame)
-            gain = np.full(len(decoded) // self._block + 1, self._gain)
-            pcm: Pcm | TickError = apply_gain(decoded, gain, self._block)
+            pcm: Pcm | TickError = soft_limited(decoded, self._gain)
         except TickError as error:
             pcm = error
         self._call(partial(self._decoded, decoding, pcm))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.audio.finishing import REACH_BLOCKS, Finisher, apply_gain, block_samples
+from runtime.audio.finishing import CEILING, KNEE, REACH_BLOCKS, Finisher, apply_gain, block_samples, soft_limited
 from runtime.audio.formats import Pcm
 
 RATE_HZ, HOP, BLOCK = 48_000, 960, 48
@@ -134,3 +134,18 @@ def test_audio_below_the_ceiling_is_returned_as_it_is() -> None:
 )
 def test_blocks_divide_the_hop(rate_hz: int, hop: int, expected: int) -> None:
     assert block_samples(rate_hz, hop) == expected
+
+
+def test_live_audio_is_limited_sample_by_sample() -> None:
+    pcm = np.linspace(-3, 3, 6001, dtype=np.float32).reshape(-1, 1)
+    limited = soft_limited(pcm, 1.5)
+    quiet = np.abs(pcm * 1.5) <= KNEE
+    np.testing.assert_allclose(limited[quiet], 1.5 * pcm[quiet], rtol=1e-6)
+    assert np.abs(limited).max() <= CEILING + 1e-6
+    assert (np.diff(limited, axis=0) >= 0).all()
+    np.testing.assert_array_equal(soft_limited(pcm[2000:4000], 1.5), limited[2000:4000])
+
+
+def test_quiet_live_audio_stays_as_it_is() -> None:
+    pcm = beats(3, 1.0, 0.05)
+    np.testing.assert_array_equal(soft_limited(pcm, 1.0), pcm)

@@ -61,11 +61,11 @@ def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops) -> None:
 
 
 def test_a_result_does_not_depend_on_which_generations_share_its_ticks(loops: Loops) -> None:
-    requests = [make(name, **changes) for name, changes in FEATURES.items()]
+    requests = [make(name, **changes) for name, changes in list(FEATURES.items())[:14]]
     alone = {r.id: run_all(loops(), r).latents(r.id) for r in requests}
-    together = run_all(loops(depth=8, max_rows=16), *requests[:14])
-    for request in requests[:14]:
-        np.testing.assert_allclose(together.latents(request.id), alone[request.id], atol=1e-4, rtol=1e-4)
+    together = run_all(loops(depth=8, max_rows=16), *requests)
+    for request in requests:
+        np.testing.assert_allclose(together.latents(request.id), alone[request.id], 1e-4, 1e-4, err_msg=request.id)
 
 
 def test_a_result_does_not_depend_on_the_neighbours_values(loops: Loops) -> None:

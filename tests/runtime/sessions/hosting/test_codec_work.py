@@ -88,9 +88,9 @@ def test_windows_that_are_not_wanted_are_not_decoded(work: Work) -> None:
 
 
 def test_a_window_is_decoded_at_its_frame_and_trimmed(work: Work) -> None:
-    work.decode("a", 0.0)
+    work.decode("a", 0.0, value=0.02)
     work.finish(1)
-    values = np.full((4, work.codec.latent_channels), 0.1, np.float32)
+    values = np.full((4, work.codec.latent_channels), 0.02, np.float32)
     np.testing.assert_array_equal(work.done[0][1], work.codec.decode(values, 7)[10:300])
 
 
