@@ -27,7 +27,8 @@ def block_energies(pcm: Pcm, sample_rate_hz: int) -> Energies:
     if num_steps == 0:
         return np.empty(0)
     spectrum = np.fft.rfft(pcm[: num_steps * step].reshape(num_steps, step, -1), axis=1)
-    energies = np.square(np.abs(spectrum), dtype=np.float64).sum(axis=2) @ _weights(step, sample_rate_hz)
+    parts = spectrum.view(spectrum.real.dtype).reshape(num_steps, -1)
+    energies = np.square(parts, dtype=np.float64) @ np.repeat(_weights(step, sample_rate_hz), 2 * pcm.shape[1])
     size = min(STEPS_PER_BLOCK, num_steps)
     blocks: Energies = np.convolve(energies, np.full(size, 1 / size), "valid")
     return blocks

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.audio.finishing import CEILING, KNEE, REACH_BLOCKS, Finisher, apply_gain, block_samples, soft_limited
+from runtime.audio.finishing import (
+    CEILING,
+    INTERPOLATION,
+    KNEE,
+    REACH_BLOCKS,
+    SMOOTHING,
+    TAPS,
+    Finisher,
+    apply_gain,
+    block_samples,
+    soft_limited,
+)
 from runtime.audio.formats import Pcm
 
 RATE_HZ, HOP, BLOCK = 48_000, 960, 48
@@ -63,6 +74,31 @@ def test_peaks_between_samples_are_found() -> None:
     assert np.abs(pcm).max() < 0.81
     limited = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
     assert -1.8 < measured(limited, RATE_HZ).true_peak_dbtp <= CEILING_DBTP
+
+
+def limited(pcm: Pcm) -> Pcm:
+    """apply_gain() of 1 as it is defined: every value between samples, the smallest gain near each boundary, a mean."""
+    padded, needed = np.pad(pcm, ((TAPS - 1, TAPS), (0, 0))), np.ones(len(pcm) // BLOCK)
+    for weights in ([0.0] * (TAPS - 1) + [1.0] + [0.0] * TAPS, *INTERPOLATION):
+        values = [np.convolve(channel, weights[::-1], "valid") for channel in padded.T]
+        peaks = np.abs(values).max(axis=0).reshape(len(needed), BLOCK).max(axis=1)
+        needed = np.minimum(needed, CEILING / np.maximum(peaks, CEILING))
+    around = np.pad(needed, REACH_BLOCKS, constant_values=1.0)
+    held = [around[index : index + REACH_BLOCKS + 1].min() for index in range(len(needed) + REACH_BLOCKS)]
+    gain = [np.dot(held[index : index + REACH_BLOCKS], SMOOTHING) for index in range(len(needed) + 1)]
+    positions = np.arange(len(pcm)) / BLOCK
+    return (pcm * np.interp(positions, np.arange(len(gain)), gain)[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.2, 0.3, 0.4, 1.0, 6.0])
+@pytest.mark.parametrize("cutoff_hz", [400, 6000, 24_000])
+def test_the_limited_audio_is_what_the_definition_gives(level: float, cutoff_hz: float) -> None:
+    spectrum = np.fft.rfft(beats(1, 0.4, 1.0), axis=0)
+    spectrum[np.fft.rfftfreq(19_200, 1 / RATE_HZ) > cutoff_hz] = 0
+    filtered = np.fft.irfft(spectrum, axis=0) * np.sin(np.pi * np.arange(19_200) / 19_200)[:, None]
+    pcm = (4 * level / np.abs(filtered).max() * filtered).astype(np.float32)
+    found = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
+    assert np.abs(found - limited(pcm)).max() < 1e-6 * max(1.0, level)
 
 
 @given(

@@ -180,7 +180,8 @@ def test_build_bench_and_generate(random_deployment: Path, tmp_path: Path) -> No
 
     run(build, random_deployment)
     for more in ([], ["--guidance", 3]):
-        card = json.loads(run(bench, random_deployment, "--depth", 2, "--ticks", 2, *more).splitlines()[-1])
+        run(bench, random_deployment, "--depth", 2, "--ticks", 2, "--json", tmp_path / "card.json", *more)
+        card = json.loads((tmp_path / "card.json").read_text())
         assert (card["bundle"], card["frames"], card["target"]) == ("acestep-random", 50, "cpu")
         assert card["shared_vs_alone"] < 1e-4
     run(generate, random_deployment, "--prompt", "", "--seconds", 3, "--out", tmp_path / "a.wav")
