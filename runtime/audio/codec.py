@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.finishing import Finisher
 from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
@@ -74,14 +73,19 @@ class Codec:
             start_frame=start_frame,
         )
 
-    def decode_window(self, window: Window, finisher: Finisher | None = None) -> Pcm:
-        """`[frames * hop_samples, channels]` float32 of a window, equal to that part of the full decode, finished.
+    def decode_window(self, window: Window) -> Pcm:
+        """`[frames * hop_samples, channels]` float32 of a window, equal to that part of the full decode.
 
         Raises ShapeError, EngineError.
         """
-        pcm = self._decode(window.values, window.start_frame)
-        if finisher is not None:
-            pcm = finisher.finish(pcm, window.start_frame * self.hop_samples)
+        return self.trimmed(self.decode_with_margins(window), window)
+
+    def decode_with_margins(self, window: Window) -> Pcm:
+        """`[T * hop_samples, channels]` float32 of all frames of a window. Raises ShapeError, EngineError."""
+        return self._decode(window.values, window.start_frame)
+
+    def trimmed(self, pcm: Pcm, window: Window) -> Pcm:
+        """What decode_with_margins() gave, without the margins."""
         begin = window.margin_before * self.hop_samples
         return pcm[begin : begin + window.frames * self.hop_samples]
 

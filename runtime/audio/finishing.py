@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
@@ -151,16 +150,15 @@ def _largest(values: Pcm, starts: NDArray[np.int64]) -> NDArray[np.float32]:
     """The largest absolute value of each span, the spans beside it included."""
     flat, first = values.reshape(-1), starts * values.shape[1]
     spans = np.pad(np.maximum(np.maximum.reduceat(flat, first), -np.minimum.reduceat(flat, first)), 1)
-    return np.maximum(spans[1:-1], np.maximum(spans[:-2], spans[2:]))
+    largest: NDArray[np.float32] = np.maximum(spans[1:-1], np.maximum(spans[:-2], spans[2:]))
+    return largest
 
 
 def _true_peaks(pcm: Pcm, blocks: NDArray[np.int64], block: int) -> NDArray[np.float32]:
     """The largest value of each of these blocks and between its samples, up to the first one of the next."""
-    channels = pcm.shape[1]
-    padded = np.pad(pcm, ((TAPS - 1, TAPS), (0, 0))).reshape(-1)
-    pieces = sliding_window_view(padded, (block + 2 * TAPS - 1) * channels)[blocks * block * channels]
-    pieces = pieces.reshape(len(blocks), -1, channels)
-    peaks = np.abs(pieces[:, TAPS - 1 : TAPS - 1 + block]).max(axis=(1, 2))
+    numbers = blocks[:, None] * block + np.arange(1 - TAPS, block + TAPS)
+    pieces = pcm[np.clip(numbers, 0, len(pcm) - 1)]
+    peaks: NDArray[np.float32] = np.abs(pieces[:, TAPS - 1 : TAPS - 1 + block]).max(axis=(1, 2))
     for weights in INTERPOLATION:
         values = sum(weight * pieces[:, tap : tap + block] for tap, weight in enumerate(weights))
         np.maximum(peaks, np.abs(values).max(axis=(1, 2)), out=peaks)

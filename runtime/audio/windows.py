@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +14,8 @@ class Window:
     """`frames` frames of a stream and their margins.
 
     values `[margin_before + frames + margin after, C]`; start_frame: the number of the first of them. `index` counts
-    windows from 0. `is_last`: the stream ends with this window. known `[n, C]`: `values` and all frames after them that
-    have arrived, in the first window after a part arrived; None in the others.
+    windows from 0. `is_last`: the stream ends with this window. following: in the first window after a part arrived,
+    the others that are complete with it; None in these.
     """
 
     values: Latents
@@ -25,7 +24,7 @@ class Window:
     frames: int
     index: int
     is_last: bool
-    known: Latents | None = None
+    following: tuple[Window, ...] | None = None
 
     @property
     def first_frame(self) -> int:
@@ -60,22 +59,24 @@ class WindowCutter:
         if first_frames is not None and total_frames is not None:
             self._first_frames = min(first_frames, max(1, total_frames // 2))
         self._values: Latents | None = None
-        self._has_arrived = False
         self._values_start = start_frame
         self._next_frame = start_frame
         self._index = 0
 
-    def cut(self, values: Latents) -> Iterator[Window]:
-        """Take `[T, C]` more frames; yields the windows that are complete. To be iterated to its end."""
+    def cut(self, values: Latents) -> list[Window]:
+        """Take `[T, C]` more frames; the windows that are complete with them."""
         self._values = values if self._values is None else np.concatenate((self._values, values))
-        self._has_arrived = True
+        windows: list[Window] = []
         while (window := self._next_window(self._values)) is not None:
-            yield window
+            windows.append(window)
+        if windows:
+            windows[0] = replace(windows[0], following=tuple(windows[1:]))
+        return windows
 
-    def end(self, values: Latents) -> Iterator[Window]:
+    def end(self, values: Latents) -> list[Window]:
         """As cut(), for the last part of a stream that has no total_frames."""
         self._end_frame = self._values_start + len(values) + (0 if self._values is None else len(self._values))
-        yield from self.cut(values)
+        return self.cut(values)
 
     def _next_window(self, values: Latents) -> Window | None:
         begin, start, margin = self._next_frame, self._values_start, self._margin_frames
@@ -88,9 +89,7 @@ class WindowCutter:
             return None
         low, high = max(start, begin - margin), min(arrived, end + margin)
         is_last = end == self._end_frame
-        known = values[low - start :] if self._has_arrived else None
-        window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last, known)
-        self._has_arrived = False
+        window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last)
         self._values_start = max(start, end - margin)
         self._values = values[self._values_start - start :]
         self._next_frame = end

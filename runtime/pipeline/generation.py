@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
@@ -171,32 +171,53 @@ class AudioDecoder:
         self.num_samples = 0
         self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
         self._finisher, self._kept_frames = finisher, kept_frames
+        self._decoded: dict[int, Pcm] = {}  # by the index of a window, with its margins, as far as measured
 
     def decode(self, window: Window, codec: Codec) -> Pcm:
         """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
-        if self._finisher is not None and window.known is not None:
-            pieces = self._probes(window.known, window, codec)
+        if self._finisher is not None and window.following is not None:
+            pieces = self._probes([window, *window.following], codec)
             self._finisher.measure(pieces, window.first_frame * self._hop_samples)
-        decode = partial(codec.decode_window, window, self._finisher)
-        pcm = decode() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, decode)
+        finish = partial(self._finish, window, codec)
+        pcm = finish() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, finish)
+        self._decoded.pop(window.index, None)
         if self._total_samples is not None:
             pcm = pcm[: self._total_samples - self.num_samples]
         self.num_samples += len(pcm)
         return pcm
 
-    def _probes(self, known: Latents, window: Window, codec: Codec) -> Iterator[Pcm]:
-        """A few pieces of what is generated of the frames from a window on, for their loudness."""
-        start, end, margin = window.start_frame, window.start_frame + len(known), codec.margin_frames
-        frames = np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
+    def _finish(self, window: Window, codec: Codec) -> Pcm:
+        pcm = self._decode(window, codec)
+        if self._finisher is not None:
+            pcm = self._finisher.finish(pcm, window.start_frame * self._hop_samples)
+        return codec.trimmed(pcm, window)
+
+    def _decode(self, window: Window, codec: Codec) -> Pcm:
+        """With margins; what was decoded for its loudness is not decoded again."""
+        if window.index not in self._decoded:
+            self._decoded[window.index] = codec.decode_with_margins(window)
+        return self._decoded[window.index]
+
+    def _probes(self, windows: Sequence[Window], codec: Codec) -> Iterator[Pcm]:
+        """A few pieces of what is generated of the windows' frames, for their loudness."""
+        end = windows[-1].first_frame + windows[-1].frames
+        frames = np.setdiff1d(np.arange(windows[0].first_frame, end), self._kept_frames)
         size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
         wanted = len(frames) / size
         for index in range(math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))):
             first = int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size))
             piece = frames[first : first + size]
-            piece = piece[piece < piece[0] + size]
-            low, high = max(start, piece[0] - margin), min(end, piece[-1] + 1 + margin)
-            pcm = codec.decode(known[low - start : high - start], int(low))
-            yield pcm.reshape(-1, codec.hop_samples, codec.channels)[piece - low].reshape(-1, codec.channels)
+            yield self._frames(piece[piece < piece[0] + size], windows, codec)
+
+    def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
+        """PCM of frames that lie in these windows."""
+        pieces: list[Pcm] = []
+        for window in windows:
+            inside = numbers[(numbers >= window.first_frame) & (numbers < window.first_frame + window.frames)]
+            if len(inside):
+                pcm = codec.trimmed(self._decode(window, codec), window)
+                pieces.append(pcm.reshape(window.frames, -1)[inside - window.first_frame])
+        return np.concatenate(pieces).reshape(-1, codec.channels)
 
 
 def generate_latents(
