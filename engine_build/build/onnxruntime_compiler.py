@@ -11,7 +11,6 @@ from onnx import defs, shape_inference
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import (
-    DATA_FOLDER_ENTRY,
     exact_options,
     find_data,
     model_of,
@@ -21,6 +20,7 @@ from engine_build.graphs.reference_session import (
 )
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
+    DATA_FOLDER_ENTRY,
     check_on_device,
     kernels_missing,
     open_session,

@@ -10,11 +10,10 @@ import onnx
 
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph
-from runtime.engines.onnxruntime_cuda import CPU_PROVIDER
+from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, DATA_FOLDER_ENTRY
 from runtime.errors import BuildError
 
 OPSET_FIX = 'export it for opset 20, as helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]) does'
-DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
 
 def onnxruntime() -> Any:

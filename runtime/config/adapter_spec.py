@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from pydantic import Field
 
@@ -35,6 +36,16 @@ class AdapterSpec(Section):
     def num_outputs(self) -> int:
         """O: the output features of all matrices."""
         return sum(matrix.outputs for matrix in self.matrices.values())
+
+    @cached_property
+    def places(self) -> dict[str, tuple[slice, slice]]:
+        """Module path -> the columns of its factors in A `[r, I]` and in B `[r, O]`."""
+        found, inputs, outputs = {}, 0, 0
+        for path, matrix in self.matrices.items():
+            ends = inputs + matrix.inputs, outputs + matrix.outputs
+            found[path] = slice(inputs, ends[0]), slice(outputs, ends[1])
+            inputs, outputs = ends
+        return found
 
     def path(self, module: str) -> str:
         """A module's path with its aliases replaced."""

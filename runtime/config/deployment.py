@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +21,8 @@ from runtime.errors import ConfigError, did_you_mean
 Target = Literal["cpu", "cuda", "tensorrt"]
 # The packed rank of an execute's adapters is a multiple of this, so that few shapes occur.
 ADAPTER_RANK_MULTIPLE = 8
+# Of an adapter.
+Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
 
 
 class ShapeRange(BaseModel):
@@ -90,7 +92,8 @@ class RuntimeConfig(BaseModel):
 class Deployment(BaseModel):
     """A parsed deployment file. Paths are absolute; `tables` holds the tables of other packages, not validated.
 
-    adapters: the folder of LoRA adapters.
+    adapters: the folder of LoRA adapters. merged_adapters: those that the decoder's weights begin with, each with its
+    strength.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,6 +105,7 @@ class Deployment(BaseModel):
     shapes: tuple[ShapeRanges, ...] = Field(min_length=1)
     runtime: RuntimeConfig = RuntimeConfig()
     adapters: Path | None = None
+    merged_adapters: dict[str, Strength] = {}
     tables: dict[str, dict[str, Any]] = {}
 
     def engine_folder(self, target: Target | None = None) -> Path:
@@ -136,6 +140,7 @@ class _Head(BaseModel):
     engines: Path | None = None
     target: Target = "cpu"
     adapters: Path | None = None
+    merged_adapters: dict[str, Strength] = {}
 
 
 class _File(BaseModel):
@@ -193,6 +198,7 @@ def load_deployment(path: Path) -> Deployment:
         shapes=file.shapes,
         runtime=file.runtime,
         adapters=None if head.adapters is None else (base / head.adapters).resolve(),
+        merged_adapters=head.merged_adapters,
         tables={name: getattr(file, name) for name in OTHER_TABLES if name in file.model_fields_set},
     )
 

@@ -77,14 +77,11 @@ class AdapterCatalog:
     max_rank: int = 0
 
     def uses(self, strengths: Mapping[str, float]) -> tuple[AdapterUse, ...]:
-        """The adapters of one generation, without those of strength 0.
+        """As find(), for one generation.
 
         Raises RequestError: unknown, of too high a rank in sum, or the deployment runs without adapters.
         """
-        for id_ in strengths:
-            if id_ not in self.adapters:
-                raise RequestError(f"there is no adapter {quoted(id_)}", field="adapters", fix=self._fix(id_))
-        uses = tuple([AdapterUse(self.adapters[id_], strength) for id_, strength in strengths.items() if strength])
+        uses = self.find(strengths)
         if uses and not self.max_rank:
             raise RequestError("this deployment runs without adapters", field="adapters", fix="[runtime] adapter_rank")
         if (rank := total_rank([use.adapter for use in uses])) > self.max_rank:
@@ -94,6 +91,13 @@ class AdapterCatalog:
                 fix="use fewer of them, or raise adapter_rank in [runtime]",
             )
         return uses
+
+    def find(self, strengths: Mapping[str, float]) -> tuple[AdapterUse, ...]:
+        """These adapters, without those of strength 0. Raises RequestError where one is unknown."""
+        for id_ in strengths:
+            if id_ not in self.adapters:
+                raise RequestError(f"there is no adapter {quoted(id_)}", field="adapters", fix=self._fix(id_))
+        return tuple([AdapterUse(self.adapters[id_], strength) for id_, strength in strengths.items() if strength])
 
     def _fix(self, id_: str) -> str:
         known = f"known: {', '.join(sorted(self.adapters))}" if self.adapters else "this server has none"
@@ -238,13 +242,10 @@ class _File:
         rank = max(len(a) for a, _ in factors.values())
         a = np.zeros((rank, self._spec.num_inputs), np.float32)
         b = np.zeros((rank, self._spec.num_outputs), np.float32)
-        inputs = outputs = 0
-        for path, matrix in self._spec.matrices.items():
-            if path in factors:
-                own = factors[path]
-                a[: len(own[0]), inputs : inputs + matrix.inputs] = own[0]
-                b[: len(own[0]), outputs : outputs + matrix.outputs] = own[1].T
-            inputs, outputs = inputs + matrix.inputs, outputs + matrix.outputs
+        for path, own in factors.items():
+            inputs, outputs = self._spec.places[path]
+            a[: len(own[0]), inputs] = own[0]
+            b[: len(own[0]), outputs] = own[1].T
         for array in (a, b):
             if not np.isfinite(array).all():
                 raise AdapterError(f"{self._path} has values that are not finite", fix="train or export it again")

@@ -120,7 +120,8 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 class EngineSet:
     """The engines of a tick: the decoder, and by features the graphs that run before it (rows) and after it (steps).
 
-    adapted: the decoder for rows with `adapters`, where the deployment has it.
+    adapted: the decoder for rows with `adapters`, where the deployment has it. merged: the adapters in the weights of
+    both decoders, with their strengths.
     """
 
     decoder: Engine
@@ -128,6 +129,7 @@ class EngineSet:
     steps: Mapping[frozenset[str], Engine]
     adapted: Engine | None = None
     adapters: AdapterCatalog = NO_ADAPTERS
+    merged: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def all(self) -> tuple[Engine, ...]:

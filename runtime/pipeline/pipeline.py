@@ -79,13 +79,15 @@ class Pipeline:
         """The engines that ticks execute."""
         return self.loop.engines
 
-    def reload(self) -> None:
+    def reload(self, merged: Mapping[str, float] | None = None) -> None:
         """Replace the tick's engines with those that are in the deployment's folder now.
 
-        The new ones are opened and warmed up before the old ones are closed; generations in flight continue with the
-        next tick. Raises EngineError where the new ones cannot be opened or do not fit; the old ones then stay.
+        merged: the adapters in the decoder's weights from now on, with their strengths (default: those that are). The
+        new engines are opened and warmed up before the old ones are closed; generations in flight continue with the
+        next tick. Raises EngineError, AdapterError, RequestError where the new ones cannot be opened or do not fit; the
+        old ones then stay.
         """
-        engines = open_engines(self.deployment, self.device)
+        engines = open_engines(self.deployment, self.device, merged=self.engines.merged if merged is None else merged)
         try:
             warm_up(engines, self.bundle, self.deployment)
             self.loop.swap(engines).result()

@@ -24,6 +24,7 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from runtime.config.conditions import Task
+from runtime.config.deployment import Strength
 from runtime.config.explain import key_of, sentence, similar_name
 from runtime.errors import RequestError
 from runtime.requests.request import DCW_READS, DENOISE_MIN, MAX_SEED, MAX_STEPS
@@ -78,7 +79,6 @@ def bounded(low: float, high: float) -> OneOf:
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
 Track = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
 Time = Annotated[float, Field(gt=DENOISE_MIN, le=1.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
@@ -183,6 +183,9 @@ def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:
     return adapters
 
 
+Adapters = Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)]
+
+
 class StepOptions(_Options):
     """Parameters that every step reads anew: for one generation, or for all of a session's generations in flight.
 
@@ -218,9 +221,7 @@ class StepOptions(_Options):
         default=None, description="Gain on what the model sees: a number, one per latent channel, or frames of those."
     )
     dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction. Default: the model's.")
-    adapters: Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)] | None = Field(
-        default=None, description="LoRA adapters, each with its strength."
-    )
+    adapters: Adapters | None = Field(default=None, description="LoRA adapters, each with its strength.")
     cfg_interval_start: Share | None = Field(
         default=None,
         description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: 0.",

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import PydanticCustomError, from_json
 
+from runtime.config.deployment import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
-from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Strength, Text, options_error
+from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
 from runtime.requests.request import MAX_SEED
 from runtime.untrusted import one_line, parse_json_object
 

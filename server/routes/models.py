@@ -1,4 +1,4 @@
-"""/v1/models in OpenAI's format, /v1/adapters, and /v1/schema, the JSON schema of a generation's options."""
+"""/v1/models in OpenAI's format, and /v1/schema, the JSON schema of a generation's options."""
 
 from __future__ import annotations
 
@@ -66,25 +66,6 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class AdapterCard(BaseModel):
-    """One LoRA adapter: what to name in a generation's `adapters`."""
-
-    id: str
-    object: Literal["adapter"] = "adapter"
-    rank: int
-    modules: tuple[str, ...] = Field(description="Paths of the decoder's matrices that it changes.")
-    base_model: str | None = Field(description="The model that it was trained on, as its file says.")
-    trigger_words: tuple[str, ...] = Field(description="Words for prompts that it was trained with.")
-
-
-class AdapterList(BaseModel):
-    """Every adapter of the deployment."""
-
-    object: Literal["list"] = "list"
-    data: list[AdapterCard]
-    max_rank: int = Field(description="The ranks of all adapters in use at a time, in sum; 0: none can be used.")
-
-
 def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
     """The description of a pipeline's model."""
     bundle, deployment = pipeline.bundle, pipeline.deployment
@@ -145,14 +126,6 @@ async def get_model(request: Request, model_id: str) -> ModelCard:
     if model_id != pipeline.bundle.name:
         raise model_not_found(pipeline, model_id)
     return model_card(pipeline, service.settings.max_seconds)
-
-
-@router.get("/adapters", responses=problem_responses(401, 403, 503))
-async def list_adapters(request: Request) -> AdapterList:
-    """The LoRA adapters that generations can use."""
-    catalog = service_of(request).ready_pipeline().engines.adapters
-    data = [AdapterCard.model_validate(item, from_attributes=True) for item in catalog.adapters.values()]
-    return AdapterList(data=data, max_rank=catalog.max_rank)
 
 
 @router.get(

@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 import typer.main
 from conftest import Built
-from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.http_harness import Served, problem, serving
 
-from engine_build.build.builder import build_deployment
 from runtime.cli import app
-from runtime.config.bundle import load_bundle
-from runtime.config.deployment import load_deployment
 from runtime.requests.options import DcwOptions, GenerationOptions
 from runtime.requests.validation import untaken_options
 
@@ -57,31 +53,6 @@ def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served
     flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
     assert {f"--{name.replace('_', '-')}" for name in flat} <= set(flags)
     assert len(flags) == len(set(flags))
-
-
-def test_adapters_are_listed_and_used(tmp_path: Path) -> None:
-    path = tiny_deployment(tmp_path, adapters=True, more=FEW_VARIANTS)
-    text = path.read_text().replace('target = "cpu"', 'target = "cpu"\nadapters = "adapters"')
-    path.write_text(text.replace("queue = 8", "queue = 8\nadapter_rank = 8"))
-    deployment = load_deployment(path)
-    spec = load_bundle(deployment.bundle).adapters
-    assert spec is not None
-    metadata = {"trigger_words": "soft, felt"}
-    write_peft(tmp_path / "adapters" / "soft", random_factors(spec, 4, seed=1), metadata)
-    build_deployment(deployment)
-    body = {"prompt": "a", "seed": 1, "response_format": "latents"}
-    with serving(deployment) as server, server.client() as client:
-        listed = client.get("/v1/adapters").json()
-        plain = client.post("/v1/audio/generations", json=body)
-        soft = client.post("/v1/audio/generations", json={**body, "adapters": [{"id": "soft", "strength": 0.7}]})
-        wrong = client.post("/v1/audio/generations", json={**body, "adapters": [{"id": "sofd"}]})
-    assert (listed["max_rank"], len(listed["data"])) == (8, 1)
-    (card,) = listed["data"]
-    assert (card["id"], card["rank"], card["base_model"]) == ("soft", 4, "tiny")
-    assert card["trigger_words"] == ["soft", "felt"]
-    assert (plain.status_code, soft.status_code) == (200, 200)
-    assert plain.content != soft.content
-    assert problem(wrong, 422, "invalid_request")["fix"] == "did you mean soft?"
 
 
 @pytest.fixture(scope="module")
