@@ -244,17 +244,18 @@ def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
 
 
 def warm_up(pipeline: Pipeline) -> None:
-    """Run one step and decode it, so that the first request has no start-up cost. Raises TickError."""
-    done: Future[Finished] = Future()
+    """Run one step of each decoder and decode it, so that no request has a start-up cost. Raises TickError."""
+    for request in pipeline.warm_up_requests():
+        done: Future[Finished] = Future()
 
-    def on_event(event: Event) -> None:
-        if isinstance(event, Finished):
-            done.set_result(event)
-        elif isinstance(event, Failed):
-            done.set_exception(event.error)
+        def on_event(event: Event, done: Future[Finished] = done) -> None:
+            if isinstance(event, Finished):
+                done.set_result(event)
+            elif isinstance(event, Failed):
+                done.set_exception(event.error)
 
-    pipeline.loop.submit(pipeline.warm_up_request(), on_event)
-    finished = done.result(WARM_UP_TIMEOUT_S)
+        pipeline.loop.submit(request, on_event)
+        finished = done.result(WARM_UP_TIMEOUT_S)
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)
 

@@ -6,6 +6,7 @@ y += strength * scale * (x A) B for each matrix, with scale = alpha / r (rank-st
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,17 +45,19 @@ MAX_RANK = 512
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Adapter:
     """One adapter. a `[r, I]` and b `[r, O]` float32, read-only: the factors of all the bundle's matrices, next to each
-    other, zeros where it has none; b includes the scale. modules: those that it changes."""
+    other, zeros where it has none; b includes the scale. modules: those that it changes. sha256: of the factors; one
+    that is read again is equal."""
 
     id: str
-    a: Floats = field(repr=False)
-    b: Floats = field(repr=False)
-    modules: tuple[str, ...] = ()
-    base_model: str | None = None
-    trigger_words: tuple[str, ...] = ()
+    a: Floats = field(repr=False, compare=False)
+    b: Floats = field(repr=False, compare=False)
+    modules: tuple[str, ...] = field(default=(), compare=False)
+    base_model: str | None = field(default=None, compare=False)
+    trigger_words: tuple[str, ...] = field(default=(), compare=False)
+    sha256: str = field(default="", repr=False)
 
     @property
     def rank(self) -> int:
@@ -246,11 +249,14 @@ class _File:
             inputs, outputs = self._spec.places[path]
             a[: len(own[0]), inputs] = own[0]
             b[: len(own[0]), outputs] = own[1].T
+        digest = hashlib.sha256()
         for array in (a, b):
             if not np.isfinite(array).all():
                 raise AdapterError(f"{self._path} has values that are not finite", fix="train or export it again")
             array.flags.writeable = False
-        return Adapter(id_, a, b, tuple(sorted(parts)), self._base_model(), tuple(self._trigger_words()))
+            digest.update(array.data)
+        words = tuple(self._trigger_words())
+        return Adapter(id_, a, b, tuple(sorted(parts)), self._base_model(), words, digest.hexdigest())
 
     def _own_config(self) -> dict[str, Any]:
         """The configuration that diffusers writes into the file's metadata, for its part `transformer`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -113,11 +113,17 @@ class Pipeline:
             return f"bundle {self.bundle.name!r} has neither a text encoder nor a null condition for live sessions"
         return ""
 
-    def warm_up_request(self) -> GenerationRequest:
-        """A generation of one step, with a condition of zeros where the model needs one."""
+    def warm_up_requests(self) -> Iterator[GenerationRequest]:
+        """Generations of one step: without and, where one can be used, with an adapter.
+
+        Each has a condition of zeros where the model needs one.
+        """
         tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
         condition = np.zeros((tokens, width), np.float32) if self.needs_condition else None
-        return self.request("", GenerationInputs(condition), steps=1, seed=0)
+        catalog = self.engines.adapters
+        usable = [adapter.id for adapter in catalog.adapters.values() if adapter.rank <= catalog.max_rank]
+        for adapters in (None, *([{"id": id_}] for id_ in usable[:1])):
+            yield self.request("", GenerationInputs(condition), steps=1, seed=0, adapters=adapters)
 
     @property
     def _roles(self) -> DecoderInputs:

@@ -13,7 +13,7 @@ from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS, Backend
 from helpers.engine_behaviour import Bench, opened, written
 from helpers.factories import tiny_deployment
-from helpers.generations import make, run_all
+from helpers.generations import Inbox, make, run_all
 from onnx import TensorProto, helper, load, load_model_from_string, numpy_helper, save
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
@@ -100,6 +100,24 @@ def test_merged_adapters_give_what_adapters_of_every_row_give(folders: dict[str,
         both = latents(deployment, {"soft": 0.7}, {"hard": -0.5})
         np.testing.assert_allclose(both, latents(deployment, STRENGTHS, {}), atol=1e-4)
         np.testing.assert_array_equal(latents(deployment, {"soft": 0.0}, {}), plain)
+
+
+def test_generations_in_flight_keep_their_adapters_when_engines_are_replaced(folders: dict[str, Deployment]) -> None:
+    deployment, both = folders["cpu"], {"soft": 1.0, "hard": 1.0}
+    expected = latents(deployment, {}, both)
+    with closing(open_device("cpu")) as device:
+        loop = TickLoop(open_engines(deployment, device), load_bundle(deployment.bundle), deployment, device)
+        inbox = Inbox()
+        loop.submit(make("a", parameters=StepParameters(adapters=both), session="s"), inbox)
+        loop.tick()
+        replaced = loop.swap(open_engines(deployment, device))
+        loop.tick()
+        assert replaced.done()
+        loop.update("s", {"adapters": both})  # as read again, the same adapters: their ranks count once
+        while loop.tick() is not None:
+            pass
+        np.testing.assert_allclose(inbox.latents("a"), expected, atol=1e-6)
+        loop.close()
 
 
 def test_the_deployment_says_what_its_engines_begin_with(folders: dict[str, Deployment], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from helpers.live_simulation import (
     new_session,
 )
 
+from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions import messages
@@ -128,6 +129,29 @@ def test_a_ramp_moves_step_parameters_in_small_steps_and_ends_complete() -> None
     assert len(values) <= 0.5 / 0.02
     assert simulation.chunks[-1][0].full_seq == 1
     assert simulation.chunks[-1][0].pcm[0, GUIDANCE] == 7.0
+
+
+def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
+    factors = np.zeros((4, 8), np.float32)
+    catalog = AdapterCatalog({name: Adapter(name, factors, factors) for name in ("soft", "hard")}, 8)
+    both = [{"id": "soft", "strength": 1.0}, {"id": "hard", "strength": 0.5}]
+    opened = messages.Open(seed=1, slots=1, controls={"adapters": both})
+    simulation = Simulation(LiveSession("s", dataclasses.replace(MODEL, adapters=catalog), opened, 0.0))
+    simulation.session.attach("token", 0.0, keep_s=60.0)
+    simulation.run(1.0)
+    with pytest.raises(RequestError, match="no adapter 'sofd'"):
+        simulation.handle(messages.SetAdapter(seq=1, id="sofd", strength=1.0))
+    simulation.handle(messages.SetAdapter(seq=1, id="soft", strength=None, ramp_ms=400.0))
+    simulation.run(1.5)
+    used = [update.patch["adapters"] for update in simulation.updates]
+    strengths = [{item["id"]: item["strength"] for item in items} for items in used]
+    assert all(found["hard"] == 0.5 for found in strengths)
+    fading = [found["soft"] for found in strengths if "soft" in found]
+    assert len(fading) > 4
+    assert fading == sorted(fading, reverse=True)
+    last = simulation.jobs[-1].options.adapters
+    assert last is not None
+    assert [item.id for item in last] == ["hard"]
 
 
 @pytest.mark.parametrize("mode", ["loop", "extend"])

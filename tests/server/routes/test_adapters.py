@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import safetensors.numpy
 from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
-from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
+from helpers.live_player import is_audio, player
 
 from engine_build.build.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.sessions.messages import Problem
+from runtime.tick.record import TickRecord
 
 KEY = "only-for-admins"
 PATH = "/admin/adapters"
@@ -26,20 +30,23 @@ PATH = "/admin/adapters"
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    """A tiny model with the adapter "soft" of rank 4; a tick takes ranks of 8."""
+    """A tiny model with the adapters "hard" and "soft" of rank 4; a tick takes both."""
     path = tiny_deployment(tmp_path_factory.mktemp("adapters"), adapters=True, more=FEW_VARIANTS)
     text = path.read_text().replace('target = "cpu"', 'target = "cpu"\nadapters = "adapters"')
     path.write_text(text.replace("queue = 8", "queue = 8\nadapter_rank = 8"))
     found = load_deployment(path)
+    add_adapter(found, "hard", seed=2)
     add_adapter(found, "soft", {"trigger_words": "soft, felt"})
     build_deployment(found)
     return found
 
 
-def add_adapter(deployment: Deployment, name: str, metadata: dict[str, str] | None = None, rank: int = 4) -> Path:
+def add_adapter(
+    deployment: Deployment, name: str, metadata: dict[str, str] | None = None, seed: int = 1, rank: int = 4
+) -> Path:
     spec = load_bundle(deployment.bundle).adapters
     assert spec is not None
-    return write_peft(deployment.path.parent / "adapters" / name, random_factors(spec, 4, seed=1), metadata, r=rank)
+    return write_peft(deployment.path.parent / "adapters" / name, random_factors(spec, 4, seed), metadata, r=rank)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +77,42 @@ def merge(served: Served, *adapters: dict[str, Any], key: str = KEY) -> httpx.Re
 
 def test_adapters_are_listed_and_used(served: Served) -> None:
     found = listed(served)
-    assert (found["max_rank"], found["merged"], len(found["data"])) == (8, [], 1)
-    (card,) = found["data"]
+    assert (found["max_rank"], found["merged"], len(found["data"])) == (8, [], 2)
+    card = found["data"][1]
     assert (card["id"], card["rank"], card["base_model"]) == ("soft", 4, "tiny")
     assert card["trigger_words"] == ["soft", "felt"]
     assert np.abs(latents(served, [{"id": "soft", "strength": 0.7}]) - latents(served, [])).max() > 0.01
     with served.client() as client:
         wrong = client.post(GENERATIONS, json={"prompt": "a", "adapters": [{"id": "sofd"}]})
     assert problem(wrong, 422, "invalid_request")["fix"] == "did you mean soft?"
+
+
+def test_a_live_session_and_a_generation_with_different_adapters_share_a_tick(served: Served) -> None:
+    alone, loop = latents(served, [{"id": "hard"}]), served.pipeline.loop
+    seen: list[tuple[int, set[str]]] = []
+
+    def observe(record: TickRecord) -> None:
+        part = loop._denoise._part
+        seen.append((record.executes, {adapter.id for adapter in part.adapters} if part else set()))
+
+    loop.observers.insert(0, observe)
+    served.pause()
+    with player(served) as client, ThreadPoolExecutor(1) as pool:
+        client.open(prompts=[{"text": "a"}], seed=3, controls={"adapters": [{"id": "soft", "strength": 0.7}]})
+        eventually(lambda: loop.stats().slots_active == 1)
+        other = pool.submit(latents, served, [{"id": "hard"}])
+        eventually(lambda: loop.stats().queue_depth == 1)
+        served.resume()
+        np.testing.assert_allclose(other.result(), alone, atol=1e-4)
+        assert (1, {"soft", "hard"}) in seen
+        client.receive_until(is_audio)
+        client.send(type="adapter", seq=1, id="sofd", strength=1.0)
+        refused = client.receive_until(lambda item: isinstance(item, Problem))
+        assert "no adapter 'sofd'" in refused.detail
+        client.send(type="adapter", seq=2, id="soft", strength=None, ramp_ms=50.0)
+        client.receive_until(lambda item: is_audio(item) and item.full_seq == 2)
+        client.send(type="close")
+    loop.observers.remove(observe)
 
 
 def test_merged_adapters_are_in_all_generations_until_others_are_merged(served: Served) -> None:

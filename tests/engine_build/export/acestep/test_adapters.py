@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from helpers.adapters import random_factors, write_peft
 from helpers.graph_engine import GraphEngine
@@ -16,11 +17,12 @@ from helpers.tiny_acestep import tiny_transformer
 from engine_build.export.acestep.bundle_text import ALIASES
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from runtime.config.adapter_spec import AdapterSpec
-from runtime.engines.adapters import read_adapter
+from runtime.engines.adapters import AdapterUse, read_adapter
+from runtime.engines.merging import MergedWeights
 
 pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
-pytest.importorskip("peft")
+pytest.importorskip("peft", reason="peft is not installed: make test-export installs it")
 
 STRENGTHS = [(0.0, 0.0), (0.7, 0.0), (0.0, 1.0), (1.0, -0.5), (0.7, 1.0)]
 ALPHA, RANKS = 6, (4, 8)
@@ -69,10 +71,18 @@ def _modules(state: Mapping[str, Any]) -> list[str]:
     return sorted({name.removeprefix("transformer.").partition(".lora_")[0] for name in state})
 
 
+def with_weights(model: onnx.ModelProto, weights: MergedWeights) -> GraphEngine:
+    """The decoder with adapters in its weights."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    tensors = {tensor.name: tensor for tensor in changed.graph.initializer}
+    for name in weights.changed(tensors, "the decoder"):
+        tensors[name].CopyFrom(onnx.numpy_helper.from_array(weights.read(name), name))
+    return GraphEngine(changed)
+
+
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> None:
-    import onnx
-
     from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder
 
     torch.manual_seed(0)
@@ -96,4 +106,11 @@ def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> 
     found = graph.run({**inputs, **rows, **factors})["velocity"]
     expected = of_diffusers(transformer, folders, inputs)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    for row, strengths in enumerate(STRENGTHS):
+        uses = [AdapterUse(adapter, strength) for adapter, strength in zip(adapters, strengths, strict=True)]
+        merged = with_weights(model, MergedWeights(tmp_path / "decoder.onnx", spec, uses))
+        feed = {
+            name: values[row : row + 1] for name, values in {**inputs, "condition_mask": rows["condition_mask"]}.items()
+        }
+        np.testing.assert_allclose(merged.run(feed)["velocity"][0], expected[row], atol=1e-4)
     assert min(np.abs(expected[row] - expected[0]).max() for row in range(1, R)) > 1e-2
