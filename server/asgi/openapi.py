@@ -46,7 +46,7 @@ STATUS_TEXTS = {
     415: "The content type is not supported",
     422: "The request is invalid",
     429: "The client has reached its limit of generations in flight",
-    500: "The generation failed",
+    500: "The generation, or the change of engines, failed",
     501: "The model makes no audio",
     503: "At capacity, loading, or shutting down; retry after Retry-After",
     504: "No slot became free in time",
