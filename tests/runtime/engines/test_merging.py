@@ -82,7 +82,7 @@ def latents(deployment: Deployment, merged: dict[str, float], rows: dict[str, fl
     engines = open_engines(deployment, device, merged=merged)
     assert engines.merged == {name: strength for name, strength in merged.items() if strength}
     loop = TickLoop(engines, load_bundle(deployment.bundle), deployment, device)
-    found = run_all(loop, make("a", parameters=StepParameters(adapters=rows))).latents("a")
+    found = run_all(loop, make("a", parameters=StepParameters(adapters=rows))).latents("a").copy()
     loop.close()
     device.close()
     return found
