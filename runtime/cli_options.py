@@ -20,6 +20,7 @@ from runtime.requests.text_options import TextOptions
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
 SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters")
 CURVE, NAMES, NUMBERS = "CURVE", "TEXT,TEXT", "NUMBERS"
+CODE_TYPES = ["string", "array"]
 TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array": NUMBERS}
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
 TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
@@ -63,7 +64,8 @@ def flag_values(
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
-            value = text if isinstance(text, bool) or _is_text(schemas[name]) else _value(text, name, schemas[name])
+            is_plain = isinstance(text, bool) or _is_text(text, schemas[name])
+            value = text if is_plain else _value(text, name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
@@ -167,11 +169,15 @@ def _metavar(schema: dict[str, Any]) -> str:
     if branches[0].get("items", {}).get("type") == "string":
         return NAMES
     types = [branch["type"] for branch in branches if branch["type"] != "null"]
+    if types[:2] == CODE_TYPES:
+        return NUMBERS
     return TYPE_NAMES[types[0]] if len(types) == 1 else CURVE
 
 
-def _is_text(schema: dict[str, Any]) -> bool:
-    return bool(schema.get("anyOf", [schema])[0]["type"] == "string")
+def _is_text(text: str, schema: dict[str, Any]) -> bool:
+    """Whether the option takes the text as it is; of codes, those that are no numbers."""
+    types = [branch.get("type") for branch in schema.get("anyOf", [schema])]
+    return types[0] == "string" and (types[:2] != CODE_TYPES or text.startswith("<"))
 
 
 def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:

@@ -34,10 +34,18 @@ BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
-    """Sizes of the free dimensions, by shape letter: W samples, B bands of a step engine."""
+    """Sizes of the free dimensions, by shape letter.
+
+    W samples, B bands of a step engine, F frames of a reference, Y codes, U the frames of these codes.
+    """
     hop = bundle.codec.hop_samples if bundle.codec else 1
     sizes = {"R": rows, "S": rows, "T": frames, "L": tokens, "W": frames * hop, "B": -(-frames // 2), "K": 1, "N": 1}
-    return sizes if bundle.timbre is None else {**sizes, "F": bundle.timbre.frames}
+    if bundle.timbre is not None:
+        sizes["F"] = bundle.timbre.frames
+    if bundle.structure is not None:
+        sizes["Y"] = bundle.structure.codes_per_piece(frames)
+        sizes["U"] = sizes["Y"] * bundle.structure.frames_per_code
+    return sizes
 
 
 def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
@@ -48,6 +56,10 @@ def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
         return {tensor.name: tensor.letters for tensor in tensors}
     if (spec := bundle.condition_graphs.get(kind)) is not None:
         return dict.fromkeys(spec.inputs.model_dump().values(), "RFC" if isinstance(spec, TimbreSpec) else "RL")
+    if kind == "structure_encode" and bundle.structure is not None:
+        return {bundle.structure.encode.inputs.latents: "RUC"}
+    if kind == "structure_decode" and bundle.structure is not None:
+        return {bundle.structure.decode.inputs.codes: "RY"}
     if kind == "codec_encode" and bundle.codec is not None and bundle.codec.encode is not None:
         return {bundle.codec.encode.inputs.audio: "RAW"}
     if kind == "codec_decode" and bundle.codec is not None:
@@ -191,5 +203,10 @@ def source_path(bundle: Bundle, name: str) -> Path | None:
         graphs["codec_decode"] = bundle.codec.decode.graph
         if bundle.codec.encode is not None:
             graphs["codec_encode"] = bundle.codec.encode.graph
+    if bundle.structure is not None:
+        graphs |= {
+            "structure_encode": bundle.structure.encode.graph,
+            "structure_decode": bundle.structure.decode.graph,
+        }
     graphs |= {name: spec.graph for name, spec in bundle.condition_graphs.items()}
     return bundle.graph_path(graphs[name]) if name in graphs else None

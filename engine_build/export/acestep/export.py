@@ -229,8 +229,8 @@ def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
 def _export_lyrics(source: Source, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_lyric_encoder
 
-    encoder, text = source.load(CONDITION_ENCODER), source.load(TEXT_ENCODER)
-    return {"lyrics": export_lyric_encoder(encoder, text, folder / LYRIC_ENCODER)}
+    encoder = source.load(CONDITION_ENCODER)
+    return {"lyrics": export_lyric_encoder(encoder, folder / TEXT_GRAPH, folder / LYRIC_ENCODER)}
 
 
 def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:

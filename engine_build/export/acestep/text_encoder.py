@@ -6,9 +6,11 @@ The pipeline packs the tokens of lyrics, timbre and text, in this order; each ha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
 import torch
 from diffusers import AceStepPipeline
 from diffusers.pipelines.ace_step.pipeline_ace_step import TASK_INSTRUCTIONS, TASK_TYPES
@@ -18,6 +20,7 @@ from engine_build.export.torch_export import export_graph, free
 
 INPUT_NAMES: Final = ("input_ids", "attention_mask")
 OUTPUT_NAMES: Final = ("condition", "condition_mask")
+EMBEDDINGS_NAME: Final = "embeddings"
 REFERENCE_NAME: Final = "reference_latents"
 MAX_BATCH: Final = 64
 # The pipeline's own limits: tokens of a text with its template and of lyrics, and seconds of a reference.
@@ -46,17 +49,16 @@ class TextEncoder(nn.Module):
 
 
 class LyricEncoder(nn.Module):
-    """The text encoder's embedding and the lyric encoder."""
+    """The lyric encoder, on the text encoder's embeddings."""
 
-    def __init__(self, embedding: nn.Module, lyric_encoder: nn.Module) -> None:
+    def __init__(self, lyric_encoder: nn.Module) -> None:
         super().__init__()
-        self.embedding = embedding
         self.lyric_encoder = lyric_encoder
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and mask int64 `[B, L]` -> condition `[B, L, D]`, mask f32 `[B, L]`."""
-        condition = self.lyric_encoder(inputs_embeds=self.embedding(input_ids), attention_mask=attention_mask.bool())
-        return condition, attention_mask.float()
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and mask int64 `[B, L]`, embeddings `[V, W]` -> condition `[B, L, D]`, mask f32 `[B, L]`."""
+        embedded = nn.functional.embedding(input_ids, embeddings)
+        return self.lyric_encoder(inputs_embeds=embedded, attention_mask=attention_mask.bool()), attention_mask.float()
 
 
 class TimbreEncoder(nn.Module):
@@ -92,10 +94,27 @@ def export_text_encoder(
     }
 
 
-def export_lyric_encoder(condition_encoder: Any, text_encoder: Any, file: Path) -> dict[str, Any]:
-    """Write the lyrics' graph; returns the entries of [text_encoder.lyrics]."""
-    _export_ids(LyricEncoder(text_encoder.get_input_embeddings(), condition_encoder.lyric_encoder), file)
+def export_lyric_encoder(condition_encoder: Any, text_file: Path, file: Path) -> dict[str, Any]:
+    """Write the lyrics' graph; returns the entries of [text_encoder.lyrics].
+
+    Its embeddings are those of the text's graph `text_file`, in the same folder: where that one has them in a file of
+    external data, both graphs read that file.
+    """
+    embeddings = _embeddings(onnx.load(text_file, load_external_data=False).graph)
+    _export_ids(LyricEncoder(condition_encoder.lyric_encoder), file, {EMBEDDINGS_NAME: torch.empty(*embeddings.dims)})
+    model = onnx.load(file, load_external_data=False)
+    del model.graph.input[len(INPUT_NAMES)]
+    embeddings.name = EMBEDDINGS_NAME
+    model.graph.initializer.append(embeddings)
+    file.write_bytes(model.SerializeToString())
+    onnx.checker.check_model(str(file), full_check=True)
     return {"template": lyrics_template(), "max_tokens": MAX_LYRIC_TOKENS}
+
+
+def _embeddings(graph: onnx.GraphProto) -> onnx.TensorProto:
+    """The initializer that a graph's ids index."""
+    (name,) = {node.input[0] for node in graph.node if node.op_type == "Gather" and node.input[1] == INPUT_NAMES[0]}
+    return next(tensor for tensor in graph.initializer if tensor.name == name)
 
 
 def export_timbre_encoder(condition_encoder: Any, frame_rate_hz: float, file: Path) -> dict[str, Any]:
@@ -112,16 +131,17 @@ def export_timbre_encoder(condition_encoder: Any, frame_rate_hz: float, file: Pa
     return {"frames": frames}
 
 
-def _export_ids(module: nn.Module, file: Path) -> None:
+def _export_ids(module: nn.Module, file: Path, constants: Mapping[str, Tensor] = {}) -> None:
+    """constants: more inputs, of these shapes."""
     batch, tokens = free("batch", MAX_BATCH), free("tokens")
     ids = torch.zeros(2, 7, dtype=torch.int64)
     export_graph(
         module,
         file,
-        (ids, torch.ones_like(ids)),
-        inputs=INPUT_NAMES,
+        (ids, torch.ones_like(ids), *constants.values()),
+        inputs=[*INPUT_NAMES, *constants],
         outputs=OUTPUT_NAMES,
-        dynamic_shapes=({0: batch, 1: tokens}, {0: batch, 1: tokens}),
+        dynamic_shapes=({0: batch, 1: tokens}, {0: batch, 1: tokens}, *({} for _ in constants)),
     )
 
 

@@ -125,6 +125,34 @@ def test_texts_are_the_pipeline_s(pipeline: Any, loaded: Bundle) -> None:
     assert len(stored["cases"]) > 10
 
 
+def test_the_graphs_of_text_and_lyrics_share_a_file_of_embeddings(
+    pipeline: Any, loaded: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from engine_build.export import torch_export
+    from engine_build.export.acestep.text_encoder import (
+        EMBEDDINGS_NAME,
+        export_lyric_encoder,
+        export_text_encoder,
+    )
+
+    monkeypatch.setattr(torch_export, "INLINE_LIMIT_BYTES", 0)
+    text, lyrics, tokenizer = (tmp_path / name for name in ("text.onnx", "lyrics.onnx", "tokenizer.json"))
+    export_text_encoder(pipeline.condition_encoder, pipeline.text_encoder, pipeline.tokenizer, text, tokenizer)
+    export_lyric_encoder(pipeline.condition_encoder, text, lyrics)
+    table = pipeline.text_encoder.get_input_embeddings().weight.detach().numpy()
+    graph = onnx.load(lyrics, load_external_data=False).graph
+    (shared,) = (tensor for tensor in graph.initializer if tensor.name == EMBEDDINGS_NAME)
+    assert {item.key: item.value for item in shared.external_data}["location"] == "text.onnx.data"
+    sizes = {file.name: file.stat().st_size for file in tmp_path.glob("lyrics.onnx*")}
+    own = sum(value.numel() * 4 for value in pipeline.condition_encoder.lyric_encoder.parameters())
+    assert sum(sizes.values()) < own + 2**17
+    assert np.array_equal(onnx.numpy_helper.to_array(shared, str(tmp_path)), table)
+    ids = np.arange(12)[None] % len(table)
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    found, wanted = (GraphEngine(onnx.load(file)).run(feeds) for file in (lyrics, loaded.folder / "lyric_encoder.onnx"))
+    assert np.array_equal(found["condition"], wanted["condition"])
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("seconds", [60.0, 2.4])
 def test_a_prompt_becomes_the_pipeline_s_tokens(
