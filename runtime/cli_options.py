@@ -65,7 +65,7 @@ def flag_values(
     for name, text in flags.items():
         if text is not None:
             is_plain = isinstance(text, bool) or _is_text(text, schemas[name])
-            value = text if is_plain else _value(text, name, schemas[name])
+            value = text if is_plain else _value(str(text), name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
