@@ -19,7 +19,7 @@ const { readControls } = await import(process.argv[1]);
 console.log(JSON.stringify(readControls(JSON.parse(process.argv[2]))));
 """
 PANEL = """async (schema) => {
-  const { ControlPanel } = await import("./controls.js");
+  const { ControlPanel } = await import("./page/controls.js");
   const [first, more] = [document.createElement("div"), document.createElement("div")];
   const panel = new ControlPanel(first, more), sent = [];
   panel.addEventListener("change", (event) => sent.push(event.detail));
