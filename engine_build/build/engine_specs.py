@@ -115,7 +115,8 @@ def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: Engin
             fix="adapter_rank = 0, or export the bundle again",
         )
     known = {"I": bundle.adapters.num_inputs, "O": bundle.adapters.num_outputs}
-    least, most = ADAPTER_RANK_MULTIPLE, deployment.runtime.adapter_rank
+    ranges = adapted_ranges(deployment)
+    least, _, most = ranges[0]["Q"]
     values = {FACTORS_B: "small", ROW_WEIGHTS: "unit"}
     ports = [Port(name, name, tensor.letters, values=values.get(name, "normal")) for name, tensor in ADAPTERS.items()]
     model = adapter_graph(model_of(decoder.graph), bundle.adapters, bundle.decoder.inputs.latents)
@@ -126,7 +127,7 @@ def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: Engin
         inputs=(*decoder.inputs, *ports),
         samples=tuple({**known, **sizes, "Q": most if index else least} for index, sizes in enumerate(decoder.samples)),
         largest={**known, **decoder.largest, "Q": most},
-        ranges=tuple({**sizes, "Q": (least, most, most)} for sizes in decoder.ranges),
+        ranges=ranges,
     )
 
 
@@ -145,6 +146,12 @@ def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
     return tuple(
         {"R": _range(shape.rows), "T": _range(shape.frames), "L": _range(shape.tokens)} for shape in deployment.shapes
     )
+
+
+def adapted_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
+    """decoder_ranges() with the packed rank of adapters."""
+    most = deployment.runtime.adapter_rank
+    return tuple({**sizes, "Q": (ADAPTER_RANK_MULTIPLE, most, most)} for sizes in decoder_ranges(deployment))
 
 
 def tick_ranges(
