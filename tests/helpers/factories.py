@@ -57,6 +57,7 @@ class TinySpec:
     timbre_frames: int = 12
     adapters: bool = False
     structure: bool = False
+    gain_db: float = 0.0
 
     @property
     def context_channels(self) -> int:
@@ -337,6 +338,7 @@ def _codec_toml(spec: TinySpec) -> str:
 sample_rate_hz = {spec.sample_rate_hz}
 channels = {spec.audio_channels}
 hop_samples = {spec.hop_samples}
+gain_db = {spec.gain_db}
 [codec.decode]
 graph = "codec_decode.onnx"
 margin_frames = 1

@@ -131,6 +131,19 @@ def test_finished_audio_is_at_its_level_whatever_the_windows(pipeline: Pipeline)
     assert np.array_equal(finished(pipeline, 7), finished(pipeline, 7))
 
 
+def test_what_is_decoded_for_its_loudness_is_not_decoded_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pipeline.codec is not None
+    decode, counts = pipeline.codec._decode, []
+    monkeypatch.setattr(pipeline.codec, "_decode", lambda *values: counts.append(len(values[0])) or decode(*values))
+    finished(pipeline, 7, finish=False)
+    unfinished = sorted(counts)
+    counts.clear()
+    finished(pipeline, 7)
+    assert sorted(counts) == unfinished
+
+
 def finished(pipeline: Pipeline, window_frames: int, **values: object) -> NDArray[np.float32]:
     generation = LongGeneration(pipeline, options(**values))
     return np.concatenate(list(generate_audio(pipeline, generation, window_frames=window_frames)))
