@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.adapters import random_factors, write_peft
-from helpers.backends import FEW_VARIANTS, Backend
+from helpers.backends import FEW_VARIANTS
 from helpers.engine_behaviour import Bench, opened, written
 from helpers.factories import tiny_deployment
 from helpers.generations import Inbox, make, run_all
@@ -18,12 +18,15 @@ from onnx import TensorProto, helper, load, load_model_from_string, numpy_helper
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.build.builder import build_deployment
+from engine_build.build.builder import build_engine
+from engine_build.build.environment import build_environment
+from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.config import request_of
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
-from runtime.engines.adapters import Adapter, AdapterUse
+from runtime.engines.adapters import ADAPTED_DECODER, Adapter, AdapterUse
 from runtime.engines.loading import open_engines
 from runtime.engines.merging import MergedWeights
 from runtime.errors import ConfigError, EngineMismatchError, RequestError
@@ -68,12 +71,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Deployment]:
     for target in TARGETS:
         more = FEW_VARIANTS + "refit = true\n" if target == "tensorrt" else FEW_VARIANTS
         found[target] = write_deployment(tmp_path_factory.mktemp(target), target=target, more=more)
-        if target == "tensorrt":
-            Backend("tensorrt", is_simulated=True).build(found[target])
-            continue
         with on_target(target):
-            build_deployment(found[target])
+            build_some(found[target])
     return found
+
+
+def build_some(deployment: Deployment) -> None:
+    """Build the engines of a tick without guidance."""
+    request, target = request_of(deployment), deployment.target
+    folder, environment = deployment.engine_folder(), build_environment(target, request.options)
+    folder.mkdir(parents=True)
+    for decision in check_rebuilds(request, target, environment=environment):
+        if decision.spec.name in ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain"):
+            build_engine(decision, request, folder, environment)
 
 
 def latents(deployment: Deployment, merged: dict[str, float], rows: dict[str, float]) -> np.ndarray:
