@@ -15,7 +15,8 @@ from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
-from runtime.engines.adapters import ADAPTED_DECODER, AdapterUse, adapter_shapes, read_catalog
+from runtime.engines.adapter_files import read_catalog
+from runtime.engines.adapters import ADAPTED_DECODER, AdapterUse, adapter_shapes
 from runtime.engines.engine import Engine, EngineSet, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,

@@ -31,16 +31,16 @@ class MergedGraph(NamedTuple):
 
 
 class MergedWeights:
-    """The matrices of a bundle's decoder with adapters in them; read from its graph, at `path`, one at a time.
+    """The weights of a bundle's decoder with adapters in them; read from its graph, at `path`, one at a time.
 
     Raises EngineMismatchError where the graph lacks one of `[adapters.matrices]`.
     """
 
     def __init__(self, path: Path, spec: AdapterSpec, uses: Sequence[AdapterUse]) -> None:
         graph = onnx.load(path, load_external_data=False).graph
-        self._folder, self._spec, self._uses = path.parent, spec, uses
+        self._spec, self._uses = spec, uses
         self._modules = {matrix.weight: module for module, matrix in spec.matrices.items()}
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in self._modules}
+        self._path, self._tensors = path, {tensor.name: tensor for tensor in graph.initializer}
         self._transposed = {node.input[1] for node in graph.node if _is_transposed(node)}
         if missing := self._modules.keys() - self._tensors.keys():
             raise EngineMismatchError(f"{path} has no initializer {min(missing)!r}", fix=_EXPORT_FIX)
@@ -58,11 +58,17 @@ class MergedWeights:
         return [found[name] for name in names]
 
     def read(self, stored: str) -> Floats:
-        """A weight by its name in an engine, in the layout of the graph."""
+        """A weight by its name in an engine, in the layout of the graph; as it is where adapters do not change it.
+
+        Raises EngineMismatchError where the graph has none of this name.
+        """
         name = self._base(stored)
-        module = self._modules[name]
-        base: Floats = numpy_helper.to_array(self._tensors[name], base_dir=str(self._folder)).astype(np.float32)
-        inputs, outputs = self._spec.places[module]
+        if name not in self._tensors:
+            raise EngineMismatchError(f"{self._path} has no initializer {name!r}", fix=_EXPORT_FIX)
+        base: Floats = numpy_helper.to_array(self._tensors[name], base_dir=str(self._path.parent)).astype(np.float32)
+        if name not in self._modules:
+            return base
+        inputs, outputs = self._spec.places[self._modules[name]]
         for adapter, strength in self._uses:
             change = np.float32(strength) * (adapter.a[:, inputs].T @ adapter.b[:, outputs])
             base += change.T if name in self._transposed else change
@@ -83,8 +89,8 @@ class MergedWeights:
         return MergedGraph(model.SerializeToString(), values)
 
     def _base(self, stored: str) -> str:
-        """The name in the bundle's graph of an engine's weight; itself where it is none of the matrices."""
-        return next((name for suffix in SUFFIXES if (name := stored.removesuffix(suffix)) in self._modules), stored)
+        """The name in the bundle's graph of an engine's weight; itself where the graph does not have it."""
+        return next((name for suffix in SUFFIXES if (name := stored.removesuffix(suffix)) in self._tensors), stored)
 
 
 def _is_transposed(node: onnx.NodeProto) -> bool:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
-from runtime.engines.adapters import read_adapter
+from runtime.engines.adapter_files import read_adapter
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -71,9 +71,7 @@ def check_deltas(folder: Path) -> None:
         name: AdapterMatrix(weight=name, inputs=inputs, outputs=outputs) for name, (outputs, inputs) in sizes.items()
     }
     for file in ("peft", "diffusers"):
-        adapter = read_adapter(folder / file, AdapterSpec(matrices=matrices))
-        inputs = outputs = 0
-        for name, matrix in matrices.items():
-            a, b = adapter.a[:, inputs : inputs + matrix.inputs], adapter.b[:, outputs : outputs + matrix.outputs]
-            np.testing.assert_allclose(b.T @ a, expected[name], atol=1e-6)
-            inputs, outputs = inputs + matrix.inputs, outputs + matrix.outputs
+        spec = AdapterSpec(matrices=matrices)
+        adapter = read_adapter(folder / file, spec)
+        for name, (inputs, outputs) in spec.places.items():
+            np.testing.assert_allclose(adapter.b[:, outputs].T @ adapter.a[:, inputs], expected[name], atol=1e-6)

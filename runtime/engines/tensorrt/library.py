@@ -222,7 +222,7 @@ def _refit(engine: trt.ICudaEngine, label: str, weights: MergedWeights) -> None:
             f"{label} takes no other weights, adapters cannot be merged", fix="refit = true in [build], and build again"
         )
     log = library().logger
-    refitter = check_trt(trt.Refitter(engine, log), f"{label} cannot be refitted", log.take)
+    refitter = trt.Refitter(engine, log)
     kept = [_set_weights(refitter, label, weights, weights.changed(refitter.get_all_weights(), label))]
     # Weights that TensorRT stores together with those are set, too.
     kept.append(_set_weights(refitter, label, weights, refitter.get_missing_weights()))

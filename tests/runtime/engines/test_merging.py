@@ -35,7 +35,8 @@ from runtime.tick.loop import TickLoop
 
 STRENGTHS = {"soft": 0.7, "hard": -0.5}
 TARGETS = ("cpu", "cuda", "tensorrt")
-W_IN, W_OUT = "w_in", "w_out"
+# Of the tiny decoder; the last one is none of the matrices that take adapters.
+STORED_TOGETHER = ("w_in", "w_out", "w_context")
 
 
 def write_deployment(folder: Path, *, more: str = FEW_VARIANTS, target: str = "cpu", head: str = "") -> Deployment:
@@ -151,7 +152,7 @@ def test_an_unknown_adapter_is_refused(folders: dict[str, Deployment]) -> None:
 def test_weights_that_tensorrt_stores_together_are_replaced_together(folders: dict[str, Deployment]) -> None:
     with on_target("tensorrt"):
         expected = latents(folders["tensorrt"], {"hard": 1.0}, {})
-    with on_target("tensorrt", stored_together=(W_IN, W_OUT)):
+    with on_target("tensorrt", stored_together=STORED_TOGETHER):
         np.testing.assert_array_equal(latents(folders["tensorrt"], {"hard": 1.0}, {}), expected)
 
 
@@ -214,6 +215,8 @@ def test_an_engine_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     weights = weights_of(tmp_path)
     with pytest.raises(EngineMismatchError, match=r"(?s)the plan has no weight 's'.*optimization"):
         weights.changed(["w", "bias"], "the plan")
+    with pytest.raises(EngineMismatchError, match="no initializer 'folded'"):
+        weights.read("folded")
     other = AdapterSpec(matrices={"wide": AdapterMatrix(weight="v", inputs=3, outputs=5)})
     with pytest.raises(EngineMismatchError, match="no initializer 'v'"):
         weights_of(tmp_path, other)
