@@ -1,4 +1,4 @@
-"""Exports torch modules as ONNX files. Peak memory: the weights and one more copy of the largest."""
+"""Exports torch modules as ONNX files. Peak memory: the weights, once, beside what tracing takes without them."""
 
 import gc
 import logging
