@@ -21,8 +21,10 @@ from helpers.live_player import is_audio, player
 from engine_build.build.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.messages import Problem
 from runtime.tick.record import TickRecord
+from server.service import warm_up
 
 KEY = "only-for-admins"
 PATH = "/admin/adapters"
@@ -85,6 +87,13 @@ def test_adapters_are_listed_and_used(served: Served) -> None:
     with served.client() as client:
         wrong = client.post(GENERATIONS, json={"prompt": "a", "adapters": [{"id": "sofd"}]})
     assert problem(wrong, 422, "invalid_request")["fix"] == "did you mean soft?"
+
+
+def test_both_decoders_run_before_the_first_request(deployment: Deployment) -> None:
+    with open_pipeline(deployment) as pipeline:
+        assert [request.parameters.adapters for request in pipeline.warm_up_requests()] == [None, {"hard": 1.0}]
+        warm_up(pipeline)
+        assert pipeline.loop.stats().ticks == 2
 
 
 def test_a_live_session_and_a_generation_with_different_adapters_share_a_tick(served: Served) -> None:
