@@ -304,14 +304,14 @@ def test_a_failure_after_the_first_chunk_aborts_the_body(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    decode_window, calls = Codec.decode_window, count()
+    decode, calls = Codec.decode_with_margins, count()
 
     def failing(codec: Codec, *arguments: Any) -> Any:
-        if next(calls) == 2:
+        if next(calls) == 4:
             raise EngineError("the codec is broken")
-        return decode_window(codec, *arguments)
+        return decode(codec, *arguments)
 
-    monkeypatch.setattr(Codec, "decode_window", failing)
+    monkeypatch.setattr(Codec, "decode_with_margins", failing)
     with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
         client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
     counted = served.metrics()
