@@ -13,6 +13,7 @@ import pytest
 from helpers.tensorrt_operators import problems
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, SMALLEST_TRANSFORMER, VAE, save_checkpoint
 
+from engine_build.build.rebuild_check import EXACT_KINDS
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import recipe_error
@@ -227,7 +228,10 @@ def test_every_norm_and_softmax_matches_its_rule(bundle: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp16"])
 def test_a_recipe_applies_to_every_graph_of_a_bundle(bundle: Path, tmp_path: Path, recipe: str) -> None:
+    """But to those that are always built in float32."""
     for path in sorted(bundle.glob("*.onnx")):
+        if path.stem in EXACT_KINDS:
+            continue
         write_recipe(path, tmp_path / path.name, recipe)
         onnx.checker.check_model(str(tmp_path / path.name), full_check=True)
         assert list(onnx.load(path).graph.output) == list(onnx.load(tmp_path / path.name).graph.output)
@@ -237,7 +241,8 @@ def test_a_recipe_applies_to_every_graph_of_a_bundle(bundle: Path, tmp_path: Pat
 def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path: Path, recipe: str) -> None:
     found = {}
     for path in sorted(bundle.glob("*.onnx")):
-        write_recipe(path, tmp_path / path.name, recipe)  # type: ignore[arg-type]
+        precision = "fp32" if path.stem in EXACT_KINDS else recipe
+        write_recipe(path, tmp_path / path.name, precision)  # type: ignore[arg-type]
         found[path.stem] = list(problems(onnx.load(tmp_path / path.name)))
     assert {"lyric_encoder", "timbre_encoder", "text_encoder", "decoder"} < found.keys()
     assert {name for name, problem in found.items() if problem} == set()
