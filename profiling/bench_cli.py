@@ -12,7 +12,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from profiling.bench.ablations import ABLATIONS, ablations_result, measure_ablations, print_ablations
+from profiling.bench.ablations import (
+    ABLATIONS,
+    MOST_ADAPTERS,
+    ablations_result,
+    measure_ablations,
+    measure_adapters,
+    print_ablations,
+    print_adapters,
+)
 from profiling.bench.budget_grid import grid_workloads, measure_grid, print_grid
 from profiling.bench.compare_runs import check_comparable, print_changes, read_result
 from profiling.bench.live.card import plot_live, print_live
@@ -87,6 +95,9 @@ def bench(
     ablations: Annotated[
         bool, typer.Option("--ablations", help="Time ticks without each optimization.", rich_help_panel=RUNS)
     ] = False,
+    adapters: Annotated[
+        int, typer.Option(min=0, help="Time ticks without and with LoRA adapters of this rank.", rich_help_panel=RUNS)
+    ] = 0,
     sweep: Annotated[
         str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.", rich_help_panel=RUNS)
     ] = "",
@@ -158,7 +169,8 @@ def bench(
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
         played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
-        wanted = Bench(deployment, load, ticks, budgets, repeats, ablations, sweep, played, plot, torch, torch_layers)
+        runs = (budgets, repeats, ablations, adapters, sweep, played)
+        wanted = Bench(deployment, load, ticks, *runs, plot, torch, torch_layers)
         wanted.check()
         check_folders(json_path, plot)
         base = read_result(compare) if compare is not None else None
@@ -186,6 +198,7 @@ class Bench:
     budgets: bool
     repeats: int
     ablations: bool
+    adapters: int
     sweep: str
     live: LiveLoad | None
     plot: Path | None
@@ -196,13 +209,16 @@ class Bench:
     def kind(self) -> str:
         """The result's kind."""
         chosen = {"budgets": self.budgets, "ablations": self.ablations, "sweep": bool(self.sweep)}
+        chosen["adapters"] = bool(self.adapters)
         chosen["live"] = self.live is not None
         return next((kind for kind, is_chosen in chosen.items() if is_chosen), "tick")
 
     def check(self) -> None:
         """Raises ConfigError for options that exclude each other."""
-        if self.budgets + self.ablations + bool(self.sweep) + (self.live is not None) > 1:
-            raise ConfigError("--budgets, --ablations, --sweep and --live are different runs", fix="give one of them")
+        runs = (self.budgets, self.ablations, bool(self.adapters), bool(self.sweep), self.live is not None)
+        if sum(runs) > 1:
+            what = "--budgets, --ablations, --adapters, --sweep and --live are different runs"
+            raise ConfigError(what, fix="give one of them")
         if self.torch and self.kind != "tick":
             raise ConfigError(f"--torch does not go with --{self.kind}", fix="give one of them")
         if self.plot is not None and not self.sweep and (self.live is None or len(self.live.sessions) == 1):
@@ -222,6 +238,7 @@ class Bench:
     def measure(self) -> Measured:
         """The result, and the function that prints it. Raises TickError."""
         kinds = {"budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep, "live": self._live}
+        kinds["adapters"] = self._adapters
         return kinds.get(self.kind, self._tick)()
 
     def _tick(self) -> Measured:
@@ -242,6 +259,11 @@ class Bench:
             found = measure_ablations(session, self.load, self.ticks)
             result = ablations_result(found, session, self.load)
         return result, lambda console: print_ablations(console, result)
+
+    def _adapters(self) -> Measured:
+        with open_session(self.deployment, [1.0] * (MOST_ADAPTERS + 1)) as session:
+            result = measure_adapters(session, self.load, self.ticks, self.adapters)
+        return result, lambda console: print_adapters(console, result)
 
     def _sweep(self) -> Measured:
         sweep = parse_sweep(self.sweep)

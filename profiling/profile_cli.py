@@ -47,7 +47,11 @@ def run(
     config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
     engine: Annotated[
-        str, typer.Option(help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), text_encoder.")
+        str,
+        typer.Option(
+            help="decoder, step (step.VARIANT), codec (codec_decode, codec_encode), text_encoder, lyric_encoder, "
+            "timbre_encoder, structure_encode, structure_decode."
+        ),
     ] = "decoder",
     rows: Annotated[int, typer.Option(min=1, help="Rows (for step engines: slots).")] = 1,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the bundle's canvas.")] = None,

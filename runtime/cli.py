@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from runtime.cli_options import (
 from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.errors import ConfigError, FileError, RequestError
+from runtime.errors import ConfigError, FileError, RequestError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -60,6 +60,8 @@ class Job:
     condition: Path | None
     source: Path | None
     target_source: Path | None
+    timbre: Path | None
+    structure: Path | None
     target: Target | None
     like: GenerationMetadata | None
     has_metadata: bool
@@ -100,10 +102,29 @@ def tickrt_generate(
             help="Audio or latents for x0-strength and target-curve. Default: the source.", rich_help_panel=SOURCE
         ),
     ] = None,
+    timbre: Annotated[
+        Path | None,
+        typer.Option(help="Audio or latents whose timbre the generation takes.", rich_help_panel=TEXT),
+    ] = None,
+    structure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Audio or latents whose melody and rhythm a cover keeps. Default: the source.", rich_help_panel=SOURCE
+        ),
+    ] = None,
     repaint: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FROM:TO", help=f"{description('repaint')} In seconds; repeatable.", rich_help_panel=SOURCE
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            "--adapters",
+            metavar="ID[:STRENGTH]",
+            help=f"{description('adapters')} Repeatable.",
         ),
     ] = None,
     options: Annotated[
@@ -133,9 +154,10 @@ def tickrt_generate(
     with exit_on_error("interrupted; nothing was written"), named_as_flags():
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
-        values = merged(values, flag_values(prompt or [], repaint or [], flags))
+        values = merged(values, flag_values(prompt or [], repaint or [], flags, adapter or []))
         format = _checked_format(out, format, play)
-        _run(Job(config, out, format, play, values, condition, source, target_source, target, made, metadata, quiet))
+        files = condition, source, target_source, timbre, structure
+        _run(Job(config, out, format, play, values, *files, target, made, metadata, quiet))
 
 
 class _GenerateCommand(Command):
@@ -155,7 +177,8 @@ def _bundle_defaults(args: Iterable[str]) -> dict[str, str]:
     for argument in args:
         with suppress(ConfigError):
             bundle = load_bundle(load_deployment(Path(argument)).bundle)
-            return {name: f"{value:g}, that of {bundle.name}" for name, value in bundle.sampler.model_dump().items()}
+            values = bundle.sampler.model_dump(exclude={"dcw"})
+            return {name: f"{value:g}, that of {bundle.name}" for name, value in values.items()}
     return {}
 
 
@@ -199,9 +222,11 @@ def _run(job: Job) -> None:
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        source, target = (_read_source(pipeline, path) for path in (job.source, job.target_source))
+        files = {"source": job.source, "target": job.target_source, "structure": job.structure}
+        source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
         audio = None if job.source is None else pipeline.source_audio(job.source)
-        inputs = GenerationInputs(condition, source, target, source_audio=audio)
+        timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
+        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
         generation = LongGeneration(pipeline, options, inputs)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
@@ -232,13 +257,14 @@ def _open(job: Job, deployment: Deployment) -> Pipeline:
     return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
-def _read_source(pipeline: Pipeline, path: Path | None) -> Latents | None:
+def _read_source(path: Path | None, read: Callable[[Path], Latents], field: str) -> Latents | None:
     """Raises RequestError, FileError."""
     if path is None:
         return None
     if not path.exists() or path.is_dir():
         raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
-    return pipeline.read_source(path)
+    with source_as(field):
+        return read(path)
 
 
 def _write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,24 +15,26 @@ import typer
 from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
 from runtime.requests.options import DcwOptions, GenerationOptions, WeightedPrompt
+from runtime.requests.text_options import TextOptions
 
-# Options whose flags have a syntax of their own: a repeatable prompt, a repeatable span, one flag per DCW parameter.
-SPECIAL_OPTIONS = ("prompt", "repaint", "dcw")
-TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT"}
-CURVE = "CURVE"
+# Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
+SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters")
+CURVE, NAMES, NUMBERS = "CURVE", "TEXT,TEXT", "NUMBERS"
+CODE_TYPES = ["string", "array"]
+TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array": NUMBERS}
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
 TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
 SECTIONS = {
-    TEXT: ("negative_prompt", "blend"),
-    "Length and sampling": ("seconds", "seed", "steps", "shift", "solver"),
-    "Guidance": ("guidance", "guidance_mode", "momentum", "rescale"),
-    SOURCE: ("target_gate",),
+    TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
+    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "finish"),
+    "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),
+    SOURCE: ("target_gate", "codes"),
 }
 MAX_SHOWN = 1e6
 WEIGHT = WeightedPrompt.model_json_schema()["properties"]["weight"]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Parameters of the command that are no options.
-INPUT_FLAGS = ("condition", "format", "source")
+INPUT_FLAGS = ("condition", "format", "source", "timbre", "structure")
 
 
 def description(option: str) -> str:
@@ -41,21 +43,29 @@ def description(option: str) -> str:
 
 
 def option_flags() -> list[inspect.Parameter]:
-    """One keyword parameter `str | None` per option without a special syntax, and per parameter of `dcw`."""
+    """One keyword parameter `str | None` per option without a special syntax, and per parameter of `dcw`.
+
+    An option that is true or false has a pair of flags, --NAME and --no-NAME, and `bool | None`.
+    """
     return [_flag(name, entry) for name, entry in _flag_schemas().items()]
 
 
-def flag_values(prompts: list[str], repaints: list[str], flags: Mapping[str, str | None]) -> dict[str, Any]:
+def flag_values(
+    prompts: list[str], repaints: list[str], flags: Mapping[str, str | bool | None], adapters: Sequence[str] = ()
+) -> dict[str, Any]:
     """The options given by flags, as plain values that are not validated yet. Raises RequestError, FileError."""
     values: dict[str, Any] = {}
     if prompts:
         values["prompt"] = _prompt(prompts)
     if repaints:
         values["repaint"] = [_span(text) for text in repaints]
+    if adapters:
+        values["adapters"] = [_adapter(text) for text in adapters]
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
-            value = text if _is_text(schemas[name]) else _value(text, name, schemas[name])
+            is_plain = isinstance(text, bool) or _is_text(text, schemas[name])
+            value = text if is_plain else _value(str(text), name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
@@ -80,9 +90,8 @@ def named_as_flags() -> Iterator[None]:
         flag = _flag_of(error.field)
         if flag == error.field:
             raise
-        what = error.what.removeprefix(f"{error.field}: ")
-        fix = error.fix or (f"give {flag}" if what == EXPECTED["missing"] else "")
-        raise type(error)(what, field=flag, fix=fix) from None
+        fix = f"give {flag}" if error.what == f"{error.field}: {EXPECTED['missing']}" else ""
+        raise error.renamed(flag, fix=fix) from None
 
 
 def _flag_of(field: str) -> str:
@@ -116,14 +125,18 @@ def _flag_schemas() -> dict[str, dict[str, Any]]:
 
 def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
+    is_switch = schema.get("type") == "boolean"
     facts = "; ".join(filter(None, (_default(schema), _range(schema))))
     text = f"{schema['description']}  [{facts}]" if facts else schema["description"]
     option = typer.Option(
-        flag, help=text, metavar=_metavar(schema), show_default=False, rich_help_panel=_section(name, schema)
+        f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+        help=text,
+        metavar=None if is_switch else _metavar(schema),
+        show_default=False,
+        rich_help_panel=_section(name, schema),
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
+    annotation = Annotated[bool | None if is_switch else str | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _section(name: str, schema: dict[str, Any]) -> str:
@@ -135,7 +148,9 @@ def _section(name: str, schema: dict[str, Any]) -> str:
 def _default(schema: dict[str, Any]) -> str:
     """The default where it is a value; the description says what another one means."""
     value = schema.get("default")
-    return "" if value in (None, "") else f"default: {value if isinstance(value, str) else format(value, 'g')}"
+    if value in (None, "") or isinstance(value, bool):
+        return ""
+    return f"default: {value if isinstance(value, str) else format(value, 'g')}"
 
 
 def _range(schema: dict[str, Any]) -> str:
@@ -150,13 +165,19 @@ def _range(schema: dict[str, Any]) -> str:
 def _metavar(schema: dict[str, Any]) -> str:
     branches = schema.get("anyOf", [schema])
     if "enum" in branches[0]:
-        return "|".join(branches[0]["enum"])
+        return "|".join(map(str, branches[0]["enum"]))
+    if branches[0].get("items", {}).get("type") == "string":
+        return NAMES
     types = [branch["type"] for branch in branches if branch["type"] != "null"]
+    if types[:2] == CODE_TYPES:
+        return NUMBERS
     return TYPE_NAMES[types[0]] if len(types) == 1 else CURVE
 
 
-def _is_text(schema: dict[str, Any]) -> bool:
-    return bool(schema.get("anyOf", [schema])[0]["type"] == "string")
+def _is_text(text: str, schema: dict[str, Any]) -> bool:
+    """Whether the option takes the text as it is; of codes, those that are no numbers."""
+    types = [branch.get("type") for branch in schema.get("anyOf", [schema])]
+    return types[0] == "string" and (types[:2] != CODE_TYPES or text.startswith("<"))
 
 
 def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:
@@ -189,20 +210,34 @@ def _span(text: str) -> dict[str, Any]:
         ) from None
 
 
+def _adapter(text: str) -> dict[str, Any]:
+    """ID or ID:STRENGTH."""
+    id_, separator, strength = text.partition(":")
+    try:
+        return {"id": id_, "strength": float(_number(strength))} if separator else {"id": id_}
+    except ValueError:
+        raise RequestError(
+            f"expected ID:STRENGTH, got {text!r:.60}", field="adapters", fix="--adapter ID:0.7"
+        ) from None
+
+
 def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
-    """A number; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
-    is_curve = _metavar(schema) == CURVE
+    """A number, or names; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
+    if _metavar(schema) == NAMES:
+        return [name.strip() for name in text.split(",")]
+    is_list = _metavar(schema) == NUMBERS
+    is_curve = is_list or _metavar(schema) == CURVE
     if is_curve and text.startswith("@"):
         return _read_json(Path(text[1:]))
     parts = text.split(",")
     with suppress(ValueError):
         if len(parts) == 1 or is_curve:
             numbers = [_number(part) for part in parts]
-            return numbers[0] if len(numbers) == 1 else numbers
+            return numbers[0] if len(numbers) == 1 and not is_list else numbers
     with suppress(ValueError):
         if is_curve:
             return json.loads(text)
-    kind = "an integer" if _metavar(schema) == TYPE_NAMES["integer"] else "a number"
+    kind = "an integer" if schema.get("anyOf", [schema])[0].get("type") == "integer" else "a number"
     more = ", numbers over time such as 1,2,1, or @FILE" if is_curve else ""
     raise RequestError(f"expected {kind}{_bounds(schema)}{more}, got {text!r:.60}", field=name)
 

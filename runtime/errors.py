@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Self
 
 # A longer name is compared by its beginning: the comparison takes quadratic time.
 MAX_NAME_CHARACTERS = 100
@@ -31,6 +33,12 @@ class ConfigError(TickError):
     code = "config_error"
 
 
+class AdapterError(TickError):
+    """A LoRA adapter cannot be read, or does not fit the bundle's decoder."""
+
+    code = "adapter_error"
+
+
 class RequestError(TickError):
     """A generation request is invalid; `field` is the JSON-like path of the invalid value ("guidance.scale")."""
 
@@ -40,6 +48,21 @@ class RequestError(TickError):
     def __init__(self, what: str, *, field: str = "", fix: str = "") -> None:
         super().__init__(f"{field}: {what}" if field else what, fix=fix)
         self.field = field
+
+    def renamed(self, field: str, *, fix: str = "") -> Self:
+        """The same error of another field; fix: where it has none of its own."""
+        return type(self)(self.what.removeprefix(f"{self.field}: "), field=field, fix=self.fix or fix)
+
+
+@contextmanager
+def source_as(field: str) -> Iterator[None]:
+    """Name `field` in errors of a file that is read as a source."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field != "source":
+            raise
+        raise error.renamed(field) from None
 
 
 class StaleSeqError(RequestError):

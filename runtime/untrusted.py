@@ -1,9 +1,9 @@
-"""Input of unknown origin: JSON that is bounded before it is parsed, and text that is bounded in messages and logs."""
+"""Input of unknown origin: JSON and safetensors headers that are bounded before they are parsed, text in messages."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, BinaryIO, TypeGuard
 
 from pydantic_core import from_json
 
@@ -14,6 +14,9 @@ MAX_JSON_CONTAINERS = 32_768
 MAX_JSON_COLONS = 32_768
 MAX_JSON_MEMBERS = 1_000
 MAX_QUOTED_CHARACTERS = 80
+SAFETENSORS_LENGTH_BYTES = 8
+# Metadata is part of the header: up to 1 MiB of options, with every quote escaped.
+MAX_HEADER_BYTES = 4 * 2**20
 
 
 class MalformedJsonError(RequestError):
@@ -23,8 +26,8 @@ class MalformedJsonError(RequestError):
     status = 400
 
 
-def parse_json_object(text: bytes | str) -> dict[str, Any]:
-    """A JSON object, without repeated names, NaN and Infinity, of at most MAX_JSON_MEMBERS members at all depths.
+def parse_json_object(text: bytes | str, max_members: int = MAX_JSON_MEMBERS) -> dict[str, Any]:
+    """A JSON object, without repeated names, NaN and Infinity, of at most `max_members` members at all depths.
 
     Raises MalformedJsonError; RequestError where it is not an object or a name is repeated.
     """
@@ -32,10 +35,10 @@ def parse_json_object(text: bytes | str) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_JSON_CONTAINERS:
         raise MalformedJsonError(f"the JSON has more than {MAX_JSON_CONTAINERS} arrays and objects")
     if data.count(b":") > MAX_JSON_COLONS:
-        raise MalformedJsonError(f"the JSON has more than {MAX_JSON_MEMBERS} members")
+        raise MalformedJsonError(f"the JSON has more than {max_members} members")
     try:
         value = from_json(data, allow_inf_nan=False)  # bounds the depth, refuses NaN; json.loads sees every name
-        json.loads(data, object_pairs_hook=_MemberCount().add)
+        json.loads(data, object_pairs_hook=_MemberCount(max_members).add)
     except ValueError as error:
         raise MalformedJsonError(f"not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -46,19 +49,49 @@ def parse_json_object(text: bytes | str) -> dict[str, Any]:
 class _MemberCount:
     """Counts members while objects are parsed; pydantic_core keeps the last of repeated names without an error."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, limit: int) -> None:
+        self._count, self._limit = 0, limit
 
     def add(self, pairs: list[tuple[str, Any]]) -> None:
         """Count the members of one object."""
         self._count += len(pairs)
-        if self._count > MAX_JSON_MEMBERS:
-            raise MalformedJsonError(f"the JSON has more than {MAX_JSON_MEMBERS} members")
+        if self._count > self._limit:
+            raise MalformedJsonError(f"the JSON has more than {self._limit} members")
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
                 raise RequestError(f"the key {quoted(name)} occurs more than once")
             seen.add(name)
+
+
+def safetensors_header(file: BinaryIO, max_members: int = MAX_JSON_MEMBERS) -> dict[str, Any]:
+    """The header of a safetensors file: tensors by name. The tensors' bytes follow. Raises RequestError."""
+    length = int.from_bytes(file.read(SAFETENSORS_LENGTH_BYTES), "little")
+    if length > MAX_HEADER_BYTES:
+        raise _not_safetensors(f"its header has {length} bytes, at most {MAX_HEADER_BYTES} are read")
+    try:
+        return parse_json_object(file.read(length), max_members)
+    except RequestError as error:
+        raise _not_safetensors(f"its header: {error.what}") from None
+
+
+def safetensors_bytes(file: BinaryIO, start: int, offsets: Any, num_bytes: int) -> bytes:
+    """The bytes between `offsets`, counted from `start`, the end of the header. Raises RequestError."""
+    if is_pair(offsets) and 0 <= offsets[0] <= 2**62 and offsets[1] - offsets[0] == num_bytes:
+        file.seek(start + offsets[0])
+        values = file.read(num_bytes)
+        if len(values) == num_bytes:
+            return values
+    raise _not_safetensors(f"its data_offsets {quoted(offsets, 40)} are not {num_bytes} bytes of the file")
+
+
+def is_pair(value: Any) -> TypeGuard[list[int]]:
+    """Whether a parsed value is a list of two integers."""
+    return isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value)
+
+
+def _not_safetensors(what: str) -> RequestError:
+    return RequestError(f"not a safetensors file ({what})")
 
 
 def quoted(value: object, limit: int = MAX_QUOTED_CHARACTERS) -> str:

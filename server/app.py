@@ -17,7 +17,7 @@ from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
 from server.live import routes as live
-from server.routes import generations, health, models, page, sources, tick_profile
+from server.routes import adapters, generations, health, models, page, sources, tick_profile
 from server.service import Service
 
 VERSION = "0.1.0"
@@ -58,9 +58,11 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    always = (generations, sources, models, health, live, page)
-    for module in (*always, *(() if settings.admin_key is None else (tick_profile,))):
-        app.include_router(module.router)
+    routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
+    if settings.admin_key is not None:
+        routers += [tick_profile.router, adapters.admin_router]
+    for router in routers:
+        app.include_router(router)
     install_handlers(app)
     _add_middleware(app, service)
     app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ Invariant: generations_started_total = the sum of generations_total over outcome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 from prometheus_client import (
@@ -102,6 +102,9 @@ class Metrics:
         self.source_uploads = self._counter("source_uploads", "Uploads by outcome: stored, known, refused", "outcome")
         self.source_evictions = self._counter("source_evictions", "Sources removed to make room for others")
         self.engine_info = self._gauge("engine_info", "Engines in use", "engine", "sha256", "target")
+        self.merged_adapters = self._gauge(
+            "merged_adapter_strength", "Strengths of the adapters in the decoder's weights", "adapter"
+        )
 
     def watch_responses(self, reserved_bytes: Callable[[], int]) -> None:
         """Read the memory reserved for responses on every scrape."""
@@ -112,21 +115,23 @@ class Metrics:
         self.sources.set_function(lambda: len(sources.all()))
         self.sources_bytes.set_function(lambda: sources.size_bytes)
 
-    def watch(self, stats: Callable[[], LoopStats], engines: Iterable[Engine], load_s: float) -> None:
-        """Read a loop's gauges on every scrape; publish its engines and how long they took to load."""
+    def watch(self, stats: Callable[[], LoopStats], load_s: float) -> None:
+        """Read a loop's gauges on every scrape; publish how long its engines took to load."""
         self._depth = stats().slots_capacity
         self.slots_active.set_function(lambda: stats().slots_active)
         self.slots_capacity.set_function(lambda: stats().slots_capacity)
         self.queue_depth.set_function(lambda: stats().queue_depth)
         self.load_duration.set(load_s)
-        self.show_engines(engines)
 
-    def show_engines(self, engines: Iterable[Engine]) -> None:
-        """Publish the engines in use now; earlier ones are removed."""
+    def show_engines(self, engines: Iterable[Engine], merged: Mapping[str, float]) -> None:
+        """Publish the engines in use now, and the adapters merged into them; earlier ones are removed."""
         self.engine_info.clear()
         for engine in engines:
             manifest = engine.manifest
             self.engine_info.labels(manifest.name, manifest.engine_sha256, manifest.target).set(1)
+        self.merged_adapters.clear()
+        for id_, strength in merged.items():
+            self.merged_adapters.labels(id_).set(strength)
 
     def observe_tick(self, record: TickRecord) -> None:
         """Record a completed tick; called on the tick thread."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -75,6 +75,7 @@ class Service:
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
+        self._replacing = asyncio.Lock()
 
     def start(self) -> None:
         """Open and warm up the pipeline in the background."""
@@ -105,18 +106,30 @@ class Service:
 
     async def reload(self) -> None:
         """Replace the engines by the current builds; on an error the old ones stay and it is logged."""
-        pipeline = self.pipeline
-        if pipeline is None:
+        if self.pipeline is None:
             logger.error("engines are not reloaded: the server is not ready")
             return
         started_s = time.monotonic()
         try:
-            await run_in_threadpool(pipeline.reload)
+            await self.replace_engines()
         except TickError as error:
             logger.error("engines are not reloaded, the old ones stay in use: %s", error)
             return
-        self.metrics.show_engines(pipeline.all_engines())
         logger.info("engines reloaded in %.1f s", time.monotonic() - started_s)
+
+    async def replace_engines(self, merged: Mapping[str, float] | None = None) -> Pipeline:
+        """Replace the engines by the current builds, with these adapters merged (default: those that are).
+
+        Raises ProblemError 503 where the pipeline is not ready, TickError where the old ones stay.
+        """
+        pipeline = self.ready_pipeline()
+        async with self._replacing:
+            await run_in_threadpool(pipeline.reload, merged)
+            self._show_engines(pipeline)
+        return pipeline
+
+    def _show_engines(self, pipeline: Pipeline) -> None:
+        self.metrics.show_engines(pipeline.all_engines(), pipeline.engines.merged)
 
     def ready_pipeline(self) -> Pipeline:
         """The pipeline. Raises ProblemError 503 while it is loading or after opening failed."""
@@ -151,7 +164,8 @@ class Service:
         self.admission.capacity = runtime.depth + runtime.queue
         self._watch_ticks(pipeline)
         self.first_audio_tracker.size = runtime.depth
-        self.metrics.watch(pipeline.loop.stats, pipeline.all_engines(), time.monotonic() - started_s)
+        self.metrics.watch(pipeline.loop.stats, time.monotonic() - started_s)
+        self._show_engines(pipeline)
         pipeline.loop.observers.append(self.metrics.observe_tick)
         if not pipeline.live_refusal:
             self._open_host(pipeline)
@@ -230,17 +244,18 @@ def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
 
 
 def warm_up(pipeline: Pipeline) -> None:
-    """Run one step and decode it, so that the first request has no start-up cost. Raises TickError."""
-    done: Future[Finished] = Future()
+    """Run one step of each decoder and decode it, so that no request has a start-up cost. Raises TickError."""
+    for request in pipeline.warm_up_requests():
+        done: Future[Finished] = Future()
 
-    def on_event(event: Event) -> None:
-        if isinstance(event, Finished):
-            done.set_result(event)
-        elif isinstance(event, Failed):
-            done.set_exception(event.error)
+        def on_event(event: Event, done: Future[Finished] = done) -> None:
+            if isinstance(event, Finished):
+                done.set_result(event)
+            elif isinstance(event, Failed):
+                done.set_exception(event.error)
 
-    pipeline.loop.submit(pipeline.warm_up_request(), on_event)
-    finished = done.result(WARM_UP_TIMEOUT_S)
+        pipeline.loop.submit(request, on_event)
+        finished = done.result(WARM_UP_TIMEOUT_S)
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)
 

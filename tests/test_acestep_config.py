@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         channels=64,
         frame_rate_hz=25.0,
         frame_multiple=2,
-        canvas_frames=6000,
+        canvas_s=240.0,
         is_turbo=True,
         sample_rate_hz=48_000,
         audio_channels=2,
@@ -44,6 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         silence=(0.0,) * 64,
         has_null_condition=False,
         text_encoder={"template": "{prompt}", "max_tokens": 256, "prefix_tokens": 13},
+        lyrics={"template": "{lyrics}", "max_tokens": 2048},
     )
     folder = tmp_path_factory.mktemp("acestep")
     (folder / "bundle.toml").write_text(bundle_text(facts))
@@ -67,7 +68,9 @@ def test_the_ranges_take_what_the_bundle_makes(deployment: Deployment, bundle: B
 def test_every_canvas_has_an_exact_range_for_every_tick(deployment: Deployment, bundle: Bundle, seconds: int) -> None:
     frames = seconds * 25
     assert bundle.text_encoder is not None
-    most = bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
+    assert bundle.text_encoder.lyrics is not None
+    most = bundle.text_encoder.max_tokens + 1 + bundle.text_encoder.lyrics.max_tokens
+    assert most == deployment.shapes[0].tokens.max
     for rows in range(1, MAX_ROWS + 1):
         for tokens in (1, 128, most):
             found = deployment.range_for(rows, frames, tokens)
@@ -83,7 +86,7 @@ def test_ranges_do_not_overlap(deployment: Deployment) -> None:
 
 
 def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> None:
-    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 288)
+    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 2305)
 
 
 @pytest.mark.parametrize(

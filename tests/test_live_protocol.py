@@ -74,7 +74,15 @@ def receive_shown(client: Player, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted({*CLIENT_MESSAGES, *SERVER_MESSAGES}))
 def test_every_message_is_described(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
-    assert f'"type": "{name}"' in EXCHANGE or name in ("source", "structure", "timbre", "write", "band", "seek")
+    assert f'"type": "{name}"' in EXCHANGE or name in (
+        "source",
+        "structure",
+        "timbre",
+        "adapter",
+        "write",
+        "band",
+        "seek",
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CLIENT_MESSAGES))

@@ -19,6 +19,7 @@ from engine_build.build.targets import COMPILERS, BuildTask, Facts, measured
 from engine_build.build.worker import BuildLog, Worker
 from engine_build.config import BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
+from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
 
@@ -102,14 +103,15 @@ def graph_in_precision(decision: RebuildDecision, folder: Path) -> Iterator[Grap
     """The spec's graph in the wanted precision; its file exists as long as the context. Raises BuildError."""
     spec, wanted = decision.spec, decision.wanted
     precision = wanted.build.get("precision", "fp32")
-    if precision == "fp32" or not isinstance(spec.graph.source, Path):
+    if precision == "fp32":
         yield spec.graph
         return
-    from engine_build.precision.recipe import without_kernel, write_recipe
+    from engine_build.precision.recipe import without_kernel, write_model_recipe
 
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
-        path = partial / spec.graph.source.name
-        write_recipe(spec.graph.source, path, precision, without=without_kernel(wanted.target, precision))
+        path = partial / f"{spec.name}.onnx"
+        without, model = without_kernel(wanted.target, precision), model_of(spec.graph)
+        write_model_recipe(model, spec.graph.folder, path, precision, without=without)
         yield read_graph(path)
 
 

@@ -1,23 +1,29 @@
 """The engines of a deployment, each as an EngineSpec: its graph, the roles of its tensors, and their sizes.
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
-K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens.
+K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens, Q
+packed rank of adapters, I and O input and output features of the matrices that they change, Y structure codes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
-from engine_build.graphs.graph_file import Graph, graph_of, read_graph
+from engine_build.graphs.adapter_graph import adapter_graph
+from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_graph
+from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
-from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs, TextEncoderSpec
-from runtime.config.deployment import Deployment, ShapeRange, ShapeRanges
+from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
+from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
+from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
+from runtime.config.structure import StructureSpec
 from runtime.denoise.row_buffers import row_multiple
-from runtime.denoise.slot_fields import TickTensor, rows_inputs, step_inputs
+from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs
+from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 from runtime.requests.request import MAX_CONDITIONS
@@ -28,6 +34,8 @@ Range = tuple[int, int, int]
 SAMPLE_FRAMES = 32
 # Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
 LARGEST_SAMPLE = 6000
+# Of lyrics, whose graph attends over all of them at once.
+SAMPLE_TOKENS = 512
 _TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
 
 
@@ -50,7 +58,7 @@ class EngineSpec:
 
     @property
     def kind(self) -> str:
-        """decoder, rows, step, codec_decode, codec_encode or text_encoder."""
+        """decoder, rows, step, codec_*, structure_* (encode, decode), text_encoder, lyric_encoder or timbre_encoder."""
         return self.name.partition(".")[0]
 
 
@@ -58,12 +66,16 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
     """Every engine of a deployment, decoder first. Raises ConfigError, BuildError where graph and bundle differ."""
     bundle, deployment = request.bundle, request.deployment
     specs = [_decoder_spec(bundle, deployment)]
+    if deployment.runtime.adapter_rank:
+        specs.append(_adapted_decoder_spec(bundle, deployment, specs[0]))
     specs += [_rows_spec(bundle, deployment, name) for name in ROWS_VARIANTS]
     specs += [_step_spec(bundle, deployment, name) for name in request.options.step_variants]
     if bundle.codec is not None:
         specs += _codec_specs(bundle, bundle.codec, deployment)
     if bundle.text_encoder is not None:
-        specs.append(_text_encoder_spec(bundle, bundle.text_encoder, specs[0]))
+        specs += _text_specs(bundle, bundle.text_encoder, specs[0])
+    if bundle.structure is not None:
+        specs += _structure_specs(bundle, bundle.structure)
     return specs
 
 
@@ -95,6 +107,30 @@ def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
     )
 
 
+def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: EngineSpec) -> EngineSpec:
+    """The decoder for adapters: its packed rank Q is at most the deployment's adapter_rank."""
+    if bundle.adapters is None:
+        raise ConfigError(
+            f"{deployment.path}: runtime.adapter_rank: bundle {bundle.name!r} has no [adapters]: it takes no adapters",
+            fix="adapter_rank = 0, or export the bundle again",
+        )
+    known = {"I": bundle.adapters.num_inputs, "O": bundle.adapters.num_outputs}
+    ranges = adapted_ranges(deployment)
+    least, _, most = ranges[0]["Q"]
+    values = {FACTORS_B: "small", ROW_WEIGHTS: "unit"}
+    ports = [Port(name, name, tensor.letters, values=values.get(name, "normal")) for name, tensor in ADAPTERS.items()]
+    model = adapter_graph(model_of(decoder.graph), bundle.adapters, bundle.decoder.inputs.latents)
+    return replace(
+        decoder,
+        name=ADAPTED_DECODER,
+        graph=derived_graph(model, decoder.graph),
+        inputs=(*decoder.inputs, *ports),
+        samples=tuple({**known, **sizes, "Q": most if index else least} for index, sizes in enumerate(decoder.samples)),
+        largest={**known, **decoder.largest, "Q": most},
+        ranges=ranges,
+    )
+
+
 def _decoder_ports(graph: Graph, names: DecoderInputs) -> list[Port]:
     ranks = {info.name: len(info.shape) for info in graph.inputs}
     letters = names.letters(ranks.get(names.condition or "", 3))
@@ -110,6 +146,12 @@ def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
     return tuple(
         {"R": _range(shape.rows), "T": _range(shape.frames), "L": _range(shape.tokens)} for shape in deployment.shapes
     )
+
+
+def adapted_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
+    """decoder_ranges() with the packed rank of adapters."""
+    most = deployment.runtime.adapter_rank
+    return tuple({**sizes, "Q": (ADAPTER_RANK_MULTIPLE, most, most)} for sizes in decoder_ranges(deployment))
 
 
 def tick_ranges(
@@ -267,20 +309,54 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
         yield _file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
-def _text_encoder_spec(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> EngineSpec:
-    longest = text_encoder.max_tokens
+def _structure_specs(bundle: Bundle, structure: StructureSpec) -> Iterator[EngineSpec]:
+    """Latents to codes and codes to hints, one source at a time, in pieces of at most a canvas."""
+    frames, most = structure.frames_per_code, structure.codes_per_piece(bundle.latents.canvas_frames)
+    known = {"B": 1, "C": bundle.latents.channels, "V": structure.num_codes}
+    counts = (1, -(-most // 2), most)
+    sizes = [{**known, "Y": count, "T": count * frames} for count in counts]
+    samples = [size for size in sizes if size["Y"] <= SAMPLE_FRAMES] or sizes[:1]
+    ranges = ({"B": (1, 1, 1), "Y": counts, "T": (frames, counts[1] * frames, most * frames)},)
+    encode, decode = structure.encode, structure.decode
+    latents = Port("structure.encode.inputs.latents", encode.inputs.latents, "BTC")
+    codes = Port("structure.encode.outputs.codes", encode.outputs.codes, "BY", "int64")
+    yield _file_spec("structure_encode", bundle, encode.graph, [latents], [codes], samples, sizes[-1], ranges)
+    codes = Port("structure.decode.inputs.codes", decode.inputs.codes, "BY", "int64", "count", "V")
+    hints = Port("structure.decode.outputs.hints", decode.outputs.hints, "BTC")
+    yield _file_spec("structure_decode", bundle, decode.graph, [codes], [hints], samples, sizes[-1], ranges)
+
+
+def _text_specs(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> Iterator[EngineSpec]:
+    """The graphs that make condition tokens: text, lyrics, timbre."""
     known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
+    yield _text_spec("text_encoder", "text_encoder", bundle, text_encoder, known)
+    if text_encoder.lyrics is not None:
+        yield _text_spec("lyric_encoder", "text_encoder.lyrics", bundle, text_encoder.lyrics, known)
+    if bundle.timbre is not None:
+        yield _timbre_spec(bundle, bundle.timbre, decoder.largest["D"])
+
+
+def _text_spec(name: str, table: str, bundle: Bundle, text: TextGraphSpec, known: Sizes) -> EngineSpec:
+    longest = text.max_tokens
     ports = [
-        Port("text_encoder.inputs.tokens", text_encoder.inputs.tokens, "BL", "int64", "count", "V"),
-        Port("text_encoder.inputs.mask", text_encoder.inputs.mask, "BL", "int64", "keep"),
+        Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
+        Port(f"{table}.inputs.mask", text.inputs.mask, "BL", "int64", "keep"),
     ]
     outputs = [
-        Port("text_encoder.outputs.condition", text_encoder.outputs.condition, "BPD"),
-        Port("text_encoder.outputs.mask", text_encoder.outputs.mask, "BP"),
+        Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
+        Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),
     ]
-    samples = [{**known, "B": 1, "L": length, "P": length} for length in sorted({1, -(-longest // 2), longest})]
-    ranges = token_ranges(longest)
-    return _file_spec("text_encoder", bundle, text_encoder.graph, ports, outputs, samples, samples[-1], ranges)
+    lengths = sorted({1, min(-(-longest // 2), SAMPLE_TOKENS), min(longest, SAMPLE_TOKENS)})
+    samples = [{**known, "B": 1, "L": length, "P": length} for length in lengths]
+    largest = {**samples[-1], "L": longest, "P": longest}
+    return _file_spec(name, bundle, text.graph, ports, outputs, samples, largest, token_ranges(longest))
+
+
+def _timbre_spec(bundle: Bundle, timbre: TimbreSpec, condition_width: int) -> EngineSpec:
+    ports = [Port("timbre.inputs.latents", timbre.inputs.latents, "BFC")]
+    outputs = [Port("timbre.outputs.condition", timbre.outputs.condition, "BPD")]
+    sizes = {"B": 1, "F": timbre.frames, "C": bundle.latents.channels, "D": condition_width, "P": 1}
+    return _file_spec("timbre_encoder", bundle, timbre.graph, ports, outputs, [sizes], sizes, ({"B": (1, 1, 1)},))
 
 
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
@@ -307,8 +383,8 @@ def _file_spec(
     ranges: tuple[Mapping[str, Range], ...],
 ) -> EngineSpec:
     graph = read_graph(bundle.graph_path(file))
-    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACD"})
-    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWL" if letter in largest})
+    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDF"})
+    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWLY" if letter in largest})
     return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 
 

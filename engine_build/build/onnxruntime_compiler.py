@@ -11,8 +11,8 @@ from onnx import defs, shape_inference
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import (
-    DATA_FOLDER_ENTRY,
     exact_options,
+    find_data,
     model_of,
     onnxruntime,
     onnxruntime_errors,
@@ -20,6 +20,7 @@ from engine_build.graphs.reference_session import (
 )
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
+    DATA_FOLDER_ENTRY,
     check_on_device,
     kernels_missing,
     open_session,
@@ -43,9 +44,8 @@ def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool
     """
     level = "extended" if options.optimization == "all" else options.optimization
     chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
-    source = graph.source
-    if isinstance(source, Path):
-        chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(source.parent.resolve()))
+    if isinstance(graph.source, Path):
+        chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.source.parent.resolve()))
     model = lowered(model_of(graph))
     opened = _cuda_session(model.SerializeToString(), chosen, graph.label, tf32)
     _check_on_gpu(graph.label, opened, onnx.load(engine, load_external_data=False))
@@ -96,6 +96,7 @@ def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
         "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     }
     chosen = exact_options(options.threads)
+    find_data(chosen, graph)
     chosen.graph_optimization_level = levels[options.optimization]
     chosen.optimized_model_filepath = str(engine)
     if graph.has_data_files or graph.weights_bytes > options.inline_limit_bytes:

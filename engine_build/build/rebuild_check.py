@@ -25,6 +25,9 @@ from runtime.engines.manifest import (
 )
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
+# The solver's results are the state itself; a structure code jumps where a value crosses a limit.
+EXACT_KINDS = ("rows", "step", "structure_encode")
+
 
 @dataclass(frozen=True)
 class RebuildDecision:
@@ -83,8 +86,8 @@ def identity(spec: EngineSpec, target: Target, options: BuildConfig, environment
 
 
 def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
-    """The precision of a spec's engine. The solver's graphs, and all graphs on the CPU, are float32."""
-    if target == "cpu" or spec.kind in ("rows", "step"):
+    """The precision of a spec's engine. EXACT_KINDS, and all graphs on the CPU, are float32."""
+    if target == "cpu" or spec.kind in EXACT_KINDS:
         return "fp32"
     return options.codec_precision if spec.kind.startswith("codec") else options.precision
 
@@ -108,8 +111,8 @@ def _recipe(precision: str) -> dict[str, Any]:
 
 
 def _without_tf32(spec: EngineSpec) -> dict[str, bool]:
-    """Rows and step graphs never use TF32: their results are the state itself."""
-    return {"tf32": False} if spec.kind in ("rows", "step") else {}
+    """EXACT_KINDS never use TF32."""
+    return {"tf32": False} if spec.kind in EXACT_KINDS else {}
 
 
 def tensor_bytes(spec: EngineSpec) -> int:

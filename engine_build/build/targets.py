@@ -17,7 +17,7 @@ from engine_build.build.tasks import RunRequest, build_plan, run_engine
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.build.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig
-from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
@@ -150,6 +150,8 @@ def _graph_file(graph: Graph, beside: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(suffix=PARTIAL_SUFFIX, dir=beside.parent) as folder:
         path = Path(folder) / "graph.onnx"
         path.write_bytes(graph.source)
+        for file in data_files(graph):
+            (Path(folder) / file.name).symlink_to(file.resolve())
         yield path
 
 

@@ -18,6 +18,8 @@ from runtime.errors import BuildError
 SMALLEST_PEAK = 1e-6
 FREE_LETTER = "P"
 SEED = 20_251_120
+# The size of sample values whose products would be large.
+SMALL = 0.02
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -120,4 +122,4 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
         return kept.astype(port.dtype)
     if port.values == "unit":
         return random.uniform(0.05, 1.0, shape).astype(port.dtype)
-    return random.standard_normal(shape).astype(port.dtype)
+    return (random.standard_normal(shape) * (SMALL if port.values == "small" else 1.0)).astype(port.dtype)

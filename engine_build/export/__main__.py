@@ -13,6 +13,7 @@ from runtime.errors import ConfigError
 from runtime.terminal import print_line, shown_path
 
 if TYPE_CHECKING:
+    from engine_build.export.acestep.export import Options
     from engine_build.export.acestep.sources import Source
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
@@ -30,9 +31,7 @@ def acestep(
     out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder in diffusers' layout: transformer/, vae/; for texts condition_encoder/ and others."
-        ),
+        typer.Option(help="A folder as published: in diffusers' layout (transformer/, vae/, ...) or ACE-Step's own."),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for benchmarks.")
@@ -44,6 +43,7 @@ def acestep(
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
     ] = 60.0,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")] = False,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")] = 0,
     layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
@@ -68,8 +68,17 @@ def acestep(
         "encoder_hidden_size": condition,
     }
     need_packages(*NEEDED)
+    from engine_build.export.acestep.export import Options, bundle_name
+
     source = _source(checkpoint, random, seed, _given(sizes))
-    _export(source, out, deployment, name=name, canvas_s=canvas_seconds, with_text=not no_text)
+    options = Options(
+        bundle_name(name or source.name),
+        canvas_seconds,
+        with_text=not no_text,
+        description=source.description,
+        force=force,
+    )
+    _export(source, out, deployment, options)
 
 
 def main() -> None:
@@ -89,14 +98,11 @@ def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, i
     return RandomWeights(seed, transformer_changes=sizes)
 
 
-def _export(
-    source: Source, out: Path, deployment: Path | None, *, name: str | None, canvas_s: float, with_text: bool
-) -> None:
+def _export(source: Source, out: Path, deployment: Path | None, options: Options) -> None:
     from engine_build.export.acestep.bundle_text import deployment_text
-    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
+    from engine_build.export.acestep.export import export_bundle
 
     console = Console(stderr=True)
-    options = Options(bundle_name(name or source.name), canvas_s, with_text, description=source.description)
     facts = export_bundle(source, out, options, lambda text: print_line(text, console))
     path = deployment or out.with_name(f"{out.name}.toml")
     if not path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,11 @@ from typing import Any
 def table_text(name: str, values: Mapping[str, Any]) -> str:
     """One TOML table."""
     header = f"[{name}]\n" if name else ""
-    return header + "".join(f"{key} = {value_text(value)}\n" for key, value in values.items())
+    return header + "".join(f"{_key(key)} = {value_text(value)}\n" for key, value in values.items())
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
 def value_text(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""Exports torch modules as ONNX files. Peak memory: the weights and one more copy of the largest."""
+"""Exports torch modules as ONNX files. Peak memory: the weights, once, beside what tracing takes without them."""
 
+import gc
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine_build.export.cleanup import tidy
@@ -25,13 +27,17 @@ MAX_LENGTH: Final = 65_536
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress the warnings of torch and diffusers about their own deprecations and options."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logger.setLevel(level)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "diffusers", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def export_graph(
@@ -65,6 +71,8 @@ def export_graph(
         data = file.with_name(f"{file.name}.data")
         data.unlink(missing_ok=True)
         program.save(file, external_data=size_bytes > INLINE_LIMIT_BYTES)
+        for value in program.model.graph.initializers.values():  # onnxscript's rules keep values, with their weights
+            value.const_value = None
     model = onnx.load(file, load_external_data=False)
     tidy(model, dimensions or {})
     file.write_bytes(model.SerializeToString())
@@ -86,9 +94,23 @@ def open_without_copies(file: Path) -> Any:
     return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def output_error(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> float:
-    """Largest absolute difference of a module's only output: its ONNX file against torch, on inputs by name."""
+def module_outputs(module: nn.Module, examples: Sequence[Mapping[str, Tensor]]) -> list[NDArray[np.float32]]:
+    """A module's only output on inputs in its order. Computed first, it need not stay beside its graph."""
     with quiet(), torch.no_grad():
-        expected = module(*inputs.values()).numpy()
-    found = open_without_copies(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
-    return float(np.abs(found - expected).max())
+        return [module(*example.values()).numpy() for example in examples]
+
+
+def release(module: nn.Module) -> None:
+    """Free the weights of a module that is used no more; torch.export's caches keep its parameters."""
+    for value in (*module.parameters(), *module.buffers()):
+        value.data = torch.empty(0)
+
+
+def graph_error(file: Path, examples: Sequence[Mapping[str, Tensor]], expected: Sequence[NDArray[np.float32]]) -> float:
+    """Largest absolute difference of an ONNX file's only output to the expected ones, on inputs by name."""
+    gc.collect()
+    session = open_without_copies(file)
+    feeds = ({name: tensor.numpy() for name, tensor in example.items()} for example in examples)
+    return max(
+        float(np.abs(session.run(None, feed)[0] - wanted).max()) for feed, wanted in zip(feeds, expected, strict=True)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from runtime.errors import BuildError, ConfigError
 class Graph:
     """One graph: its source (a path, or the serialized bytes), its hash including external data, its tensors.
 
-    `size_bytes`: file and external data; `weights_bytes`: its initializers in memory; `has_data_files`: whether it has
-    external data.
+    `size_bytes`: file and its external data, which may be a part of a data file; `weights_bytes`: its initializers in
+    memory; `has_data_files`: whether it has external data. data_folder: where that lies, of a graph that exists in
+    memory only.
     """
 
     source: Path | bytes
@@ -32,6 +33,12 @@ class Graph:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     has_data_files: bool = False
+    data_folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its external data lies, if it has any."""
+        return self.source.parent if isinstance(self.source, Path) else self.data_folder or Path()
 
     @property
     def label(self) -> str:
@@ -52,6 +59,26 @@ def graph_of(model: onnx.ModelProto) -> Graph:
     )
 
 
+def derived_graph(model: onnx.ModelProto, origin: Graph) -> Graph:
+    """A model made from a graph's file, which shares its external data."""
+    graph = graph_of(model)
+    if not origin.has_data_files or isinstance(origin.source, bytes):
+        return graph
+    sha256 = hashlib.sha256(f"{graph.sha256} {origin.sha256}".encode()).hexdigest()
+    size_bytes = graph.size_bytes + origin.size_bytes - origin.source.stat().st_size
+    folder = origin.source.parent
+    return replace(graph, sha256=sha256, size_bytes=size_bytes, has_data_files=True, data_folder=folder)
+
+
+def data_files(graph: Graph) -> list[Path]:
+    """The files with a graph's external data."""
+    if not graph.has_data_files:
+        return []
+    model = _parse(graph.source) if isinstance(graph.source, Path) else onnx.load_model_from_string(graph.source)
+    entries = (item for tensor in _initializers(model.graph) for item in tensor.external_data)
+    return [graph.folder / location for location in sorted({item.value for item in entries if item.key == "location"})]
+
+
 def read_graph(path: Path) -> Graph:
     """Read a graph's structure without its external data, and hash both.
 
@@ -59,12 +86,13 @@ def read_graph(path: Path) -> Graph:
     """
     _check_is_file(path)
     model = _parse(path)
-    data = [path.parent / location for location in _check_external_data(model, path)]
+    external_bytes = _check_external_data(model, path)
+    data = [path.parent / location for location in sorted(external_bytes)]
     weights = {tensor.name for tensor in model.graph.initializer}
     return Graph(
         source=path,
         sha256=_sha256(path, data),
-        size_bytes=sum(file.stat().st_size for file in (path, *data)),
+        size_bytes=path.stat().st_size + sum(external_bytes.values()),
         weights_bytes=_weights_bytes(model),
         inputs=_tensor_infos([value for value in model.graph.input if value.name not in weights]),
         outputs=_tensor_infos(model.graph.output),
@@ -91,17 +119,19 @@ def _parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _check_external_data(model: onnx.ModelProto, path: Path) -> list[str]:
-    """Locations of the external data; each must be in the graph's folder and long enough."""
+def _check_external_data(model: onnx.ModelProto, path: Path) -> dict[str, int]:
+    """Bytes of external data by location; each must be in the graph's folder and long enough."""
     ends: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor in _initializers(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             entry = {item.key: item.value for item in tensor.external_data}
-            end = int(entry.get("offset", 0)) + int(entry.get("length", _tensor_bytes(tensor)))
-            ends[entry["location"]] = max(end, ends.get(entry["location"], 0))
+            location, size = entry["location"], int(entry.get("length", _tensor_bytes(tensor)))
+            ends[location] = max(int(entry.get("offset", 0)) + size, ends.get(location, 0))
+            sizes[location] = sizes.get(location, 0) + size
     for location, end in ends.items():
         _check_data_file(path, location, end)
-    return sorted(ends)
+    return sizes
 
 
 def _check_data_file(path: Path, location: str, end: int) -> None:

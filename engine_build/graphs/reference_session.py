@@ -10,11 +10,10 @@ import onnx
 
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph
-from runtime.engines.onnxruntime_cuda import CPU_PROVIDER
+from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, DATA_FOLDER_ENTRY
 from runtime.errors import BuildError
 
 OPSET_FIX = 'export it for opset 20, as helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]) does'
-DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
 
 def onnxruntime() -> Any:
@@ -33,7 +32,15 @@ def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
 
 def graph_session(graph: Graph, options: BuildConfig) -> Any:
     """A session that runs the graph on the CPU as it is written. Raises BuildError."""
-    return session(graph.source, exact_options(options.threads), graph.label)
+    chosen = exact_options(options.threads)
+    find_data(chosen, graph)
+    return session(graph.source, chosen, graph.label)
+
+
+def find_data(options: Any, graph: Graph) -> None:
+    """Let a session that is given a graph's bytes find its external data."""
+    if graph.data_folder is not None:
+        options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.data_folder.resolve()))
 
 
 def model_of(graph: Graph) -> onnx.ModelProto:

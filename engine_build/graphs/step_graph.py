@@ -138,6 +138,8 @@ def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) ->
     """4. Adaptive projected guidance (Sadat et al., 2024) with momentum, and the rescale."""
     negative = _negative(graph, inputs, channels)
     with graph.scope("guidance"):
+        if "pauses_guidance" in inputs:  # a cached or a blended negative differs from what it stands in for
+            negative = graph.op("Where", inputs.column("pauses_guidance"), positive, negative)
         difference = _momentum(graph, inputs, graph.op("Sub", positive, negative), channels)
         length = _norm(graph, positive)
         orthogonal = _project(graph, _limit(graph, difference), positive, length)

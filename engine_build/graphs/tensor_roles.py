@@ -17,12 +17,17 @@ WORDS = {
     "B": "batch",
     "C": "latent channels",
     "D": "condition width",
+    "F": "reference frames",
+    "I": "input features",
     "L": "condition tokens",
+    "O": "output features",
     "P": "condition tokens",
+    "Q": "adapter rank",
     "R": "rows",
     "T": "frames",
     "W": "samples",
     "X": "context channels",
+    "Y": "structure codes",
 }
 
 
@@ -30,7 +35,8 @@ WORDS = {
 class Port:
     """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
 
-    `values`: sample values for verification: normal, unit (0..1), keep (0 or 1, the first 1), count (0..limit-1), flag.
+    `values`: sample values for verification: normal, small, unit (0..1), keep (0 or 1, the first 1), count
+    (0..limit-1), flag.
     """
 
     role: str

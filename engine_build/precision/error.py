@@ -15,16 +15,11 @@ from onnx import helper
 
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.graph_view import node_name, product_flops, product_values
-from engine_build.graphs.reference_session import (
-    DATA_FOLDER_ENTRY,
-    exact_options,
-    model_of,
-    onnxruntime_errors,
-    session,
-)
+from engine_build.graphs.reference_session import exact_options, model_of, onnxruntime_errors, session
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
+from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
 from runtime.engines.operator_flops import Shape
 from runtime.errors import BuildError
 

@@ -89,15 +89,22 @@ def apply_recipe(
 
 
 def write_recipe(source: Path, target: Path, recipe: RecipeName, *, without: Iterable[str] = ()) -> None:
-    """Apply a recipe to the graph at `source` and write it to `target`. Raises BuildError.
+    """Apply a recipe to the graph at `source` and write it to `target`. Raises BuildError."""
+    model = onnx.load(source, load_external_data=False)
+    write_model_recipe(model, source.parent, target, recipe, without=without)
+
+
+def write_model_recipe(
+    model: onnx.ModelProto, folder: Path, target: Path, recipe: RecipeName, *, without: Iterable[str] = ()
+) -> None:
+    """Apply a recipe to a model, whose external data is in `folder`, and write it to `target`. Raises BuildError.
 
     External weights are read, rounded and written one by one, to `target` + ".data": a model of any size takes no more
     memory than its largest weight.
     """
-    model = onnx.load(source, load_external_data=False)
     data = target.with_name(f"{target.name}.data")
     has_external = any(tensor.data_location == TensorProto.EXTERNAL for tensor in model.graph.initializer)
-    weights = FileWeights(source.parent, data) if has_external else InlineWeights()
+    weights = FileWeights(folder, data) if has_external else InlineWeights()
     result = apply_recipe(model, recipe, without=without, weights=weights)
     if recipe == "fp32":
         kept = [weights.keep(tensor) for tensor in result.graph.initializer]

@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from engine_build.build.engine_specs import Range, decoder_ranges, tick_ranges
+from engine_build.build.engine_specs import Range, adapted_ranges, decoder_ranges, tick_ranges
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.rebuild_check import RebuildDecision
 from engine_build.config import ROWS_VARIANTS, TENSORRT_OPTIONS, BuildConfig, parse_variant
 from runtime.config.deployment import Deployment, Target
+from runtime.engines.adapters import ADAPTED_DECODER
 from runtime.errors import TickError
 from runtime.terminal import print_line
 
@@ -25,7 +26,12 @@ SHOWN_OPTIONS = {
 }
 LETTERS = {
     "R": "rows", "S": "slots", "T": "frames", "L": "tokens", "K": "conditions", "N": "negatives", "W": "samples",
+    "Q": "rank", "Y": "codes",
 }  # fmt: skip
+BUNDLE_ENGINES = (
+    "codec_decode", "codec_encode", "text_encoder", "lyric_encoder", "timbre_encoder", "structure_encode",
+    "structure_decode",
+)  # fmt: skip
 UNKNOWN = "unknown without the bundle"
 
 
@@ -43,16 +49,18 @@ def engine_ranges(decisions: Sequence[RebuildDecision]) -> list[EngineRanges]:
 
 
 def ranges_without_bundle(deployment: Deployment, options: BuildConfig) -> list[EngineRanges]:
-    """The ranges that the deployment alone determines; those of codec and text encoder are the bundle's."""
+    """The ranges that the deployment alone determines; those of BUNDLE_ENGINES are the bundle's."""
     rows = tick_ranges(deployment, (), is_step=False)
+    adapted = [EngineRanges(ADAPTED_DECODER, adapted_ranges(deployment))] if deployment.runtime.adapter_rank else []
     return [
         EngineRanges("decoder", decoder_ranges(deployment)),
+        *adapted,
         *(EngineRanges(f"rows.{name}", rows) for name in ROWS_VARIANTS),
         *(
             EngineRanges(f"step.{name}", tick_ranges(deployment, parse_variant(name), is_step=True))
             for name in options.step_variants
         ),
-        *(EngineRanges(name, None) for name in ("codec_decode", "codec_encode", "text_encoder")),
+        *(EngineRanges(name, None) for name in BUNDLE_ENGINES),
     ]
 
 
@@ -99,7 +107,8 @@ def _grouped(engines: Sequence[EngineRanges]) -> Iterator[tuple[str, tuple[Mappi
     """Engines grouped by kind and ranges, in order."""
     groups: dict[str, list[EngineRanges]] = {}
     for engine in engines:
-        groups.setdefault(f"{engine.name.partition('.')[0]} {engine.ranges}", []).append(engine)
+        kind = engine.name.partition(".")[0] if engine.ranges is not None else ""
+        groups.setdefault(f"{kind} {engine.ranges}", []).append(engine)
     for group in groups.values():
         yield ", ".join(engine.name for engine in group), group[0].ranges
 

@@ -1,11 +1,12 @@
-"""The effect of each optimization of the tick: ticks with it and without it, in turn, in one run."""
+"""The effect of each optimization of the tick, and of LoRA adapters: ticks with it and without it, in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,13 @@ from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
 from profiling.significance import thinned
 from runtime.config.deployment import RuntimeConfig
+from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
+from runtime.engines.engine import Engine
+from runtime.errors import ConfigError
 
+MOST_ADAPTERS = 2
+# Factors of this size change the velocity without ruining the latents.
+FACTOR_SIZE = 0.02
 ALL_ON = RuntimeConfig().model_dump(include=SWITCHES)
 
 
@@ -170,4 +177,74 @@ def print_ablations(console: Console, result: Mapping[str, Any]) -> None:
         names = ", ".join(name for name, entry in entries.items() if entry["no_effect_because"] == reason)
         console.print(f"{names}: no effect here, {reason}. The figures are noise.", style="dim")
     if any(entry["is_noisy"] for entry in entries.values()):
+        console.print(BUSY, style="yellow")
+
+
+def measure_adapters(session: BenchSession, load: Workload, ticks: int, rank: int) -> dict[str, Any]:
+    """Ticks with 0 to MOST_ADAPTERS random adapters of this rank, which every row uses. Raises ConfigError."""
+    adapted, limit = session.engines.adapted, session.deployment.runtime.adapter_rank
+    if adapted is None or limit < MOST_ADAPTERS * rank:
+        raise ConfigError(
+            f"{session.deployment.path}: adapter_rank is {limit}, {MOST_ADAPTERS} adapters of rank {rank} need more",
+            fix=f"adapter_rank = {MOST_ADAPTERS * rank} in [runtime], and build",
+        )
+    found = [random_adapter(adapted, f"adapter-{index}", rank) for index in range(MOST_ADAPTERS)]
+    catalog = AdapterCatalog({adapter.id: adapter for adapter in found}, limit)
+    session = replace(session, engines=replace(session.engines, adapters=catalog))
+    with session.stream(load, with_runtime(session.deployment, adapter_rank=0)) as base:
+        base.warm_up()
+        numbers = range(MOST_ADAPTERS + 1)
+        entries = {
+            str(count): _measure_adapters(session, base, [*catalog.adapters][:count], ticks) for count in numbers
+        }
+    return {
+        "kind": "adapters",
+        **shape_of(load),
+        "rank": rank,
+        "ticks": ticks,
+        "adapters": entries,
+        **provenance(session.bundle, session.deployment, session.engines.decoder.manifest),
+    }
+
+
+def random_adapter(decoder: Engine, id_: str, rank: int) -> Adapter:
+    """An adapter of all matrices with small random factors."""
+    random = np.random.default_rng(len(id_))
+    a, b = (
+        FACTOR_SIZE * random.standard_normal((rank, int(decoder.inputs[name].shape[1])), dtype=np.float32)
+        for name in (FACTORS_A, FACTORS_B)
+    )
+    return Adapter(id_, a, b)
+
+
+def _measure_adapters(session: BenchSession, base: SteadyStream, ids: Sequence[str], ticks: int) -> dict[str, Any]:
+    load = replace(base.workload, adapters=tuple(ids))
+    with session.progress.task(f"{len(ids)} adapters"), session.stream(load) as other:
+        other.warm_up()
+        with_ms, (without_ms,) = time_in_turn(
+            lambda: other.time_ticks([]),
+            [lambda: base.time_ticks([])],
+            -(-ticks // base.block),
+            session.progress.update,
+        )
+    ratio = paired_ratio(with_ms, without_ms)
+    return {
+        "tick_ms": rounded(percentiles(with_ms)),
+        "without_ms": rounded(percentiles(without_ms)),
+        **rounded({"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}),
+        "is_noisy": ratio.spread > NOISY_SPREAD,
+    }
+
+
+def print_adapters(console: Console, result: Mapping[str, Any]) -> None:
+    """One line per number of adapters."""
+    shape = f"{result['depth']} slots x {result['frames']} frames, {result['variant']}"
+    console.print(f"{result['bundle']} on {result['target']}: {shape}; adapters of rank {result['rank']}, ms per tick")
+    for count, entry in result["adapters"].items():
+        times = f"{entry['tick_ms']['p50']:.2f} ms, without {entry['without_ms']['p50']:.2f}"
+        console.print(
+            f"  {count} adapters: {times}: ratio {entry['ratio']:.3f} "
+            f"({entry['ratio_low']:.2f}-{entry['ratio_high']:.2f})"
+        )
+    if any(entry["is_noisy"] for entry in result["adapters"].values()):
         console.print(BUSY, style="yellow")

@@ -26,7 +26,8 @@ class Workload:
     """The generations that run at once.
 
     more: features of the step in use, of FEATURES without guidance and DCW. sessions: the generations belong to so many
-    sessions, and before every tick one of these changes a step parameter; 0: no session, no change.
+    sessions, and before every tick one of these changes a step parameter; 0: no session, no change. adapters: ids of
+    those that every generation uses.
     """
 
     depth: int
@@ -37,6 +38,7 @@ class Workload:
     tokens: int = TOKENS
     more: frozenset[str] = frozenset()
     sessions: int = 0
+    adapters: tuple[str, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ def _parameters(load: Workload) -> StepParameters:
         x0_strength=0.3 if "target" in load.more else None,
         ode_noise=0.05 if "ode_noise" in load.more else None,
         channel_gain=1.1 if "gain" in load.more else None,
+        adapters=dict.fromkeys(load.adapters, 1.0),
     )
 
 

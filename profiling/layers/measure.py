@@ -18,6 +18,7 @@ from profiling.layers.timings import LayerTiming, Profile, Wall, layer_timings, 
 from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.conditions import TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
@@ -33,9 +34,18 @@ BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
-    """Sizes of the free dimensions, by shape letter: W samples, B bands of a step engine."""
+    """Sizes of the free dimensions, by shape letter.
+
+    W samples, B bands of a step engine, F frames of a reference, Y codes, U the frames of these codes.
+    """
     hop = bundle.codec.hop_samples if bundle.codec else 1
-    return {"R": rows, "S": rows, "T": frames, "L": tokens, "W": frames * hop, "B": -(-frames // 2), "K": 1, "N": 1}
+    sizes = {"R": rows, "S": rows, "T": frames, "L": tokens, "W": frames * hop, "B": -(-frames // 2), "K": 1, "N": 1}
+    if bundle.timbre is not None:
+        sizes["F"] = bundle.timbre.frames
+    if bundle.structure is not None:
+        sizes["Y"] = bundle.structure.codes_per_piece(frames)
+        sizes["U"] = sizes["Y"] * bundle.structure.frames_per_code
+    return sizes
 
 
 def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
@@ -44,8 +54,12 @@ def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
     if kind in ("rows", "step"):
         tensors = rows_inputs(features) if kind == "rows" else step_inputs(features)
         return {tensor.name: tensor.letters for tensor in tensors}
-    if kind == "text_encoder" and bundle.text_encoder is not None:
-        return dict.fromkeys((bundle.text_encoder.inputs.tokens, bundle.text_encoder.inputs.mask), "RL")
+    if (spec := bundle.condition_graphs.get(kind)) is not None:
+        return dict.fromkeys(spec.inputs.model_dump().values(), "RFC" if isinstance(spec, TimbreSpec) else "RL")
+    if kind == "structure_encode" and bundle.structure is not None:
+        return {bundle.structure.encode.inputs.latents: "RUC"}
+    if kind == "structure_decode" and bundle.structure is not None:
+        return {bundle.structure.decode.inputs.codes: "RY"}
     if kind == "codec_encode" and bundle.codec is not None and bundle.codec.encode is not None:
         return {bundle.codec.encode.inputs.audio: "RAW"}
     if kind == "codec_decode" and bundle.codec is not None:
@@ -58,8 +72,8 @@ def feeds_of(engine: Engine, bundle: Bundle, sizes: Mapping[str, int]) -> dict[s
     """Inputs of an engine at these sizes by letter; masks are 1 everywhere."""
     letters = letters_of(engine, bundle)
     shapes = {name: sized(info.shape, letters[name], sizes) for name, info in engine.inputs.items()}
-    text = bundle.text_encoder
-    masks = {"mask", bundle.decoder.inputs.condition_mask, None if text is None else text.inputs.mask}
+    texts = (spec for spec in bundle.condition_graphs.values() if isinstance(spec, TextGraphSpec))
+    masks = {"mask", bundle.decoder.inputs.condition_mask, *(spec.inputs.mask for spec in texts)}
     return make_feeds(engine, shapes, {name for name in masks if name is not None})
 
 
@@ -189,6 +203,10 @@ def source_path(bundle: Bundle, name: str) -> Path | None:
         graphs["codec_decode"] = bundle.codec.decode.graph
         if bundle.codec.encode is not None:
             graphs["codec_encode"] = bundle.codec.encode.graph
-    if bundle.text_encoder is not None:
-        graphs["text_encoder"] = bundle.text_encoder.graph
+    if bundle.structure is not None:
+        graphs |= {
+            "structure_encode": bundle.structure.encode.graph,
+            "structure_decode": bundle.structure.decode.graph,
+        }
+    graphs |= {name: spec.graph for name, spec in bundle.condition_graphs.items()}
     return bundle.graph_path(graphs[name]) if name in graphs else None

@@ -78,7 +78,14 @@ class Codec:
 
         Raises ShapeError, EngineError.
         """
-        pcm = self._decode(window.values, window.start_frame)
+        return self.trimmed(self.decode_with_margins(window), window)
+
+    def decode_with_margins(self, window: Window) -> Pcm:
+        """`[T * hop_samples, channels]` float32 of all frames of a window. Raises ShapeError, EngineError."""
+        return self._decode(window.values, window.start_frame)
+
+    def trimmed(self, pcm: Pcm, window: Window) -> Pcm:
+        """What decode_with_margins() gave, without the margins."""
         begin = window.margin_before * self.hop_samples
         return pcm[begin : begin + window.frames * self.hop_samples]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +14,8 @@ class Window:
     """`frames` frames of a stream and their margins.
 
     values `[margin_before + frames + margin after, C]`; start_frame: the number of the first of them. `index` counts
-    windows from 0. `is_last`: the stream ends with this window.
+    windows from 0. `is_last`: the stream ends with this window. following: in the first window after a part arrived,
+    the others that are complete with it; None in these.
     """
 
     values: Latents
@@ -24,6 +24,12 @@ class Window:
     frames: int
     index: int
     is_last: bool
+    following: tuple[Window, ...] | None = None
+
+    @property
+    def first_frame(self) -> int:
+        """The number of the first frame after the margin."""
+        return self.start_frame + self.margin_before
 
 
 class WindowCutter:
@@ -57,27 +63,31 @@ class WindowCutter:
         self._next_frame = start_frame
         self._index = 0
 
-    def cut(self, values: Latents) -> Iterator[Window]:
-        """Take `[T, C]` more frames; yields the windows that are complete. To be iterated to its end."""
+    def cut(self, values: Latents) -> list[Window]:
+        """Take `[T, C]` more frames; the windows that are complete with them."""
         self._values = values if self._values is None else np.concatenate((self._values, values))
+        windows: list[Window] = []
         while (window := self._next_window(self._values)) is not None:
-            yield window
+            windows.append(window)
+        if windows:
+            windows[0] = replace(windows[0], following=tuple(windows[1:]))
+        return windows
 
-    def end(self, values: Latents) -> Iterator[Window]:
+    def end(self, values: Latents) -> list[Window]:
         """As cut(), for the last part of a stream that has no total_frames."""
         self._end_frame = self._values_start + len(values) + (0 if self._values is None else len(self._values))
-        yield from self.cut(values)
+        return self.cut(values)
 
     def _next_window(self, values: Latents) -> Window | None:
         begin, start, margin = self._next_frame, self._values_start, self._margin_frames
-        known = start + len(values)
-        ready = known - margin
-        if self._end_frame is not None and known >= self._end_frame:
+        arrived = start + len(values)
+        ready = arrived - margin
+        if self._end_frame is not None and arrived >= self._end_frame:
             ready = self._end_frame
         end = min(begin + (self._window_frames if self._index else self._first_frames), ready)
         if end <= begin:
             return None
-        low, high = max(start, begin - margin), min(known, end + margin)
+        low, high = max(start, begin - margin), min(arrived, end + margin)
         is_last = end == self._end_frame
         window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last)
         self._values_start = max(start, end - margin)

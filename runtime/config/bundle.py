@@ -6,31 +6,30 @@ Shape letters: S slots, R rows, T frames, C latent channels, X context channels,
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from runtime.config.explain import read_toml, validated
+from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
+from runtime.config.explain import Section, read_toml, validated
+from runtime.config.structure import StructureSpec
 from runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
 WINDOW_FRAMES = 256
-PROMPT, SECONDS = "{prompt}", "{seconds}"
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LatentSpec(_Section):
+class LatentSpec(Section):
     """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`."""
 
     channels: int = Field(ge=1)
@@ -43,7 +42,7 @@ class LatentSpec(_Section):
         return -(-frames // self.frame_multiple) * self.frame_multiple
 
 
-class DecoderInputs(_Section):
+class DecoderInputs(Section):
     """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
 
     The condition may also be one vector per row, `[R,D]`.
@@ -73,13 +72,13 @@ class DecoderInputs(_Section):
         return {name: letters for name, letters in roles.items() if name is not None}
 
 
-class DecoderOutputs(_Section):
+class DecoderOutputs(Section):
     """Role -> tensor name. velocity `[R,T,C]`."""
 
     velocity: str
 
 
-class DecoderSpec(_Section):
+class DecoderSpec(Section):
     """The denoiser's graph and its tensor roles.
 
     null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
@@ -92,7 +91,7 @@ class DecoderSpec(_Section):
     outputs: DecoderOutputs
 
 
-class ContextSpec(_Section):
+class ContextSpec(Section):
     """Layout of the context `[T, X]`: C channels of known latents (silence where unknown), C of mask (1 = generate).
 
     silence: one frame `[C]`, or the name of a .npy file with a sequence of frames, float32 `[N, C]`, that starts at the
@@ -104,32 +103,32 @@ class ContextSpec(_Section):
     overlap_frames: int = Field(default=64, ge=1)
 
 
-class CodecDecodeTensors(_Section):
+class CodecDecodeTensors(Section):
     """Role -> tensor name. latents `[B,T,C]`, start_frame `[B]` int64 absolute frame of the first frame."""
 
     latents: str
     start_frame: str | None = None
 
 
-class CodecEncodeTensors(_Section):
+class CodecEncodeTensors(Section):
     """Role -> tensor name. audio `[B,channels,N*hop]` float32."""
 
     audio: str
 
 
-class CodecDecodeOutputs(_Section):
+class CodecDecodeOutputs(Section):
     """Role -> tensor name. audio `[B,channels,T*hop]` float32."""
 
     audio: str
 
 
-class CodecEncodeOutputs(_Section):
+class CodecEncodeOutputs(Section):
     """Role -> tensor name. latents `[B,N,C]` float32."""
 
     latents: str
 
 
-class CodecDecodeSpec(_Section):
+class CodecDecodeSpec(Section):
     """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
 
     window_frames: the most frames that one execute decodes, without margins; it bounds the memory.
@@ -142,7 +141,7 @@ class CodecDecodeSpec(_Section):
     outputs: CodecDecodeOutputs
 
 
-class CodecEncodeSpec(_Section):
+class CodecEncodeSpec(Section):
     """Audio -> latents, in windows as for decoding."""
 
     graph: str
@@ -152,57 +151,33 @@ class CodecEncodeSpec(_Section):
     outputs: CodecEncodeOutputs
 
 
-class CodecSpec(_Section):
-    """Audio <-> latents: `hop_samples` samples per frame and channel."""
+class CodecSpec(Section):
+    """Audio <-> latents: `hop_samples` samples per frame and channel. gain_db: what live audio is amplified by."""
 
     sample_rate_hz: int = Field(ge=1)
     channels: int = Field(ge=1, le=8)
     hop_samples: int = Field(ge=1)
+    gain_db: float = Field(default=0.0, ge=-24.0, le=24.0)
     decode: CodecDecodeSpec
     encode: CodecEncodeSpec | None = None
 
 
-class TextEncoderInputs(_Section):
-    """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token)."""
+class DcwSpec(Section):
+    """Wavelet-domain correction of each step. A mode reads only its own strengths; the others stay 0."""
 
-    tokens: str
-    mask: str
-
-
-class TextEncoderOutputs(_Section):
-    """Role -> tensor name. condition `[B,L',D]` float32, mask `[B,L']` float32 (1 = keep)."""
-
-    condition: str
-    mask: str
-
-
-class TextEncoderSpec(_Section):
-    """Text -> condition tokens. The empty text is the null condition.
-
-    template: the text that is tokenized, with `{prompt}` for the prompt and optionally `{seconds}` for the canvas's
-    length. max_tokens: limit of the filled template. prefix_tokens: how many the graph prepends.
-    """
-
-    graph: str
-    tokenizer: str
-    template: str = PROMPT
-    max_tokens: int = Field(ge=1)
-    prefix_tokens: int = Field(default=0, ge=0)
-    inputs: TextEncoderInputs
-    outputs: TextEncoderOutputs
+    mode: Literal["low", "high", "double", "pix"] = "double"
+    low: float = Field(default=0.0, ge=-0.5, le=0.5)
+    high: float = Field(default=0.0, ge=-0.5, le=0.5)
 
     @model_validator(mode="after")
-    def _check_template(self) -> Self:
-        if PROMPT not in self.template:
-            raise ValueError(f"template has no {PROMPT}: every text would be the same")
+    def _check_strengths(self) -> Self:
+        unread = self.low if self.mode == "high" else self.high if self.mode != "double" else 0.0
+        if unread:
+            raise ValueError(f"mode {self.mode} does not read {'low' if self.mode == 'high' else 'high'}: leave it out")
         return self
 
-    def text(self, prompt: str, seconds: float) -> str:
-        """The template with prompt and length filled in; `seconds` is rounded down."""
-        return self.template.replace(SECONDS, str(int(seconds))).replace(PROMPT, prompt)
 
-
-class SamplerSpec(_Section):
+class SamplerSpec(Section):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon."""
 
     steps: int = Field(default=8, ge=1)
@@ -210,9 +185,10 @@ class SamplerSpec(_Section):
     shift: float = Field(default=1.0, gt=0)
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)
+    dcw: DcwSpec = DcwSpec()
 
 
-class Bundle(_Section):
+class Bundle(Section):
     """One model: bundle.toml, and the folder that contains it."""
 
     folder: Path
@@ -227,9 +203,12 @@ class Bundle(_Section):
     context: ContextSpec | None = None
     codec: CodecSpec | None = None
     text_encoder: TextEncoderSpec | None = None
+    timbre: TimbreSpec | None = None
+    adapters: AdapterSpec | None = None
+    structure: StructureSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
-    training: dict[str, Any] = {}
-    evaluation: dict[str, Any] = {}
+    training: Mapping[str, Any] = {}
+    evaluation: Mapping[str, Any] = {}
 
     @model_validator(mode="after")
     def _check_condition(self) -> Self:
@@ -246,6 +225,12 @@ class Bundle(_Section):
         return self
 
     @model_validator(mode="after")
+    def _check_timbre(self) -> Self:
+        if self.timbre is not None and self.text_encoder is None:
+            raise ValueError("[timbre] needs [text_encoder]: its tokens are packed with those of the text")
+        return self
+
+    @model_validator(mode="after")
     def _check_roles(self) -> Self:
         if (self.context is None) != (self.decoder.inputs.context is None):
             raise ValueError("[context] and decoder.inputs.context go together: the bundle has one without the other")
@@ -254,6 +239,8 @@ class Bundle(_Section):
                 f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
                 f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
             )
+        if self.structure is not None and self.context is None:
+            raise ValueError("[structure] needs [context]: that is where its hints go")
         silence = () if self.context is None else self.context.silence
         if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
             raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")
@@ -267,6 +254,13 @@ class Bundle(_Section):
     def context_channels(self) -> int:
         """X: 2C for "known+mask", 0 where the decoder takes no context."""
         return 0 if self.context is None else 2 * self.latents.channels
+
+    @property
+    def condition_graphs(self) -> dict[str, TextGraphSpec | TimbreSpec]:
+        """The graphs that make condition tokens, by the name of their engine."""
+        text = self.text_encoder
+        found = {"text_encoder": text, "lyric_encoder": text and text.lyrics, "timbre_encoder": self.timbre}
+        return {name: spec for name, spec in found.items() if spec is not None}
 
     @property
     def canvas_s(self) -> float:

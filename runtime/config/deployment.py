@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,6 +19,10 @@ from runtime.config.explain import read_toml, validated
 from runtime.errors import ConfigError, did_you_mean
 
 Target = Literal["cpu", "cuda", "tensorrt"]
+# The packed rank of an execute's adapters is a multiple of this, so that few shapes occur.
+ADAPTER_RANK_MULTIPLE = 8
+# Of an adapter.
+Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
 
 
 class ShapeRange(BaseModel):
@@ -66,7 +70,8 @@ class RuntimeConfig(BaseModel):
     execute with the positive ones. event_wait: the host waits for a tick's event instead of synchronizing after each
     execute. capture: a GPU replays recurring ticks as captured graphs, at most `captured_graphs` of them.
     batched_step: one execute steps all slots. frozen_conditions: conditions are uploaded at admission, not at every
-    tick. ticks_in_flight: 2 launches a tick while the previous one runs.
+    tick. ticks_in_flight: 2 launches a tick while the previous one runs. adapter_rank: the ranks of all LoRA adapters
+    that generations use at a time, in sum; 0: no generation uses one, and no engine for them is built.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,10 +86,15 @@ class RuntimeConfig(BaseModel):
     batched_step: bool = True
     frozen_conditions: bool = True
     captured_graphs: int = Field(default=64, ge=2, le=1024)
+    adapter_rank: int = Field(default=0, ge=0, le=512, multiple_of=ADAPTER_RANK_MULTIPLE)
 
 
 class Deployment(BaseModel):
-    """A parsed deployment file. Paths are absolute; `tables` holds the tables of other packages, not validated."""
+    """A parsed deployment file. Paths are absolute; `tables` holds the tables of other packages, not validated.
+
+    adapters: the folder of LoRA adapters. merged_adapters: those that the decoder's weights begin with, each with its
+    strength.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -94,6 +104,8 @@ class Deployment(BaseModel):
     target: Target = "cpu"
     shapes: tuple[ShapeRanges, ...] = Field(min_length=1)
     runtime: RuntimeConfig = RuntimeConfig()
+    adapters: Path | None = None
+    merged_adapters: dict[str, Strength] = {}
     tables: dict[str, dict[str, Any]] = {}
 
     def engine_folder(self, target: Target | None = None) -> Path:
@@ -127,6 +139,8 @@ class _Head(BaseModel):
     bundle: Path
     engines: Path | None = None
     target: Target = "cpu"
+    adapters: Path | None = None
+    merged_adapters: dict[str, Strength] = {}
 
 
 class _File(BaseModel):
@@ -183,6 +197,8 @@ def load_deployment(path: Path) -> Deployment:
         target=head.target,
         shapes=file.shapes,
         runtime=file.runtime,
+        adapters=None if head.adapters is None else (base / head.adapters).resolve(),
+        merged_adapters=head.merged_adapters,
         tables={name: getattr(file, name) for name in OTHER_TABLES if name in file.model_fields_set},
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from runtime.errors import ConfigError, did_you_mean
@@ -28,6 +28,7 @@ EXPECTED = {
     "string_too_long": "expected at most {max_length} characters",
     "too_short": "expected at least {min_length} item(s)",
     "too_long": "expected at most {max_length} items",
+    "multiple_of": "expected a multiple of {multiple_of}",
     "value_error": "{error}",
 } | {
     f"{kind}{suffix}": sentence
@@ -56,6 +57,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+class Section(BaseModel):
+    """A table of a file: unknown keys are errors, and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def validated(model: type[Model], table: Mapping[str, Any], where: str) -> Model:

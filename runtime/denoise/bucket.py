@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
@@ -40,9 +41,10 @@ class LengthBucket:
         bundle: Bundle,
         deployment: Deployment,
         worker: ThreadPoolExecutor,
+        factors: AdapterFactors | None,
         frames: int,
     ) -> None:
-        self.frames = frames
+        self.frames, self._factors = frames, factors
         self._device, self._stream, self._launches, self._engines = device, launches.stream, launches, engines
         self._bundle, self._deployment = bundle, deployment
         self._generation = 0
@@ -67,6 +69,7 @@ class LengthBucket:
         self._ticks_left = 0
         self._bound: dict[tuple[int, ...], Launch] = {}
         self._first_negatives: list[LiveSlot] = []
+        self._written_adapters: tuple[object, int] | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -74,19 +77,22 @@ class LengthBucket:
     def admit(self, slot: Slot) -> None:
         """Copy what was prepared for a slot into its rows."""
         work: PreparedGeneration = slot.work
-        self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
+        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
         self.state.admit(slot.index, work, slot.step)
+        if live.pauses_guidance:
+            self.state.write(slot.index, live.guidance_fields)
         self._layout = None
 
     def update(self, slot: Slot) -> None:
         """Write a slot's new step parameters."""
         live = self._live[slot.index]
-        is_same_layout = live.work.values.features == slot.work.values.features
-        is_same_layout &= live.work.values.row_features == slot.work.values.row_features
+        before = _layout_facts(live)
         live.work = slot.work
         live.refresh()
         self.state.write(slot.index, slot.work.values.fields)
-        if not is_same_layout:
+        if live.pauses_guidance:
+            self.state.write(slot.index, live.guidance_fields)
+        if _layout_facts(live) != before:
             self._layout = None
 
     def vacate(self, slot: Slot) -> None:
@@ -101,13 +107,20 @@ class LengthBucket:
             live = [self._live[index] for index in sorted(self._live)]
             for item in live:
                 if item.slot.step >= item.rows_until:
-                    item.refresh()
+                    self._refresh(item)
             self._layout = self._previous = self._rules.lay_out(self.frames, live, self._previous)
             self._ticks_left = self._layout.num_ticks
             self._bound.clear()
             pairs = zip(live, self._layout.negatives, strict=True)
             self._first_negatives = [item for item, rows in pairs if rows and not item.has_cached_negative]
         return self._layout
+
+    def _refresh(self, live: LiveSlot) -> None:
+        """Compute a slot's rows for the next step, which may be the first or the last of its guidance interval."""
+        was_paused = live.pauses_guidance
+        live.refresh()
+        if live.pauses_guidance != was_paused:
+            self.state.write(live.slot.index, live.guidance_fields)
 
     def prepare(self, layout: RowLayout) -> Launch:
         """Upload what changed since the last tick; returns what is to be run. Raises EngineError, ShapeError."""
@@ -118,6 +131,8 @@ class LengthBucket:
         self._rows.set_times(self.state.set_times())
         self.state.flush()
         self._vectors.flush(self._stream)
+        if layout.adapters:
+            self._write_adapters(layout)
         launch = self._launch(layout)
         self.state.before_launch(launch.writes)
         self._launches.before_run(launch)
@@ -139,7 +154,7 @@ class LengthBucket:
             for live in self._first_negatives:
                 live.has_cached_negative = True
                 if live.work.request.guidance_mode == "initialize":
-                    live.refresh()
+                    self._refresh(live)
                     self._layout = None
             self._first_negatives = []
 
@@ -165,8 +180,9 @@ class LengthBucket:
             self.forget_launches()
             self._rows = self._row_buffers(len(layout.rows))
         self._rows.lay_out(layout)
-        self._steps.write(layout, blends="blend" in self._variant("step", layout.features))
-        if "rcfg" in layout.features:
+        step = self._variant("step", layout.features)
+        self._steps.write(layout, blends="blend" in step)
+        if "rcfg" in step:  # also where the slots with one pause their guidance
             for slot, uses in zip(layout.slots, layout.uses_cached_negative, strict=True):
                 self.state.field("use_cached_negative").write(slot.index, uses)
 
@@ -179,11 +195,11 @@ class LengthBucket:
         return [live for live in self._live.values() if live.work.values.draws_noise]
 
     def _launch(self, layout: RowLayout) -> Launch:
-        sides = self.state.sides
-        launch = self._bound.get(sides)
+        bound = (self._adapter_rank(layout), *self.state.sides)
+        launch = self._bound.get(bound)
         if launch is None or launch.is_retired:
             key = self._key(layout)
-            launch = self._bound[sides] = self._launches.get(key, lambda: self._bind(key, layout))
+            launch = self._bound[bound] = self._launches.get(key, lambda: self._bind(key, layout))
         else:
             self._launches.touch(launch)
         return launch
@@ -197,6 +213,7 @@ class LengthBucket:
             widths=layout.widths,
             step=step,
             rows=None if layout.is_identity else self._variant("rows", layout.row_features),
+            adapter_rank=self._adapter_rank(layout),
             sides=tuple(self.state.double_buffer(name).side for name in written_states(step)),
             generation=self._generation,
         )
@@ -211,7 +228,7 @@ class LengthBucket:
         launch = Launch(
             key=key,
             rows=rows,
-            decoders=tuple(self._bind_decoder(*execute, hidden_states) for execute in layout.executes),
+            decoders=tuple(self._bind_decoder(layout, *execute, hidden_states) for execute in layout.executes),
             step=self._steps.bind(self._engines.steps[key.step], layout, latents, velocity),
             writes=written_states(key.step),
         )
@@ -230,12 +247,29 @@ class LengthBucket:
             latents = tensors["masked_latents"] = self._masked.view(*latents.shape)
         return engine.bind(tensors), hidden_states, latents
 
-    def _bind_decoder(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
+    def _bind_decoder(self, layout: RowLayout, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
         tensors = self._rows.decoder_tensors(begin, end, tokens, hidden_states)
         start = begin * self.frames * self._channels
         velocity = self._rows.velocity.view(end - begin, self.frames, self._channels, start=start)
         tensors[self._bundle.decoder.outputs.velocity] = velocity
-        return self._engines.decoder.bind(tensors)
+        if not layout.adapters:
+            return self._engines.decoder.bind(tensors)
+        assert self._factors is not None
+        assert self._engines.adapted is not None
+        return self._engines.adapted.bind(tensors | self._rows.adapter_tensors(begin, end, self._factors))
+
+    def _adapter_rank(self, layout: RowLayout) -> int:
+        """Q; 0 where no row has an adapter: then the plain decoder runs."""
+        return self._factors.rank if self._factors is not None and layout.adapters else 0
+
+    def _write_adapters(self, layout: RowLayout) -> None:
+        """Upload the rows' weights where rows, strengths or the adapters' places have changed."""
+        assert self._factors is not None
+        written = (layout, self._factors.version)
+        if written != self._written_adapters:
+            uses = {index: live.work.values.adapters for index, live in self._live.items()}
+            self._rows.set_adapters(layout, self._factors, uses)
+            self._written_adapters = written
 
     def _variant(self, kind: str, features: frozenset[str]) -> frozenset[str]:
         key = (kind, features)
@@ -248,4 +282,11 @@ class LengthBucket:
         return self.rows_kind(
             self._device, self._stream, self._engines.decoder, self._bundle, self._vectors, self._times,
             frames=self.frames, capacity=capacity, tokens=self._deployment.max_tokens,
+            adapter_rank=self._deployment.runtime.adapter_rank,
         )  # fmt: skip
+
+
+def _layout_facts(live: LiveSlot) -> tuple[object, ...]:
+    """What the layout depends on besides a slot's conditions."""
+    values = live.work.values
+    return live.features, values.row_features, values.adapters, live.rows_until

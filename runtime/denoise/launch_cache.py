@@ -27,6 +27,7 @@ class LaunchKey(NamedTuple):
     widths: tuple[int, int]
     step: frozenset[str]
     rows: frozenset[str] | None
+    adapter_rank: int
     sides: tuple[int, ...]
     generation: int
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
 from runtime.requests.timesteps import Purpose, noise, schedule, target_gate
@@ -18,13 +19,14 @@ class StepValues:
     """The step parameters in force for one generation, with every curve at its T.
 
     features, row_features: what the step and the rows graph must be able to do for it ("blend" depends on the step and
-    is added per tick). fields: field of slot_fields -> its row, None where neutral.
+    is added per tick). fields: field of slot_fields -> its row, None where neutral. adapters: those with a strength.
     """
 
     parameters: StepParameters
     features: frozenset[str]
     row_features: frozenset[str]
     fields: Mapping[str, Any]
+    adapters: tuple[AdapterUse, ...] = ()
 
     @property
     def is_guided(self) -> bool:
@@ -65,6 +67,14 @@ class PreparedGeneration:
     has_cached_negative: bool
     phases: tuple[Phase, ...]
 
+    def is_guided(self, step: int) -> bool:
+        """Whether guidance acts in a step: where 1 - t is inside of the guidance interval."""
+        parameters = self.values.parameters
+        start, end = parameters.cfg_interval_start, parameters.cfg_interval_end
+        assert start is not None
+        assert end is not None
+        return self.values.is_guided and start <= 1.0 - float(self.times[step]) <= end
+
     def phase(self, step: int) -> Phase:
         """The conditions that take part in a step."""
         return next(phase for phase in self.phases if step < phase.end)
@@ -83,7 +93,7 @@ def prepare(
 
     `states`, `step` and `has_cached_negative` of a snapshot, where it resumes.
     """
-    times = schedule(request.steps, shift=request.shift, denoise=request.denoise)
+    times = _times(request)
     drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise
     if states is None:
         states = {"latents": start_latents(request, drawn, float(times[0]))}
@@ -102,12 +112,23 @@ def prepare(
     )
 
 
-def resolve(request: GenerationRequest, session: StepParameters) -> StepValues:
-    """Step parameters, the session's over the request's over neutral, and what they ask of the graphs."""
+def _times(request: GenerationRequest) -> Array:
+    """Flow times `[K + 1]`, the last one 0."""
+    if request.timesteps is not None:
+        return np.array([*request.timesteps, 0.0], np.float32)
+    return schedule(request.steps, shift=request.shift, denoise=request.denoise)
+
+
+def resolve(request: GenerationRequest, session: StepParameters, catalog: AdapterCatalog = NO_ADAPTERS) -> StepValues:
+    """Step parameters, the session's over the request's over neutral, and what they ask of the graphs.
+
+    Raises RequestError for adapters that the catalog does not have.
+    """
     parameters = fit(session, request.frames).over(request.parameters).over(NEUTRAL)
     features = step_features(request, parameters)
     fields = _step_fields(request, parameters, features)
-    return StepValues(parameters, features, row_features(request, parameters), fields)
+    adapters = catalog.uses(parameters.adapters or {})
+    return StepValues(parameters, features, row_features(request, parameters), fields, adapters)
 
 
 def start_latents(request: GenerationRequest, noise: Array, first_time: float) -> Array:
@@ -202,6 +223,7 @@ def _step_fields(request: GenerationRequest, parameters: StepParameters, feature
         "guidance": parameters.guidance if guided else None,
         "momentum": parameters.momentum if guided else None,
         "rescale": parameters.rescale if "rescale" in features else None,
+        "pauses_guidance": None,
         "target_curve": strength if "target" in features else None,
         "ode_noise": parameters.ode_noise if "ode_noise" in features else None,
         "sde": True if "sde" in features else None,

@@ -6,7 +6,7 @@ begins at an aligned address.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
+from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.row_layout import Row, RowLayout
 from runtime.denoise.slot_state import PackedVectors, host_view
 from runtime.devices.device import Device, Stream, Tensor
+from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
 from runtime.engines.engine import Engine, condition_shape, condition_width
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
@@ -48,6 +50,7 @@ class RowBuffers:
     """Everything with a row dimension, for T frames and up to `capacity` rows of up to `tokens` tokens.
 
     `times` has room for a flow time per row, those of an execute next to each other at an aligned address.
+    adapter_rank: the most columns that rows' weights of adapters may have.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class RowBuffers:
         frames: int,
         capacity: int,
         tokens: int,
+        adapter_rank: int = 0,
     ) -> None:
         self._device, self._stream, self._vectors = device, stream, vectors
         self._time, host_times = times
         self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
         self._time_places: list[tuple[int, int]] = []
-        self._first_time_bytes = vectors.limit_bytes - self._time.size_bytes
+        self._first_time_bytes = vectors.used_bytes - self._time.size_bytes
         self._roles = bundle.decoder.inputs
         self.frames, self.capacity, self.tokens = frames, capacity, tokens
         self.channels = bundle.latents.channels
@@ -92,6 +96,8 @@ class RowBuffers:
         self._context_stride = _round_up(frames * self.context_channels)
         if self._roles.context is not None:
             self.context = device.zeros((capacity * self._context_stride,), inputs[self._roles.context].dtype)
+        self._weights_stride = _round_up(adapter_rank)
+        self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
         self.layout: RowLayout | None = None
         self._placed: dict[int, tuple[Row, int, int]] = {}
 
@@ -119,6 +125,24 @@ class RowBuffers:
         """Write each row's flow time, from those of the slots. The vectors' owner uploads them."""
         for place, slot_index in self._time_places:
             self._host_times[place] = slot_times[slot_index]
+
+    def set_adapters(
+        self, layout: RowLayout, factors: AdapterFactors, uses: Mapping[int, tuple[AdapterUse, ...]]
+    ) -> None:
+        """Write and upload each row's weights of adapters; uses: slot index -> the adapters of its rows."""
+        assert self._weights is not None
+        for begin, end, _ in layout.executes:
+            start = begin * self._weights_stride
+            weights = self._weights.array(end - begin, factors.rank, start=start)
+            for row, out in zip(layout.rows[begin:end], weights, strict=True):
+                factors.write_weights(uses.get(row.slot_index, ()), out)
+            self._weights.flush(weights.size, self._stream, start=start)
+
+    def adapter_tensors(self, begin: int, end: int, factors: AdapterFactors) -> dict[str, Tensor]:
+        """What the decoder for adapters takes besides `decoder_tensors`."""
+        assert self._weights is not None
+        weights = self._weights.view(end - begin, factors.rank, start=begin * self._weights_stride)
+        return {**factors.tensors, ROW_WEIGHTS: weights}
 
     def decoder_tensors(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> dict[str, Tensor]:
         """Tensor name -> memory of one execute over rows `begin` to `end`."""

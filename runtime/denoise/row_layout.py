@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.slot_fields import GUIDANCE_FEATURES, PAUSED_GUIDANCE
+from runtime.engines.adapters import Adapter
 from runtime.requests.curves import Array
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
@@ -44,6 +46,7 @@ class LiveSlot:
     first_step: int
     positives: tuple[Row, ...] = ()
     negatives: tuple[Row, ...] = ()
+    is_guided: bool = False
     uses_cached_negative: bool = False
     rows_until: int = 0
 
@@ -51,23 +54,45 @@ class LiveSlot:
         self.refresh()
 
     @property
+    def pauses_guidance(self) -> bool:
+        """Whether the next step is outside of its guidance interval."""
+        return self.work.values.is_guided and not self.is_guided
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the step graph must be able to do in the next step."""
+        features = self.work.values.features
+        return features - GUIDANCE_FEATURES if self.pauses_guidance else features
+
+    @property
+    def guidance_fields(self) -> Mapping[str, Any]:
+        """Rows of the fields that differ where guidance pauses."""
+        if self.pauses_guidance:
+            return PAUSED_GUIDANCE
+        fields = self.work.values.fields
+        return {name: fields[name] for name in PAUSED_GUIDANCE}
+
+    @property
     def first_noise(self) -> Array | None:
         """The step noise `[T, C]` of `first_step`, where that was drawn before admission."""
         return self.work.step_noise
 
     def refresh(self) -> None:
-        """The rows of the next step: no negatives without guidance, or where residual guidance has the velocity.
+        """The rows of the next step: no negatives without guidance, outside of its interval, or where residual guidance
+        has the velocity.
 
         That is the initial noise (mode "self"), or an earlier step's ("initialize").
         """
-        mode, is_guided = self.work.request.guidance_mode, self.work.values.is_guided
-        self.uses_cached_negative = is_guided and (
+        work, step, mode = self.work, self.slot.step, self.work.request.guidance_mode
+        self.uses_cached_negative = work.values.is_guided and (
             mode == "self" or (mode == "initialize" and self.has_cached_negative)
         )
-        phase = self.work.phase(self.slot.step)
-        self.rows_until = phase.end
+        phase = work.phase(step)
+        self.is_guided = work.is_guided(step)
+        later = range(step + 1, phase.end)
+        self.rows_until = next((k for k in later if work.is_guided(k) != self.is_guided), phase.end)
         self.positives = tuple([self._row(condition) for condition in phase.positives])
-        has_negatives = is_guided and not self.uses_cached_negative
+        has_negatives = self.is_guided and not self.uses_cached_negative
         self.negatives = tuple([self._row(condition) for condition in phase.negatives]) if has_negatives else ()
 
     def _row(self, condition: Condition) -> Row:
@@ -95,6 +120,7 @@ class RowLayout:
     uses_cached_negative: tuple[bool, ...]
     features: frozenset[str]
     row_features: frozenset[str]
+    adapters: frozenset[Adapter]
     num_ticks: int
 
     @property
@@ -131,7 +157,7 @@ class LayoutRules:
         positives = _split(places[:num_positives], [len(item.positives) for item in live])
         negatives = _split(places[num_positives:], [len(item.negatives) for item in live])
         blends = any(len(own) > 1 for own in (*positives, *negatives))
-        features = frozenset[str]().union(*[item.work.values.features for item in live])
+        features = frozenset[str]().union(*[item.features for item in live])
         return RowLayout(
             frames=frames,
             slots=tuple([item.slot for item in live]),
@@ -143,6 +169,7 @@ class LayoutRules:
             uses_cached_negative=tuple([item.uses_cached_negative for item in live]),
             features=features | {"blend"} if blends else features,
             row_features=frozenset[str]().union(*[item.work.values.row_features for item in live]),
+            adapters=frozenset([use.adapter for item in live for use in item.work.values.adapters]),
             num_ticks=min([item.rows_until - item.slot.step for item in live]),
         )
 

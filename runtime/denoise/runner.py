@@ -12,11 +12,13 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.ablations import bucket_kind, launch_cache_kind
+from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.bucket import LengthBucket
 from runtime.denoise.launch_cache import LaunchCounts
 from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
+from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, variant_name
 from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
@@ -41,6 +43,7 @@ class DenoisePart:
     slots: tuple[Slot, ...]
     frames: tuple[int, ...]
     variants: tuple[str, ...]
+    adapters: frozenset[Adapter]
     num_rows: int
     num_executes: int
 
@@ -111,6 +114,9 @@ class DenoiseRunner:
         self._launches = launch_cache_kind(runtime)(
             device, stream, runtime.captured_graphs, captures=runtime.capture and device.kind != "cpu"
         )
+        self._factors = None
+        if engines.adapted is not None and runtime.adapter_rank:
+            self._factors = AdapterFactors(device, stream, engines.adapted, runtime.adapter_rank)
         self._noise_worker = ThreadPoolExecutor(1, "step-noise")
         self._buckets: dict[int, LengthBucket] = {}
         self._pools: dict[int, ArrayPool] = {}
@@ -141,6 +147,8 @@ class DenoiseRunner:
         stream, launched = self._stream, []
         try:
             self._recorder.begin("upload")
+            if part.adapters and self._factors is not None:
+                self._factors.hold(part.adapters)
             ready = [(self._buckets[layout.frames], layout) for layout in part.layouts]
             launches = [bucket.prepare(layout) for bucket, layout in ready]
             self._recorder.begin("launch")
@@ -201,6 +209,7 @@ class DenoiseRunner:
                 self._bundle,
                 self._deployment,
                 self._noise_worker,
+                self._factors,
                 frames,
             )
         return self._buckets[frames]
@@ -243,6 +252,7 @@ def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:
         slots=tuple(slot for layout in layouts for slot in layout.slots),
         frames=tuple(layout.frames for layout in layouts),
         variants=tuple(variant_name(layout.features) for layout in layouts),
+        adapters=frozenset[Adapter]().union(*[layout.adapters for layout in layouts]),
         num_rows=sum(layout.num_rows for layout in layouts),
         num_executes=sum(len(layout.executes) for layout in layouts),
     )

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-DIMENSIONS = {"S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands"}
+from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
+
+DIMENSIONS = {
+    "S": "slots", "R": "rows", "T": "frames", "K": "conditions", "N": "negatives", "B": "bands", "Q": "adapter_rank",
+    "I": "adapter_inputs", "O": "adapter_outputs",
+}  # fmt: skip
 ROWS_FEATURES = frozenset({"gain", "mask"})
 STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
 # Features of the step that need another one.
 NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
+GUIDANCE_FEATURES = frozenset({"guidance", *(name for name, needed in NEEDS.items() if needed == "guidance")})
+# A guided slot's rows in a step outside of its guidance interval, where others are guided: without negative rows its
+# difference is 0, so the momentum stays as it is and nothing is added.
+PAUSED_GUIDANCE = {"guidance": None, "momentum": 1.0, "pauses_guidance": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +31,8 @@ class TickTensor:
 
     step, rows: the features with which that graph reads it, "a b" for any of them, "a+b" for both, "" for always; None
     where it never does. kind: "field" has a row per slot that the host writes; "state" a row per slot that only the
-    device writes, double buffered; "layout" follows from which rows are whose.
+    device writes, double buffered; "layout" follows from which rows are whose; "adapter" is of the decoder for
+    adapters.
     """
 
     name: str
@@ -53,6 +63,7 @@ TENSORS = (
     TickTensor("guidance", "ST", step="guidance", neutral=1.0),
     TickTensor("momentum", "ST", step="guidance", neutral=-0.75),
     TickTensor("rescale", "ST", step="rescale"),
+    TickTensor("pauses_guidance", "S", step="rcfg blend+guidance", dtype="bool"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
     TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),
@@ -71,10 +82,14 @@ TENSORS = (
     TickTensor("dcw_high", "SB", step="dcw"),
     TickTensor("dcw_pix", "ST", step="dcw"),
     TickTensor("negative_weights", "SNT", step="blend+guidance", kind="layout"),
+    TickTensor(FACTORS_A, "QI", kind="adapter"),
+    TickTensor(FACTORS_B, "QO", kind="adapter"),
+    TickTensor(ROW_WEIGHTS, "RQ", kind="adapter"),
 )
 FIELDS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "field"}
 STATES = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "state"}
 LAYOUT = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "layout"}
+ADAPTERS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "adapter"}
 
 
 def step_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:

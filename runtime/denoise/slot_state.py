@@ -24,22 +24,22 @@ VECTOR_FIELDS = tuple(name for name, tensor in FIELDS.items() if tensor.letters 
 class PackedVectors:
     """Small vectors that lie in one piece of memory, each at an aligned address, and are uploaded together.
 
-    `limit_bytes`: what lies behind it is not uploaded.
+    used_bytes: what has been taken. limit_bytes: what lies behind it is not uploaded.
     """
 
     def __init__(self, device: Device, size_bytes: int) -> None:
         self._device = device
         self._tensor = device.zeros((size_bytes,), np.uint8)
         self._host: NDArray[np.uint8] = device.mirror(self._tensor)
-        self._used_bytes = self.limit_bytes = 0
+        self.used_bytes = self.limit_bytes = 0
         self.has_changed = False
 
     def take(self, count: int, dtype: DTypeLike) -> tuple[Tensor, NDArray[Any]]:
         """The next `count` elements: device side and host side."""
-        kind, start = np.dtype(dtype), self._used_bytes
+        kind, start = np.dtype(dtype), self.used_bytes
         size_bytes = count * kind.itemsize
-        self._used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self.limit_bytes = self._used_bytes
+        self.used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.limit_bytes = self.used_bytes
         host: NDArray[Any] = self._host[start : start + size_bytes].view(kind)
         piece = self._tensor.view(size_bytes, start=start)
         seen = None if piece.host is None else piece.host.view(kind)

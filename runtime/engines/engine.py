@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import DecoderInputs
 from runtime.devices.device import Stream, Tensor
+from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.errors import EngineNotBuiltError, ShapeError
 
@@ -117,15 +118,28 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 
 @dataclass(frozen=True)
 class EngineSet:
-    """The engines of a tick: the decoder, and by features the graphs that run before it (rows) and after it (steps)."""
+    """The engines of a tick: the decoder, and by features the graphs that run before it (rows) and after it (steps).
+
+    adapted: the decoder for rows with `adapters`, where the deployment has it. merged: the adapters in the weights of
+    both decoders, with their strengths.
+    """
 
     decoder: Engine
     rows: Mapping[frozenset[str], Engine]
     steps: Mapping[frozenset[str], Engine]
+    adapted: Engine | None = None
+    adapters: AdapterCatalog = NO_ADAPTERS
+    merged: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """Every engine, the decoder first."""
+        adapted = () if self.adapted is None else (self.adapted,)
+        return (self.decoder, *adapted, *self.rows.values(), *self.steps.values())
 
     def close(self) -> None:
         """Release all of them."""
-        for engine in (self.decoder, *self.rows.values(), *self.steps.values()):
+        for engine in self.all:
             engine.close()
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.config.bundle import Bundle
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
+from runtime.engines.adapter_files import read_catalog
+from runtime.engines.adapters import ADAPTED_DECODER, AdapterUse, adapter_shapes
 from runtime.engines.engine import Engine, EngineSet, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -25,6 +28,9 @@ from runtime.engines.manifest import (
     verify_file,
 )
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+
+if TYPE_CHECKING:
+    from runtime.engines.merging import MergedWeights
 
 
 def check_replaceable(old: EngineSet, new: EngineSet) -> None:
@@ -39,17 +45,30 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
             )
         for features, engine in before.items():
             _check_tensors(engine, after[features])
+    if old.adapted is not None and new.adapted is not None:
+        _check_tensors(old.adapted, new.adapted)
+    elif old.adapted is not None:
+        raise EngineMismatchError("the new engines lack the decoder for adapters", fix="build it, with adapter_rank")
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
-    """Execute the decoder once at the smallest shape, to load its kernels. Raises EngineError, also for NaN outputs."""
+    """Execute the decoders once at the smallest shape, to load their kernels.
+
+    Raises EngineError, also for outputs that are not finite.
+    """
     decoder, least = engines.decoder, deployment.shapes[0]
     shapes = decoder_shapes(
         decoder, bundle.decoder.inputs, rows=least.rows.min, frames=least.frames.min, tokens=least.tokens.min
     )
+    _check_finite(decoder, shapes)
+    if engines.adapted is not None:
+        _check_finite(engines.adapted, shapes | adapter_shapes(engines.adapted.inputs, least.rows.min))
+
+
+def _check_finite(decoder: Engine, shapes: Mapping[str, tuple[int, ...]]) -> None:
     outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
     if not all(np.isfinite(values).all() for values in outputs.values()):
-        raise EngineMismatchError("the new decoder's outputs are not finite", fix="build it again with --force")
+        raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
 
 
 def _check_tensors(old: Engine, new: Engine) -> None:
@@ -93,9 +112,17 @@ def _tensorrt_version() -> dict[str, str]:
 
 
 def open_engine(
-    folder: Path, name: str, device: Device, *, threads: int = 0, fix: str = "", in_tick: bool = False
+    folder: Path,
+    name: str,
+    device: Device,
+    *,
+    threads: int = 0,
+    fix: str = "",
+    in_tick: bool = False,
+    weights: MergedWeights | None = None,
 ) -> Engine:
-    """Open one built engine. `in_tick`: ticks will execute it, so it allocates now what they need.
+    """Open one built engine. `in_tick`: ticks will execute it, so it allocates now what they need. `weights`: take the
+    place of its own.
 
     `fix`: the build command, for EngineNotBuiltError and EngineMismatchError. Raises these, EngineError,
     OutOfMemoryError.
@@ -109,33 +136,59 @@ def open_engine(
     if manifest.target == "tensorrt":
         from runtime.engines.tensorrt.engine import TensorRtEngine
 
-        return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick)
+        return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick, weights=weights)
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(manifest, folder, device=device, threads=threads, fix=fix, in_tick=in_tick)
+    return OnnxRuntimeEngine(
+        manifest, folder, device=device, threads=threads, fix=fix, in_tick=in_tick, weights=weights
+    )
 
 
-def open_engines(deployment: Deployment, device: Device, *, target: Target | None = None) -> EngineSet:
-    """Open the decoder and every step and rows variant of a deployment.
+def open_engines(
+    deployment: Deployment,
+    device: Device,
+    *,
+    target: Target | None = None,
+    merged: Mapping[str, float] | None = None,
+) -> EngineSet:
+    """Open the decoder and every step and rows variant of a deployment, and read its adapters.
 
-    Raises EngineNotBuiltError, EngineMismatchError, EngineError, OutOfMemoryError; no engine stays open then.
+    merged: the adapters in the decoders' weights, with their strengths (default: the deployment's). Raises ConfigError,
+    AdapterError, RequestError (an unknown adapter), EngineNotBuiltError, EngineMismatchError, EngineError,
+    OutOfMemoryError; no engine stays open then.
     """
     folder = deployment.engine_folder(target)
     fix = build_command(deployment.path, target or deployment.target)
+    adapters = read_catalog(deployment)
+    uses = adapters.find(deployment.merged_adapters if merged is None else merged)
+    weights = _merged_weights(deployment, uses)
     with ExitStack() as opened:
 
-        def open_one(name: str, threads: int = 1) -> Engine:
-            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True)
+        def open_one(name: str, threads: int = 1, weights: MergedWeights | None = None) -> Engine:
+            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True, weights=weights)
             opened.callback(engine.close)
             return engine
 
         engines = EngineSet(
-            decoder=open_one("decoder", deployment.runtime.threads),
+            decoder=open_one("decoder", deployment.runtime.threads, weights),
             rows={features_of(name): open_one(name) for name in _variants(folder, "rows", fix)},
             steps={features_of(name): open_one(name) for name in _variants(folder, "step", fix)},
+            adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads, weights) if adapters.max_rank else None,
+            adapters=adapters,
+            merged={adapter.id: strength for adapter, strength in uses},
         )
         opened.pop_all()
     return engines
+
+
+def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> MergedWeights | None:
+    """The decoder's weights with these adapters; None without any, which spares the import of onnx."""
+    bundle = load_bundle(deployment.bundle) if uses else None
+    if bundle is None or bundle.adapters is None:
+        return None
+    from runtime.engines.merging import MergedWeights
+
+    return MergedWeights(bundle.graph_path(bundle.decoder.graph), bundle.adapters, uses)
 
 
 def _need_tensorrt(name: str) -> None:

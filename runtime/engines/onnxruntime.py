@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -25,6 +25,7 @@ from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
     CPU_PROVIDER,
+    DATA_FOLDER_ENTRY,
     NOTHING_TO_RECORD,
     RECORDING,
     check_on_device,
@@ -32,6 +33,9 @@ from runtime.engines.onnxruntime_cuda import (
     translate_error,
 )
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
+
+if TYPE_CHECKING:
+    from runtime.engines.merging import MergedWeights
 
 LOAD_ERRORS = (
     ort_errors.Fail,
@@ -81,6 +85,7 @@ class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
     `in_tick`: open the session of the ticks now, and the one for host arrays on first use; else the other way round.
+    `weights`: take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 
@@ -93,6 +98,7 @@ class OnnxRuntimeEngine:
         threads: int = 0,
         fix: str = "",
         in_tick: bool = False,
+        weights: MergedWeights | None = None,
     ) -> None:
         self.name = manifest.name
         self.manifest = manifest
@@ -101,6 +107,7 @@ class OnnxRuntimeEngine:
         self.is_recordable: bool | None = None
         self.device = device
         self._path, self._threads, self._fix = folder / manifest.engine_file, threads, fix
+        self._graph = None if weights is None else weights.graph(self._path)
         self._sessions: dict[bool, ort.InferenceSession] = {}
         self._lock = threading.Lock()
         self._session(in_tick)
@@ -158,14 +165,24 @@ class OnnxRuntimeEngine:
                 self._sessions[key] = self._open(session_options(self._threads), stream)
             return self._sessions[key]
 
+    def _source(self, options: ort.SessionOptions) -> str | bytes:
+        """What a session opens: the file, or its graph with other weights, which the options then refer to."""
+        if self._graph is None:
+            return str(self._path)
+        values = [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(*value) for value in self._graph.weights.values()]
+        options.add_external_initializers([*self._graph.weights], values)
+        options.add_session_config_entry(DATA_FOLDER_ENTRY, str(self._path.parent))
+        return self._graph.model
+
     def _open(self, options: ort.SessionOptions, stream: int | None) -> ort.InferenceSession:
+        source = self._source(options)
         try:
             if self.is_on_gpu:
                 tf32 = bool(self.manifest.build.get("tf32"))
-                session = open_session(ort, str(self._path), options, stream=stream, tf32=tf32)
+                session = open_session(ort, source, options, stream=stream, tf32=tf32)
                 check_on_device(self.name, session.get_provider_graph_assignment_info(), self._fix)
                 return session
-            return ort.InferenceSession(str(self._path), options, providers=[CPU_PROVIDER])
+            return ort.InferenceSession(source, options, providers=[CPU_PROVIDER])
         except LOAD_ERRORS as error:
             translated = translate_error(self.name, error)
             if type(translated) is not EngineError:

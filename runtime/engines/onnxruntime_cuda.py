@@ -20,6 +20,8 @@ SESSION_ENTRIES: Mapping[str, str] = {
     "session.use_device_allocator_for_initializers": "1",
     "session.record_ep_graph_assignment_info": "1",
 }
+# Where a graph that is given as bytes has its data files.
+DATA_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 # Run() returns when its work is launched; the caller waits for an event of the stream.
 ASYNCHRONOUS: Mapping[str, str] = {"disable_synchronize_execution_providers": "1"}
 # Run() becomes part of the graph that the caller captures. Releases that do not know this entry ignore it.

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
+from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
+from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
+from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
-from runtime.requests.options import COVER_DENOISE, GenerationOptions, Values
-from runtime.requests.request import Condition, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, Values, given_options
+from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
+from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
 SEED_BITS = 32
@@ -35,7 +39,9 @@ class GenerationInputs:
     `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
-    consists of them. Arrays stay the caller's and are not written to.
+    consists of them. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure
+    `[N, C]` float32: latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a
+    structure, in its place. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -45,6 +51,15 @@ class GenerationInputs:
     session: str = ""
     client: str = ""
     source_audio: SourceAudio | None = None
+    timbre: Latents | None = None
+    structure: Latents | None = None
+    hints: Latents | None = None
+
+    @property
+    def known(self) -> Latents | None:
+        """The latents whose length a generation has by default."""
+        given = (self.source, self.structure, self.hints)
+        return next((latents for latents in given if latents is not None), None)
 
 
 NO_INPUTS = GenerationInputs()
@@ -57,10 +72,11 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True)
 class RequestComposer:
-    """Composes requests for one bundle. `text_encoder` is None where the bundle has none. Any thread may use it."""
+    """Composes requests for one bundle. Parts that the bundle does not have are None. Any thread may use it."""
 
     bundle: Bundle
     text_encoder: TextEncoder | None
+    structure: StructureCodec | None = None
 
     def compose(
         self,
@@ -76,19 +92,21 @@ class RequestComposer:
         """
         sampler, source = self.bundle.sampler, inputs.source
         mask = self._mask(options, segment, source, tail)
+        seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
-            conditions=self._conditions(options, segment, inputs.condition),
+            conditions=self._conditions(options, segment, inputs),
             negatives=self._negatives(options, segment),
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
-            denoise=_first(options.denoise, COVER_DENOISE if is_cover(options, source) else sampler.denoise),
-            seed=draw_seed() if options.seed is None else options.seed,
+            timesteps=None if options.timesteps is None else tuple(options.timesteps),
+            denoise=self._denoise(options, source),
+            seed=seed,
             guidance_mode=options.guidance_mode,
             solver=options.solver,
-            context=self._context(segment, mask),
+            context=self._context(options, segment, inputs, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
-            noise=None if inputs.noise is None else _noise(inputs.noise, segment),
+            noise=self._noise(options, segment, seed, inputs.noise),
             initial_noise_curve=_curve(options.initial_noise_curve, segment),
             mask=mask,
             target=self._target(options, segment, source if inputs.target is None else inputs.target),
@@ -97,10 +115,17 @@ class RequestComposer:
             client=inputs.client,
         )
 
-    def _tokens(self, text: str, segment: Segment, field: str) -> Tokens:
+    def _tokens(
+        self,
+        text: str,
+        segment: Segment,
+        field: str,
+        values: Mapping[str, Any] = {},
+        timbre: Tokens | None = None,
+    ) -> Tokens:
         if self.text_encoder is not None:
-            canvas_s = segment.frames / self.bundle.latents.frame_rate_hz
-            return self.text_encoder.encode(text, seconds=canvas_s, field=field)
+            canvas_s = segment.frames / self._rate_hz
+            return self.text_encoder.encode(text, seconds=canvas_s, field=field, values=values, timbre=timbre)
         if text:
             raise RequestError(
                 f"bundle {self.bundle.name!r} takes no text: it has no [text_encoder]",
@@ -128,13 +153,54 @@ class RequestComposer:
         return takes_none or self.text_encoder is not None or self.bundle.null_condition() is not None
 
     def _conditions(
-        self, options: GenerationOptions, segment: Segment, condition: Tokens | None
+        self, options: GenerationOptions, segment: Segment, inputs: GenerationInputs
     ) -> tuple[Condition, ...]:
-        if condition is not None:
-            return (Condition(condition),)
+        """Those of the task; beside a cover's, with the rest of its strength, those of text2music."""
+        if inputs.condition is not None:
+            return (Condition(inputs.condition),)
+        task = task_of(options, inputs.known)
+        if options.cover_strength is None:
+            return self._task_conditions(options, segment, inputs, task)
+        share = np.asarray(segment.curve(options.cover_strength), np.float32)
+        shares: tuple[tuple[Task, NDArray[np.float32]], ...] = ((task, share), ("text2music", 1 - share))
+        return tuple(
+            replace(one, weight=one.weight * share)
+            for task, share in shares
+            if share.any()
+            for one in self._task_conditions(options, segment, inputs, task)
+        )
+
+    def _task_conditions(
+        self, options: GenerationOptions, segment: Segment, inputs: GenerationInputs, task: Task
+    ) -> tuple[Condition, ...]:
+        """One per prompt; two where the strength of the timbre is a curve: with it, and with that of silence."""
+        strength: Values = 1.0 if options.timbre_strength is None else options.timbre_strength
+        if inputs.timbre is None or not isinstance(strength, list):
+            level = 1.0 if isinstance(strength, list) else strength
+            return self._prompt_conditions(options, segment, task, self._timbre(inputs.timbre, level))
+        share = np.asarray(segment.curve(strength), np.float32)
+        return tuple(
+            replace(one, weight=one.weight * weight)
+            for weight, level in ((share, 1.0), (1.0 - share, 0.0))
+            for one in self._prompt_conditions(options, segment, task, self._timbre(inputs.timbre, level))
+        )
+
+    def _timbre(self, latents: Latents | None, strength: float) -> Tokens | None:
+        if latents is None:
+            return None
+        if self.text_encoder is None or self.text_encoder.timbre is None:
+            raise no_timbre(self.bundle)
+        return self.text_encoder.timbre.encode(latents, strength)
+
+    def _prompt_conditions(
+        self, options: GenerationOptions, segment: Segment, task: Task, timbre: Tokens | None
+    ) -> tuple[Condition, ...]:
+        def encode(text: str, field: str) -> Tokens:
+            return self._tokens(text, segment, field, _text_values(options, task, text, timbre), timbre)
+
         if isinstance(options.prompt, str):
-            return (Condition(self._tokens(options.prompt, segment, "prompt")),)
-        tokens = [self._tokens(item.text, segment, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
+            return (Condition(encode(options.prompt, "prompt")),)
+        tokens = [encode(item.text, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
         if options.blend == "tokens":
             return (Condition(blend_tokens(tokens, [cast(float, item.weight) for item in options.prompt])),)
         return tuple(
@@ -160,13 +226,31 @@ class RequestComposer:
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
     def _parameters(self, options: GenerationOptions, segment: Segment) -> StepParameters:
-        return step_parameters(options, segment).over(StepParameters(guidance=self.bundle.sampler.guidance))
+        sampler, dcw = self.bundle.sampler, Dcw(**self.bundle.sampler.dcw.model_dump())
+        defaults = StepParameters(guidance=sampler.guidance, dcw=None if dcw.is_neutral else dcw)
+        return step_parameters(options, segment).over(defaults)
+
+    def _denoise(self, options: GenerationOptions, source: Latents | None) -> float:
+        """With timesteps, a source is mixed in as far as the first of them is below 1."""
+        if options.timesteps is not None:
+            return 1.0 if source is None else options.timesteps[0]
+        starts_from_it = is_cover(options, source) and self.structure is None
+        return _first(options.denoise, COVER_DENOISE if starts_from_it else self.bundle.sampler.denoise)
+
+    def _noise(self, options: GenerationOptions, segment: Segment, seed: int, noise: Latents | None) -> Latents | None:
+        if noise is None:
+            is_torch, channels = options.noise == "torch", self.bundle.latents.channels
+            return torch_noise(segment.frames, channels, seed) if is_torch else None
+        end = segment.first_frame + segment.frames
+        if len(noise) < end:
+            raise RequestError(f"has {len(noise)} frames, this segment needs {end}", field="noise")
+        return noise[segment.first_frame : end]
 
     def _mask(
         self, options: GenerationOptions, segment: Segment, source: Latents | None, tail: Latents | None
     ) -> LatentMask | None:
         """1 where frames are generated, 0 where they are kept: the tail, and what a mask or a repaint leaves out."""
-        requested = requested_mask(options, segment, self.bundle.latents.frame_rate_hz)
+        requested = requested_mask(options, segment, self._rate_hz)
         if requested is not None and source is None:
             raise RequestError("needs a source to keep", field="mask" if options.repaint is None else "repaint")
         if requested is None and not segment.keep_frames:
@@ -180,21 +264,31 @@ class RequestComposer:
             original[: segment.keep_frames] = tail[len(tail) - segment.keep_frames :]
         return LatentMask(mask, original)
 
-    def _context(self, segment: Segment, mask: LatentMask | None) -> NDArray[np.float32] | None:
-        """`[T, X]`: known latents and silence elsewhere, then 0 where known and 1 elsewhere.
-
-        None for decoders without a context input.
+    def _context(
+        self, options: GenerationOptions, segment: Segment, inputs: GenerationInputs, mask: LatentMask | None
+    ) -> NDArray[np.float32] | None:
+        """`[T, X]`: known latents, elsewhere what the task gives; then 0 where known, or outside of what a lego adds
+        to, and 1 elsewhere. None for decoders without a context input.
         """
         if self.bundle.context is None:
             return None
         channels = self.bundle.latents.channels
         context = np.ones((segment.frames, 2 * channels), np.float32)
-        context[:, :channels] = self.bundle.silence(segment.frames)
+        silence, hints = self.bundle.silence(segment.frames), inputs.hints
+        if hints is None:
+            hints = hints_of(self.structure, options, inputs.source, inputs.structure)
+        context[:, :channels] = given_latents(options, segment, silence, inputs.source, hints)
+        if options.task == "lego" and (window := masked_frames(options, segment, self._rate_hz)) is not None:
+            context[window == 0.0, channels:] = 0.0
         if mask is not None and mask.original is not None:
             known = np.asarray(mask.mask) == 0.0
             context[known, :channels] = mask.original[known]
             context[known, channels:] = 0.0
         return context
+
+    @property
+    def _rate_hz(self) -> float:
+        return self.bundle.latents.frame_rate_hz
 
     def _target(self, options: GenerationOptions, segment: Segment, latents: Latents | None) -> Target | None:
         if latents is not None:
@@ -207,7 +301,12 @@ class RequestComposer:
 
 
 def requested_mask(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
-    """`[T]`: 1 in frames that the options generate anew, 0 in those that they keep; None where they say neither."""
+    """`[T]`: 1 in frames that are generated anew, 0 in those that are kept; None where all are generated."""
+    return None if options.task == "lego" else masked_frames(options, segment, frame_rate_hz)
+
+
+def masked_frames(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
+    """`[T]`: 1 inside of what repaint or mask name, 0 outside; None where neither is given."""
     if options.repaint is not None:
         return repaint_curve(options.repaint, frame_rate_hz, segment)
     if options.mask is None:
@@ -227,17 +326,16 @@ def blend_tokens(tokens: Sequence[Tokens], weights: Sequence[float]) -> Tokens:
     return blended
 
 
-def _noise(noise: Latents, segment: Segment) -> Latents:
-    end = segment.first_frame + segment.frames
-    if len(noise) < end:
-        raise RequestError(f"has {len(noise)} frames, this segment needs {end}", field="noise")
-    return noise[segment.first_frame : end]
+def no_timbre(bundle: Bundle) -> RequestError:
+    """What a reference for a bundle without [timbre] is refused with."""
+    return RequestError(f"bundle {bundle.name!r} has no [timbre]", field="timbre", fix="leave it out")
 
 
-def is_cover(options: GenerationOptions, source: Latents | None) -> bool:
-    """Whether the source can only be meant as a start: no option says another use for it."""
-    uses = ("mask", "repaint", "initial_noise_curve", "sde_curve", "target_curve", "x0_strength")
-    return source is not None and all(getattr(options, use) is None for use in uses)
+def _text_values(options: GenerationOptions, task: Task, text: str, timbre: Tokens | None) -> dict[str, Any]:
+    """What fills templates besides a prompt's text; nothing for what is unconditional."""
+    options_given = {name: getattr(options, name) for name in given_options(options, TEXT_OPTIONS)}
+    given = {name: value for name, value in options_given.items() if value != DEFAULTS.get(name)}
+    return {**given, "task": task} if text or given or timbre is not None else {}
 
 
 def _curve(values: Values | None, segment: Segment) -> Curve | None:

@@ -11,17 +11,20 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.audio.finishing import TARGET_LUFS, Finisher
 from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
-from runtime.audio.splicing import CROSSFADE_S, AudioSplicer
+from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.windows import Window
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
@@ -34,6 +37,10 @@ from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
 WINDOW_FRAMES = 64
+# The loudness of a part is that of pieces of this length, a fifth of the part but 3 to 8. They lie at multiples of the
+# golden ratio, which no rhythm shares.
+PROBE_S, PROBE_SHARE, MIN_PROBES, MAX_PROBES = 1.2, 0.2, 3, 8
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def segment_seed(seed: int, index: int) -> int:
@@ -59,8 +66,8 @@ class LongGeneration:
         is_endless: bool = False,
     ) -> None:
         self.seed = draw_seed() if options.seed is None else options.seed
-        self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.source)
-        self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.source)
+        self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
+        self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
         self._given = options
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
@@ -87,7 +94,7 @@ class LongGeneration:
     @property
     def num_steps(self) -> int:
         """The steps of all segments together; 0 without an end."""
-        steps = self.options.steps or self._pipeline.bundle.sampler.steps
+        steps = len(self.options.timesteps or ()) or self.options.steps or self._pipeline.bundle.sampler.steps
         return (self.num_segments or 0) * steps
 
     def next_request(self) -> GenerationRequest | None:
@@ -101,7 +108,8 @@ class LongGeneration:
     def metadata(self) -> GenerationMetadata:
         """What a file of this generation says about it."""
         options = self._given.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
-        arrays = {name: getattr(self._inputs, name) for name in ("source", "target", "condition")}
+        names = ("source", "target", "structure", "condition", "timbre")
+        arrays = {name: getattr(self._inputs, name) for name in names}
         return GenerationMetadata(
             model=self._pipeline.bundle.name,
             model_version=self._pipeline.bundle.version,
@@ -116,13 +124,18 @@ class LongGeneration:
         codec = self._pipeline.bundle.codec
         if codec is None:
             raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
-        splicer = None
-        if self.total_frames is not None and self._inputs.source_audio is not None:
+        rate_hz, hop, open_source = codec.sample_rate_hz, codec.hop_samples, self._inputs.source_audio
+        kept, splicer, loudness = np.zeros(0, bool), None, None
+        if self.total_frames is not None and open_source is not None:
             kept = kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
-            fade_samples = round(CROSSFADE_S * codec.sample_rate_hz)
-            if kept.any():
-                splicer = AudioSplicer(kept, codec.hop_samples, fade_samples, self._inputs.source_audio())
-        return AudioDecoder(codec.hop_samples, self.total_samples, splicer)
+        if kept.any() and open_source is not None:
+            splicer = AudioSplicer(kept, hop, round(CROSSFADE_S * rate_hz), open_source())
+            loudness = surrounding_loudness(kept, hop, rate_hz, open_source()) if self.options.finish else None
+        finisher = None
+        if self.options.finish:
+            target_lufs = TARGET_LUFS if loudness is None else loudness
+            finisher = Finisher(rate_hz, hop, self.total_samples, target_lufs=target_lufs)
+        return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
 
     def append(self, latents: Latents) -> Latents:
         """Take the finished latents `[T, C]` of `segment`; returns its new frames `[n, C]`. Raises ShapeError."""
@@ -141,23 +154,70 @@ class LongGeneration:
 
 
 class AudioDecoder:
-    """Decodes the windows of one generation, in order; what is kept of an audio source are the source's own samples.
+    """Decodes and finishes the windows of one generation, in order; what is kept of an audio source stays the source's.
 
-    total_samples: where the audio is cut; None without an end. One thread at a time.
+    total_samples: where the audio is cut; None without an end. kept_frames: the frames of which `splicer` has the
+    source's samples. One thread at a time.
     """
 
-    def __init__(self, hop_samples: int, total_samples: int | None, splicer: AudioSplicer | None) -> None:
+    def __init__(
+        self,
+        hop_samples: int,
+        total_samples: int | None,
+        splicer: AudioSplicer | None,
+        finisher: Finisher | None,
+        kept_frames: NDArray[np.int64],
+    ) -> None:
         self.num_samples = 0
         self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
+        self._finisher, self._kept_frames = finisher, kept_frames
+        self._decoded: dict[int, Pcm] = {}  # by the index of a window, with its margins, as far as measured
 
     def decode(self, window: Window, codec: Codec) -> Pcm:
         """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
-        decode = partial(codec.decode_window, window)
-        pcm = decode() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, decode)
+        if self._finisher is not None and window.following is not None:
+            pieces = self._probes([window, *window.following], codec)
+            self._finisher.measure(pieces, window.first_frame * self._hop_samples)
+        finish = partial(self._finish, window, codec)
+        pcm = finish() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, finish)
+        self._decoded.pop(window.index, None)
         if self._total_samples is not None:
             pcm = pcm[: self._total_samples - self.num_samples]
         self.num_samples += len(pcm)
         return pcm
+
+    def _finish(self, window: Window, codec: Codec) -> Pcm:
+        pcm = self._decode(window, codec)
+        if self._finisher is not None:
+            pcm = self._finisher.finish(pcm, window.start_frame * self._hop_samples)
+        return codec.trimmed(pcm, window)
+
+    def _decode(self, window: Window, codec: Codec) -> Pcm:
+        """With margins; what was decoded for its loudness is not decoded again."""
+        if window.index not in self._decoded:
+            self._decoded[window.index] = codec.decode_with_margins(window)
+        return self._decoded[window.index]
+
+    def _probes(self, windows: Sequence[Window], codec: Codec) -> Iterator[Pcm]:
+        """A few pieces of what is generated of the windows' frames, for their loudness."""
+        end = windows[-1].first_frame + windows[-1].frames
+        frames = np.setdiff1d(np.arange(windows[0].first_frame, end), self._kept_frames)
+        size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
+        wanted = len(frames) / size
+        for index in range(math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))):
+            first = int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size))
+            piece = frames[first : first + size]
+            yield self._frames(piece[piece < piece[0] + size], windows, codec)
+
+    def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
+        """PCM of frames that lie in these windows."""
+        pieces: list[Pcm] = []
+        for window in windows:
+            inside = numbers[(numbers >= window.first_frame) & (numbers < window.first_frame + window.frames)]
+            if len(inside):
+                pcm = codec.trimmed(self._decode(window, codec), window)
+                pieces.append(pcm.reshape(window.frames, -1)[inside - window.first_frame])
+        return np.concatenate(pieces).reshape(-1, codec.channels)
 
 
 def generate_latents(

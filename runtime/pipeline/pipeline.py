@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,10 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
+from runtime.pipeline.structure import StructureCodec, no_structure, parse_codes
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
+from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, next_segment
@@ -38,8 +41,8 @@ CODEC_THREADS = 1
 class Pipeline:
     """An open deployment. A context manager: entering starts the tick thread, leaving closes everything.
 
-    `codec` and `text_encoder` are None where the bundle has none; `other_engines` are their engines. Methods may be
-    called from any thread.
+    `codec`, `text_encoder` and `structure` are None where the bundle has none; `other_engines` are their engines.
+    Methods may be called from any thread.
     """
 
     deployment: Deployment
@@ -48,6 +51,7 @@ class Pipeline:
     loop: TickLoop
     codec: Codec | None
     text_encoder: TextEncoder | None
+    structure: StructureCodec | None
     other_engines: tuple[Engine, ...]
 
     def __enter__(self) -> Self:
@@ -75,13 +79,15 @@ class Pipeline:
         """The engines that ticks execute."""
         return self.loop.engines
 
-    def reload(self) -> None:
+    def reload(self, merged: Mapping[str, float] | None = None) -> None:
         """Replace the tick's engines with those that are in the deployment's folder now.
 
-        The new ones are opened and warmed up before the old ones are closed; generations in flight continue with the
-        next tick. Raises EngineError where the new ones cannot be opened or do not fit; the old ones then stay.
+        merged: the adapters in the decoder's weights from now on, with their strengths (default: those that are). The
+        new engines are opened and warmed up before the old ones are closed; generations in flight continue with the
+        next tick. Raises EngineError, AdapterError, RequestError where the new ones cannot be opened or do not fit; the
+        old ones then stay.
         """
-        engines = open_engines(self.deployment, self.device)
+        engines = open_engines(self.deployment, self.device, merged=self.engines.merged if merged is None else merged)
         try:
             warm_up(engines, self.bundle, self.deployment)
             self.loop.swap(engines).result()
@@ -91,12 +97,7 @@ class Pipeline:
 
     def all_engines(self) -> tuple[Engine, ...]:
         """Every open engine."""
-        return (
-            self.engines.decoder,
-            *self.engines.rows.values(),
-            *self.engines.steps.values(),
-            *self.other_engines,
-        )
+        return (*self.engines.all, *self.other_engines)
 
     @property
     def needs_condition(self) -> bool:
@@ -112,11 +113,17 @@ class Pipeline:
             return f"bundle {self.bundle.name!r} has neither a text encoder nor a null condition for live sessions"
         return ""
 
-    def warm_up_request(self) -> GenerationRequest:
-        """A generation of one step, with a condition of zeros where the model needs one."""
+    def warm_up_requests(self) -> Iterator[GenerationRequest]:
+        """Generations of one step: without and, where one can be used, with an adapter.
+
+        Each has a condition of zeros where the model needs one.
+        """
         tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
         condition = np.zeros((tokens, width), np.float32) if self.needs_condition else None
-        return self.request("", GenerationInputs(condition), steps=1, seed=0)
+        catalog = self.engines.adapters
+        usable = [adapter.id for adapter in catalog.adapters.values() if adapter.rank <= catalog.max_rank]
+        for adapters in (None, *([{"id": id_}] for id_ in usable[:1])):
+            yield self.request("", GenerationInputs(condition), steps=1, seed=0, adapters=adapters)
 
     @property
     def _roles(self) -> DecoderInputs:
@@ -150,10 +157,20 @@ class Pipeline:
         return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
 
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
-        """Frames of a whole generation: enough for `seconds`, else the source's, else one canvas. Rounded up."""
+        """Frames of a whole generation, rounded up: enough for `seconds`, else the source's, its codes', else a canvas.
+
+        Raises RequestError for codes that the model does not have.
+        """
+        structure = self.bundle.structure
         if options.seconds is not None:
-            return self.bundle.latents.round_up(self._frames_for(options.seconds))
-        return self.bundle.latents.round_up(self.canvas_frames if source is None else len(source))
+            frames = self._frames_for(options.seconds)
+        elif source is not None:
+            frames = len(source)
+        elif options.codes is not None and structure is not None:
+            frames = len(parse_codes(options.codes, structure.num_codes)) * structure.frames_per_code
+        else:
+            frames = self.canvas_frames
+        return self.bundle.latents.round_up(frames)
 
     def total_samples(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Samples of a whole generation: exactly `seconds`, else those of all its frames. 0 without a codec."""
@@ -183,6 +200,34 @@ class Pipeline:
         chunks = audio_chunks(data, codec.sample_rate_hz, codec.channels, max_seconds)
         return self._padded(codec.encode_chunks(within(timeout_s, chunks)))
 
+    def read_timbre(self, data: Path | bytes) -> Latents:
+        """Latents `[F, C]` float32 of the reference in an audio file or a latents file. Raises RequestError."""
+        audio, latents = self.source_audio(data), self.bundle.latents
+        if audio is not None:
+            return self.encode_timbre(audio)
+        limit = math.ceil(MAX_SECONDS * latents.frame_rate_hz)
+        return self._timbre_encoder.reference(lambda: iter([read_latents(data, latents.channels, limit)]))
+
+    def encode_timbre(self, audio: SourceAudio) -> Latents:
+        """Latents `[F, C]` float32 of a reference's samples, at the codec's rate and channels. Raises RequestError."""
+        return self._timbre_encoder.reference(audio, self._encoding_codec("timbre"))
+
+    def timbre_latents(self, latents: Latents) -> Latents:
+        """Latents `[F, C]` of a reference that is latents `[N, C]` itself. Raises RequestError."""
+        return self._timbre_encoder.reference(lambda: iter([latents]))
+
+    def structure_hints(self, latents: Latents) -> Latents:
+        """Hints `[N, C]` float32 of latents whose structure is kept. Raises RequestError."""
+        if self.structure is None:
+            raise no_structure()
+        return self.structure.hints(latents)
+
+    @property
+    def _timbre_encoder(self) -> TimbreEncoder:
+        if self.text_encoder is None or self.text_encoder.timbre is None:
+            raise no_timbre(self.bundle)
+        return self.text_encoder.timbre
+
     def encode_source(self, pcm: Pcm, sample_rate_hz: int) -> Latents:
         """As read_source(), from float PCM `[N, channels]`, -1..1, at any usual rate. Raises RequestError."""
         codec = self._encoding_codec()
@@ -207,7 +252,7 @@ class Pipeline:
     ) -> GenerationRequest:
         """The first segment of a generation, by plain values of GenerationOptions. Raises RequestError."""
         parsed = parse_options({"prompt": prompt, **options})
-        segment = self.next_segment(0, self.total_frames(parsed, inputs.source))
+        segment = self.next_segment(0, self.total_frames(parsed, inputs.known))
         assert segment is not None
         return self.compose(parsed, segment, inputs)
 
@@ -219,7 +264,8 @@ class Pipeline:
         tail: Latents | None = None,
     ) -> GenerationRequest:
         """The request for one segment of a generation; see RequestComposer.compose. Raises RequestError."""
-        return RequestComposer(self.bundle, self.text_encoder).compose(options, segment, inputs, tail)
+        composer = RequestComposer(self.bundle, self.text_encoder, self.structure)
+        return composer.compose(options, segment, inputs, tail)
 
     def prompt_words(self, options: GenerationOptions) -> PromptWords | None:
         """Which words of the prompts and the negative prompt are understood; None where the bundle takes no text."""
@@ -234,10 +280,10 @@ class Pipeline:
             return math.ceil(seconds * rate_hz - 1e-6)
         return max(1, -(-round(seconds * codec.sample_rate_hz) // codec.hop_samples))
 
-    def _encoding_codec(self) -> Codec:
+    def _encoding_codec(self, field: str = "source") -> Codec:
         if self.codec is None or not self.codec.can_encode:
             raise RequestError(
-                f"bundle {self.bundle.name!r} cannot turn audio into latents", field="source", fix="give .safetensors"
+                f"bundle {self.bundle.name!r} cannot turn audio into latents", field=field, fix="give .safetensors"
             )
         return self.codec
 
@@ -269,18 +315,30 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             device=device,
             loop=TickLoop(engines, bundle, deployment, device),
             codec=Codec(bundle, others["codec_decode"], others.get("codec_encode")) if bundle.codec else None,
-            text_encoder=TextEncoder(bundle, others["text_encoder"]) if bundle.text_encoder else None,
+            text_encoder=_text_encoder(bundle, others),
+            structure=StructureCodec(bundle, others["structure_encode"], others["structure_decode"])
+            if bundle.structure
+            else None,
             other_engines=tuple(others.values()),
         )
         opened.pop_all()
     return pipeline
 
 
+def _text_encoder(bundle: Bundle, engines: Mapping[str, Engine]) -> TextEncoder | None:
+    if bundle.text_encoder is None:
+        return None
+    timbre = TimbreEncoder(bundle, engines["timbre_encoder"]) if bundle.timbre else None
+    return TextEncoder(bundle, engines["text_encoder"], engines.get("lyric_encoder"), timbre)
+
+
 def _open_other_engines(deployment: Deployment, bundle: Bundle, device: Device, opened: ExitStack) -> dict[str, Engine]:
-    """The codec's and the text encoder's engines, by name."""
-    names = ["text_encoder"] if bundle.text_encoder else []
+    """The engines that ticks do not execute, by name."""
+    names = list(bundle.condition_graphs)
     if bundle.codec is not None:
         names += ["codec_decode", "codec_encode"] if bundle.codec.encode else ["codec_decode"]
+    if bundle.structure is not None:
+        names += ["structure_encode", "structure_decode"]
     fix = build_command(deployment.path, deployment.target)
     engines: dict[str, Engine] = {}
     for name in names:

@@ -7,15 +7,18 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
-from runtime.pipeline.compose import GenerationInputs, is_cover, requested_mask
-from runtime.requests.options import MAX_SECONDS, GenerationOptions, Span
+from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
+from runtime.pipeline.structure import no_structure
+from runtime.pipeline.tasks import check_task, is_cover, task_of
+from runtime.requests.options import MAX_SECONDS, TEXT_OPTIONS, GenerationOptions, Span, given_options
 from runtime.requests.request import DENOISE_MIN
 from runtime.requests.segments import Segment
+from runtime.requests.validation import untaken_options
 
 # A generation that is longer than its source by no more than this is a cover, and silence at its end.
 MIN_CONTINUATION_S = 1.0
 # Options that change how guidance works.
-GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale")
+GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end")
 
 
 def settled_options(
@@ -26,11 +29,13 @@ def settled_options(
     Raises RequestError for options and inputs that would have no effect.
     """
     _check_effects(options, inputs, bundle)
+    _check_text(options, inputs, bundle)
     if inputs.source is None:
         return options
     rate_hz = bundle.latents.frame_rate_hz
     more_s = (options.seconds or 0.0) - len(inputs.source) / rate_hz
-    if options.denoise is None and is_cover(options, inputs.source) and more_s > MIN_CONTINUATION_S:
+    is_free = options.denoise is None and options.task is None and is_cover(options, inputs.source)
+    if is_free and more_s > MIN_CONTINUATION_S:
         start_s, end_s = _known_frames(inputs, bundle) / rate_hz, min(total_frames / rate_hz, MAX_SECONDS)
         return options.model_copy(update={"repaint": [Span(start_s=start_s, end_s=end_s)]})
     _check_repaint(options, len(inputs.source) / rate_hz, total_frames / rate_hz)
@@ -79,18 +84,44 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
     has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
     has_target = inputs.target is not None
     is_sde = options.solver == "sde" or options.sde_curve is not None
-    dcw = options.dcw
+    dcw, has_structure = options.dcw, inputs.known is not None or options.codes is not None
     for is_ineffective, field, why in (
         (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),
         (has_target and not (has_curve or has_strength), "target", "without target_curve or x0_strength"),
         (options.target_gate > 0 and not has_curve, "target_gate", "without target_curve"),
         (has_curve and has_strength, "x0_strength", "beside target_curve"),
         (is_sde and bool(np.any(options.ode_noise or 0.0)), "ode_noise", "in sde steps"),
+        (
+            options.structure_strength is not None and not has_structure,
+            "structure_strength",
+            "without structure to keep",
+        ),
+        (options.codes is not None and inputs.structure is not None, "structure", "beside codes"),
         (dcw is not None and dcw.model_fields_set == {"mode"}, "dcw.mode", "without dcw.low or dcw.high"),
     ):
         if is_ineffective:
             raise RequestError(f"has no effect {why}", field=field, fix="leave it out")
     _check_guidance(options, bundle)
+
+
+def _check_text(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> None:
+    """Raises RequestError for text options and a timbre that the bundle, the task or condition tokens leave unused."""
+    for name in given_options(options, untaken_options(bundle)):
+        raise RequestError(f"bundle {bundle.name!r} makes nothing of it", field=name, fix="leave it out")
+    if inputs.timbre is not None and bundle.timbre is None:
+        raise no_timbre(bundle)
+    if inputs.structure is not None and bundle.structure is None:
+        raise no_structure()
+    if options.timbre_strength is not None and inputs.timbre is None:
+        raise RequestError("has no effect without a timbre", field="timbre_strength", fix="give a timbre")
+    check_task(options, inputs.known, bundle)
+    if options.cover_strength is not None and task_of(options, inputs.known) != "cover":
+        raise RequestError("has no effect unless the task is cover", field="cover_strength", fix="leave it out")
+    if inputs.condition is None:
+        return
+    unused = [name for name in given_options(options, TEXT_OPTIONS) if name != "task"]
+    for name in unused + (["timbre"] if inputs.timbre is not None else []):
+        raise RequestError("has no effect beside condition tokens", field=name, fix="leave it out")
 
 
 def _check_guidance(options: GenerationOptions, bundle: Bundle) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from runtime.config.bundle import Bundle
+from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError
+from runtime.pipeline.content_cache import ContentCache
+from runtime.pipeline.timbre import TimbreEncoder
 
 Tokens = NDArray[np.float32]
 
@@ -55,44 +57,64 @@ class PromptWords:
 
 
 class TextEncoder:
-    """The bundle's text encoder, with a cache of the `cache_entries` texts used last. Any thread may call it.
+    """The bundle's text encoder, with the cached tokens of the `cache_entries` texts used last. Any thread may call it.
 
-    Raises ConfigError where the bundle has no text encoder or its tokenizer cannot be read.
+    lyrics: the engine of their graph, and `timbre`, where the bundle has them. Raises ConfigError where the bundle has
+    no text encoder or its tokenizer cannot be read.
     """
 
-    def __init__(self, bundle: Bundle, engine: RunnableGraph, *, cache_entries: int = CACHE_ENTRIES) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: RunnableGraph,
+        lyrics: RunnableGraph | None = None,
+        timbre: TimbreEncoder | None = None,
+        *,
+        cache_entries: int = CACHE_ENTRIES,
+    ) -> None:
         if bundle.text_encoder is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [text_encoder]: it takes no text")
         self.spec = bundle.text_encoder
+        self.timbre = timbre
         self._tokenizer, self._unknown_id = _open_tokenizer(bundle)
         self._phrases = lru_cache(cache_entries)(self._find_phrases)
         self._null_condition = bundle.null_condition()
         self._canvas_s = bundle.canvas_s
-        self._engine = engine
-        self._cache_entries = cache_entries
-        self._cache: OrderedDict[str, Tokens] = OrderedDict()
-        self._lock = threading.Lock()
+        self._text = _TextGraph(engine, self.spec, self._tokenizer, cache_entries)
+        self._lyrics: _TextGraph | None = None
+        if self.spec.lyrics is not None and lyrics is not None:
+            self._lyrics = _TextGraph(lyrics, self.spec.lyrics, self._tokenizer, cache_entries)
 
     def num_tokens(self, text: str, *, seconds: float | None = None) -> int:
         """The number of tokens of a text in its template."""
-        return len(self._ids(self._full_text(text, seconds)))
+        return len(self._text.ids(self._full_text(text, seconds, {})))
 
-    def encode(self, text: str, *, seconds: float | None = None, field: str = "prompt") -> Tokens:
-        """`[L, D]` float32, read-only: the tokens that the encoder's mask keeps.
+    def encode(
+        self,
+        text: str,
+        *,
+        seconds: float | None = None,
+        field: str = "prompt",
+        values: Mapping[str, Any] = {},
+        timbre: Tokens | None = None,
+    ) -> Tokens:
+        """`[L, D]` float32: the tokens of lyrics, timbre and text that the encoders' masks keep, in the bundle's order.
 
-        The empty text gives the bundle's null condition, where it has one. seconds: the length of the canvas, for
-        templates that contain it; default: the bundle's canvas. Raises RequestError for more than `max_tokens` tokens,
-        EngineError.
+        The empty text without values and timbre gives the bundle's null condition, where it has one. seconds: the
+        length of the canvas, for templates that contain it; default: the bundle's canvas. values: options that fill
+        templates, by name, and the task. timbre `[P, D]`: in place of that of silence. Raises RequestError for more
+        than `max_tokens` tokens, EngineError.
         """
-        if not text and self._null_condition is not None:
+        if not text and not values and timbre is None and self._null_condition is not None:
             return self._null_condition
-        full_text = self._full_text(text, seconds)
-        with self._lock:
-            if full_text in self._cache:
-                self._cache.move_to_end(full_text)
-            else:
-                self._store(full_text, self._run(self._checked_ids(full_text, field)))
-            return self._cache[full_text]
+        parts = {"text": self._text.encode(self._full_text(text, seconds, values), field)}
+        if self._lyrics is not None:
+            lyrics = filled(self._lyrics.spec.template, {**DEFAULTS, **values})
+            parts["lyrics"] = self._lyrics.encode(lyrics, "lyrics")
+        if self.timbre is not None:
+            parts["timbre"] = self.timbre.silence if timbre is None else timbre
+        ordered = [parts[name] for name in self.spec.order if name in parts]
+        return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
 
     def words(self, texts: Iterable[str]) -> PromptWords:
         """Which phrases of texts are understood: the characters that the tokenizer makes its unknown token of are not.
@@ -125,11 +147,28 @@ class TextEncoder:
             phrases += [(is_known, part) for part in parts if part]
         return tuple(phrases)
 
-    def _full_text(self, text: str, seconds: float | None) -> str:
-        return self.spec.text(text, self._canvas_s if seconds is None else seconds)
+    def _full_text(self, text: str, seconds: float | None, values: Mapping[str, Any]) -> str:
+        return self.spec.text(text, self._canvas_s if seconds is None else seconds, values)
 
-    def _checked_ids(self, full_text: str, field: str) -> list[int]:
-        ids = self._ids(full_text)
+
+class _TextGraph:
+    """A graph that makes condition tokens of a text, with a cache."""
+
+    def __init__(self, engine: RunnableGraph, spec: TextGraphSpec, tokenizer: Tokenizer, cache_entries: int) -> None:
+        self.spec = spec
+        self._engine, self._tokenizer = engine, tokenizer
+        self._cache: ContentCache[Tokens] = ContentCache(cache_entries)
+
+    def encode(self, text: str, field: str) -> Tokens:
+        """`[L, D]` float32, read-only. Raises RequestError for more than `max_tokens` tokens, EngineError."""
+        return self._cache.get(text, lambda: self._run(self._checked_ids(text, field)))
+
+    def ids(self, text: str) -> list[int]:
+        """The text's tokens."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def _checked_ids(self, text: str, field: str) -> list[int]:
+        ids = self.ids(text)
         if len(ids) > self.spec.max_tokens:
             raise RequestError(
                 f"the text has {len(ids)} tokens, the model accepts {self.spec.max_tokens}",
@@ -137,9 +176,6 @@ class TextEncoder:
                 fix=f"shorten it by {len(ids) - self.spec.max_tokens} tokens",
             )
         return ids
-
-    def _ids(self, full_text: str) -> list[int]:
-        return list(self._tokenizer.encode(full_text).ids)
 
     def _run(self, ids: list[int]) -> Tokens:
         roles = self.spec.inputs
@@ -155,11 +191,6 @@ class TextEncoder:
             raise EngineError(f"{self._engine.name} returned a mask without any token")
         kept.flags.writeable = False
         return kept
-
-    def _store(self, text: str, tokens: Tokens) -> None:
-        self._cache[text] = tokens
-        if len(self._cache) > self._cache_entries:
-            self._cache.popitem(last=False)
 
 
 def read_condition(path: Path) -> Tokens:

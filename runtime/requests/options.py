@@ -5,18 +5,30 @@ Numbers are bounded and lists are counted here, before anything is allocated by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.config.conditions import Task
+from runtime.config.deployment import Strength
 from runtime.config.explain import key_of, sentence, similar_name
 from runtime.errors import RequestError
-from runtime.requests.request import DCW_READS, MAX_SEED, MAX_STEPS
+from runtime.requests.request import DCW_READS, DENOISE_MIN, MAX_SEED, MAX_STEPS
+from runtime.requests.text_options import MAX_NAME_CHARACTERS, TextOptions
 
 MAX_SECONDS = 600.0
 MIN_SECONDS = 0.1
@@ -25,6 +37,10 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_SPANS = 64
+MAX_TRACK_CLASSES = 16
+MAX_ADAPTERS = 8
+MAX_CODES = 4096
+MAX_CODE_CHARACTERS = 32
 # Share of the steps that a cover takes by default.
 COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; the list has one value per latent channel.
@@ -61,7 +77,9 @@ def bounded(low: float, high: float) -> OneOf:
 
 
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+Track = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Time = Annotated[float, Field(gt=DENOISE_MIN, le=1.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
 UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
@@ -76,6 +94,13 @@ Gain = Annotated[
     | GainChannels
     | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES, fail_fast=True)],
     OneOf("expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
+]
+
+
+Codes = Annotated[
+    Annotated[str, Field(max_length=MAX_CODES * MAX_CODE_CHARACTERS)]
+    | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_CODES, fail_fast=True)],
+    OneOf(f"expected codes such as <|audio_code_12|><|audio_code_7|>, or a list of 1 to {MAX_CODES} numbers"),
 ]
 
 
@@ -145,6 +170,22 @@ class DcwOptions(_Options):
         return self
 
 
+class AdapterOptions(_Options):
+    """One LoRA adapter of GET /v1/adapters."""
+
+    id: str = Field(min_length=1, max_length=100, description="Its id.")
+    strength: Strength = Field(default=1.0, description="How strongly it acts; 0 is off.")
+
+
+def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:
+    if len({item.id for item in adapters}) < len(adapters):
+        raise PydanticCustomError("unique", "expected every adapter once")
+    return adapters
+
+
+Adapters = Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)]
+
+
 class StepOptions(_Options):
     """Parameters that every step reads anew: for one generation, or for all of a session's generations in flight.
 
@@ -179,10 +220,25 @@ class StepOptions(_Options):
     channel_gain: Gain | None = Field(
         default=None, description="Gain on what the model sees: a number, one per latent channel, or frames of those."
     )
-    dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction.")
+    dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction. Default: the model's.")
+    adapters: Adapters | None = Field(default=None, description="LoRA adapters, each with its strength.")
+    cfg_interval_start: Share | None = Field(
+        default=None,
+        description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: 0.",
+    )
+    cfg_interval_end: Share | None = Field(
+        default=None, description="Guidance acts only where 1 - t is at most this. Default: 1."
+    )
+
+    @model_validator(mode="after")
+    def _interval_is_ordered(self) -> Self:
+        start, end = self.cfg_interval_start, self.cfg_interval_end
+        if start is not None and end is not None and start > end:
+            raise PydanticCustomError("range", "needs cfg_interval_start <= cfg_interval_end")
+        return self
 
 
-class GenerationOptions(StepOptions):
+class GenerationOptions(TextOptions, StepOptions):
     """One generation. Only `prompt` is needed; the rest has the model's defaults."""
 
     prompt: Prompt = Field(description="Text that describes the audio, or several with weights. Empty: unconditional.")
@@ -206,10 +262,19 @@ class GenerationOptions(StepOptions):
     shift: float | None = Field(
         default=None, ge=0.01, le=100.0, description="Above 1 the steps dwell on noise. Default: the model's."
     )
+    timesteps: Annotated[list[Time], Field(min_length=1, max_length=MAX_STEPS, fail_fast=True)] | None = Field(
+        default=None,
+        description="The time of each step, descending, 1 = noise: in place of steps, shift and denoise. 0 follows.",
+    )
+    noise: Literal["tickrt", "torch"] = Field(
+        default="tickrt",
+        description="What a seed means: tickrt, or the noise that torch's CPU generator has for it (torch), so that "
+        "seeds of other tools carry over.",
+    )
     denoise: Share | None = Field(
         default=None,
         description=f"1 starts from noise; the lower, the closer a cover stays to its source. Default: {COVER_DENOISE} "
-        "with a source that no mask, repaint, curve or strength uses, else the model's.",
+        "with a source that no mask, repaint, curve or strength uses, else, and with structure codes, the model's.",
         json_schema_extra=NEEDS_SOURCE,
     )
     guidance_mode: Literal["full", "self", "initialize"] = Field(
@@ -240,6 +305,48 @@ class GenerationOptions(StepOptions):
         json_schema_extra=NEEDS_SOURCE,
     )
     target_gate: Share = Field(default=0.0, description="The share of the steps before target_curve sets in.")
+    task: Task | None = Field(
+        default=None,
+        description="What is made of a source: a cover, a repaint, one of its tracks (extract), a new track for it "
+        "(lego), or what it lacks (complete). Default: what the other options say.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    track: Track | None = Field(
+        default=None, description="The track of extract and lego, such as drums.", json_schema_extra=NEEDS_SOURCE
+    )
+    track_classes: list[Track] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_TRACK_CLASSES,
+        description="The tracks of complete, such as drums and bass.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    timbre_strength: UnitCurve | None = Field(
+        default=None,
+        description="With a timbre: how much of it, from that of silence (0) to its own (1). A curve costs twice the "
+        "rows: it blends the velocities of both. Default: 1.",
+    )
+    structure_strength: UnitCurve | None = Field(
+        default=None,
+        description="How much of its source's melody and rhythm a cover keeps, from none (0) to all (1). Default: 1. "
+        "For models with structure codes.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    cover_strength: UnitCurve | None = Field(
+        default=None,
+        description="How much a cover follows the instruction for covers (1) or that for new music (0). Between them "
+        "it takes two rows. Default: 1.",
+        json_schema_extra=NEEDS_SOURCE,
+    )
+    codes: Codes | None = Field(
+        default=None,
+        description="Structure codes in place of a source's: a text <|audio_code_12|><|audio_code_7|>, or numbers.",
+    )
+    finish: bool = Field(
+        default=True,
+        description="Finish the audio: -16 LUFS, or as loud as what is kept of a source; no true peak above -1 dBTP; "
+        "fades at both ends. false: as the codec decodes it.",
+    )
 
     @model_validator(mode="after")
     def _tokens_can_be_blended(self) -> Self:
@@ -254,10 +361,30 @@ class GenerationOptions(StepOptions):
         return self
 
     @model_validator(mode="after")
+    def _one_schedule(self) -> Self:
+        if self.timesteps is None:
+            return self
+        if any(later >= earlier for earlier, later in pairwise(self.timesteps)):
+            raise PydanticCustomError("timesteps", "timesteps descend: every one is smaller than the one before it")
+        for name in ("steps", "shift", "denoise"):
+            if getattr(self, name) is not None:
+                raise PydanticCustomError("exclusive", f"timesteps and {name} say the same thing: give one of them")
+        return self
+
+    @model_validator(mode="after")
     def _one_mask(self) -> Self:
         if self.mask is not None and self.repaint is not None:
             raise PydanticCustomError("exclusive", "mask and repaint say the same thing: give one of them")
         return self
+
+
+# Options that become text for the model besides the prompts.
+TEXT_OPTIONS = (*TextOptions.model_fields, "task", "track", "track_classes")
+
+
+def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]:
+    """Those of `names` whose option is not its default."""
+    return [name for name in names if getattr(options, name) != GenerationOptions.model_fields[name].default]
 
 
 def parse_options(values: Mapping[str, Any]) -> GenerationOptions:

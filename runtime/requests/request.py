@@ -10,6 +10,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -124,7 +125,8 @@ class StepParameters:
 
     velocity_scale, guidance, momentum, rescale (0..1), x0_strength (0..1), sde_curve (0..1), ode_noise: scalar or
     `[T]`.
-    channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw.
+    channel_gain: scalar, `[C]` or `[T, C]`. dcw: a Dcw. adapters: id -> strength of LoRA adapters. cfg_interval_start,
+    cfg_interval_end: guidance acts in steps with start <= 1 - t <= end.
     """
 
     velocity_scale: Curve | None = None
@@ -136,11 +138,18 @@ class StepParameters:
     ode_noise: Curve | None = None
     channel_gain: float | Array | None = None
     dcw: Dcw | None = None
+    adapters: Mapping[str, float] | None = None
+    cfg_interval_start: float | None = None
+    cfg_interval_end: float | None = None
 
     def __post_init__(self) -> None:
         for name in CURVE_PARAMETERS:
             if getattr(self, name) is not None:
                 _set(self, name, curve(getattr(self, name), name))
+        for name in INTERVAL_PARAMETERS:
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise RequestError(f"expected a number from 0 to 1, got {value!r:.40}", field=name)
         if self.channel_gain is not None:
             gain = np.asarray(self.channel_gain, np.float32)
             _set(self, "channel_gain", curve(gain, "channel_gain") if gain.ndim < 2 else array(gain, "channel_gain", 2))
@@ -153,10 +162,12 @@ class StepParameters:
 
 
 CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_strength", "sde_curve", "ode_noise")
-STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw")
+INTERVAL_PARAMETERS = ("cfg_interval_start", "cfg_interval_end")
+STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw", "adapters", *INTERVAL_PARAMETERS)
 NEUTRAL = StepParameters(
-    velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0
-)
+    velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0,
+    cfg_interval_start=0.0, cfg_interval_end=1.0,
+)  # fmt: skip
 
 
 GuidanceMode = Literal["full", "self", "initialize"]
@@ -168,6 +179,7 @@ class GenerationRequest:
     """One generation, on its way from noise to latents `[T, C]`.
 
     conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none).
+    timesteps: t of each step, descending from at most 1, in place of the schedule of steps and shift.
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
     initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
@@ -180,6 +192,7 @@ class GenerationRequest:
     steps: int = 8
     shift: float = 1.0
     denoise: float = 1.0
+    timesteps: tuple[float, ...] | None = None
     seed: int = 0
     negatives: tuple[Condition, ...] = ()
     guidance_mode: GuidanceMode = "full"
@@ -197,6 +210,9 @@ class GenerationRequest:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
+        if self.timesteps is not None:
+            _set(self, "timesteps", tuple(self.timesteps))
+            _set(self, "steps", len(self.timesteps))
         _check_scalars(self)
         for name in ("context", "source", "noise"):
             if getattr(self, name) is not None:
@@ -230,6 +246,9 @@ def _check_scalars(request: GenerationRequest) -> None:
             raise RequestError(f"expected an integer from {low} to {high}, got {value!r:.40}", field=name)
     if not (math.isfinite(request.shift) and request.shift > 0):
         raise RequestError(f"expected a number above 0, got {request.shift}", field="shift")
+    times = (1.0, *(request.timesteps or ()), 0.0)
+    if any(not later < earlier for earlier, later in pairwise(times[1:])) or not times[1] <= 1.0:
+        raise RequestError("expected numbers that descend from at most 1 and stay above 0", field="timesteps")
     if not 0.0 <= request.denoise <= 1.0:
         raise RequestError(f"expected 0 <= denoise <= 1, got {request.denoise}", field="denoise")
     if not request.conditions:

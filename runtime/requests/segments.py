@@ -88,6 +88,9 @@ def step_parameters(options: StepOptions, segment: Segment) -> StepParameters:
         **curves,
         channel_gain=None if options.channel_gain is None else _gain(options.channel_gain, segment),
         dcw=None if options.dcw is None else _dcw(options.dcw, segment),
+        adapters=None if options.adapters is None else {use.id: use.strength for use in options.adapters},
+        cfg_interval_start=options.cfg_interval_start,
+        cfg_interval_end=options.cfg_interval_end,
     )
 
 

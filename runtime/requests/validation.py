@@ -7,7 +7,24 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command
 from runtime.errors import RequestError, ShapeError
+from runtime.requests.options import TEXT_OPTIONS
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
+
+
+def untaken_options(bundle: Bundle) -> frozenset[str]:
+    """Options that a bundle can make nothing of: its templates have no placeholder for them, or it lacks the part.
+
+    A cover's strength is that of its instruction.
+    """
+    placeholders = frozenset() if bundle.text_encoder is None else bundle.text_encoder.placeholders
+    lacking = frozenset(TEXT_OPTIONS) - placeholders - {"task"}
+    parts = {
+        "timbre_strength": bundle.timbre is not None,
+        "structure_strength": bundle.structure is not None,
+        "codes": bundle.structure is not None,
+        "cover_strength": "instruction" in placeholders,
+    }
+    return lacking | {name for name, is_there in parts.items() if not is_there}
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import DcwOptions, GenerationOptions
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.validation import untaken_options
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import ServerMessage
 
@@ -21,7 +24,8 @@ class LiveModel:
 
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
-    controls that the model sets, by name. words: which words of texts are understood; None where the model has no text.
+    controls that the model sets, by name. untaken: controls that it can make nothing of. words: which words of texts
+    are understood; None where the model has no text.
     """
 
     sample_rate_hz: int
@@ -36,7 +40,9 @@ class LiveModel:
     has_text: bool = True
     has_encoder: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
+    adapters: AdapterCatalog = NO_ADAPTERS
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:
@@ -45,6 +51,8 @@ class LiveModel:
         if codec is None or pipeline.live_refusal:
             raise ConfigError(pipeline.live_refusal)
         sampler = bundle.sampler
+        # With structure codes a cover starts from noise.
+        denoise = {} if bundle.structure is None else {"denoise": sampler.denoise}
         return cls(
             sample_rate_hz=codec.sample_rate_hz,
             channels=codec.channels,
@@ -57,8 +65,16 @@ class LiveModel:
             window_frames=codec.spec.decode.window_frames,
             has_text=pipeline.text_encoder is not None,
             has_encoder=codec.can_encode,
-            defaults={"guidance": sampler.guidance, "steps": sampler.live_steps, "shift": sampler.shift},
+            defaults={
+                "guidance": sampler.guidance,
+                "steps": sampler.live_steps,
+                "shift": sampler.shift,
+                "dcw": DcwOptions(**sampler.dcw.model_dump()),
+                **denoise,
+            },
+            untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
+            adapters=pipeline.engines.adapters,
         )
 
 
@@ -68,7 +84,8 @@ class GenerationJob:
 
     tail `[n, C]`: the frames before the segment's new ones, as RequestComposer.compose takes it; None where the segment
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
-    newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists.
+    newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
+    `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
     """
 
     id: str
@@ -79,6 +96,8 @@ class GenerationJob:
     noise: Latents | None
     full_seq: int
     is_refresh: bool
+    timbre: Latents | None = None
+    hints: Latents | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,26 +21,36 @@ from runtime.sessions.controls import (
 from runtime.sessions.messages import Blend, LivePrompt
 from runtime.sessions.playback.playhead import Playhead
 
+# A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
+WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
+# Controls that need a source, or hints.
+STRUCTURE_NAMES = frozenset({"structure_strength", "cover_strength"})
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A number that moves from `start` to `end` between two times. seq_before: the newest seq before its change."""
+    """A number, or adapters' strengths, that move from `start` to `end` between two times.
 
-    start: float
-    end: float
+    seq_before: the newest seq before its change.
+    """
+
+    start: Any
+    end: Any
     start_s: float
     end_s: float
     seq_before: int
 
-    def value(self, now_s: float) -> float:
+    def value(self, now_s: float) -> Any:
         """Its value at a time."""
         if now_s >= self.end_s:
             return self.end
         if now_s <= self.start_s:
             return self.start
-        return self.start + (now_s - self.start_s) / (self.end_s - self.start_s) * (self.end - self.start)
+        share = (now_s - self.start_s) / (self.end_s - self.start_s)
+        if isinstance(self.start, list):
+            return _mixed(self.start, self.end, share)
+        return self.start + share * (self.end - self.start)
 
     def moved(self, seconds: float) -> Ramp:
         """The same, later."""
@@ -79,7 +89,7 @@ class ControlState:
         self._ramps: dict[str, Ramp] = {}
         self._weight_ramps: dict[str, Ramp] = {}
         self._scheduled: list[ScheduledChange] = []
-        self._options: dict[bool, GenerationOptions] = {}  # by has_source, while nothing moves
+        self._options: dict[tuple[bool, bool], GenerationOptions] = {}  # while nothing moves
 
     @property
     def prompts(self) -> list[LivePrompt]:
@@ -90,7 +100,7 @@ class ControlState:
     def published(self) -> dict[str, Any]:
         """Every control's final value as JSON, defaults where nothing is set."""
         values = {**self.defaults, **self._values}
-        return plain_values({name: values[name] for name in CONTROL_NAMES})
+        return plain_values({name: values[name] for name in CONTROL_NAMES if name in values})
 
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
@@ -149,20 +159,25 @@ class ControlState:
         """Every step control's value at a time, as StepOptions takes it."""
         return {name: self.value(name, now_s) for name in STEP_CONTROLS}
 
-    def options(self, now_s: float, *, has_source: bool) -> GenerationOptions:
-        """Options of a generation that starts now. What needs a source has no effect where there is none."""
+    def options(self, now_s: float, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
+        """Options of a generation that starts now. What needs a source has no effect where there is none.
+
+        has_structure: there are hints, which some of these options need no source beside.
+        """
+        given = (has_source, has_structure)
         if self.is_moving(now_s):
-            return self._new_options(now_s, has_source)
+            return self._new_options(now_s, *given)
         if self._ramps or self._weight_ramps:
             self._ramps, self._weight_ramps = {}, {}
             self._options.clear()
-        if has_source not in self._options:
-            self._options[has_source] = self._new_options(now_s, has_source)
-        return self._options[has_source]
+        if given not in self._options:
+            self._options[given] = self._new_options(now_s, *given)
+        return self._options[given]
 
-    def _new_options(self, now_s: float, has_source: bool) -> GenerationOptions:
-        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY
-        values = {name: self.value(name, now_s) for name in names if has_source or name not in NEEDS_SOURCE_NAMES}
+    def _new_options(self, now_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
+        lacking = frozenset() if has_source else NEEDS_SOURCE_NAMES - (STRUCTURE_NAMES if has_structure else set())
+        names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY - lacking
+        values = {name: self.value(name, now_s) for name in names}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
         return GenerationOptions(prompt=self._prompt(now_s), blend=self.blend, **always | changed)
@@ -210,7 +225,7 @@ class ControlState:
     def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
         for name, value in patch.items():
             before, after = self.value(name, start_s), self.defaults[name] if value is None else value
-            ramp_end_s = start_s if name in WHOLE_NUMBERS else end_s
+            ramp_end_s = start_s if name in WITHOUT_RAMP else end_s
             _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
             if value is None:
                 self._values.pop(name, None)
@@ -224,10 +239,20 @@ class ControlState:
 def _set_ramp(
     ramps: dict[str, Ramp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
 ) -> None:
-    """Let a number move from `start` to `end`; everything else is at its end at once."""
+    """Let a number, or the strengths of adapters, move from `start` to `end`; everything else is there at once."""
     ramps.pop(name, None)
-    if end_s > start_s and _is_number(start) and _is_number(end) and start != end:
+    can_move = (_is_number(start) and _is_number(end)) or name == "adapters"
+    if end_s > start_s and can_move and start != end:
         ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
+
+
+def _mixed(start: list[dict[str, Any]], end: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
+    """Adapters between two lists of them; one that a list does not have has strength 0 there."""
+    first, last = ({item["id"]: item["strength"] for item in items} for items in (start, end))
+    return [
+        {"id": id_, "strength": (1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)}
+        for id_ in {**first, **last}
+    ]
 
 
 def _is_number(value: Any) -> bool:

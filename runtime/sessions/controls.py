@@ -15,6 +15,7 @@ from runtime.errors import RequestError
 from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
+    AdapterOptions,
     DcwOptions,
     GenerationOptions,
     Share,
@@ -25,9 +26,9 @@ from runtime.requests.request import NEUTRAL
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.messages import LivePrompt
 
-# Options that are no controls: prompts have a message of their own, a session has no length, and a mask says more than
-# repaint.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint")
+# Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
+# repaint, steps and shift are controls, a session's structure is a source, and the level of live audio is the model's.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 
@@ -74,13 +75,15 @@ NEEDS_SOURCE_NAMES = frozenset(
 STEP_DEFAULTS: dict[str, Any] = {name: getattr(NEUTRAL, name) for name in STEP_CONTROLS} | {
     "sde_curve": 1.0,
     "dcw": DcwOptions(),
+    "adapters": [],
 }
 
 
 def default_values(model: LiveModel) -> dict[str, Any]:
-    """Name -> the value in force where a control is not set."""
+    """Name -> the value in force where a control is not set, for all that the model takes."""
     declared = {name: info.default for name, info in LiveControls.model_fields.items()}
-    return {**declared, **STEP_DEFAULTS, "denoise": COVER_DENOISE, **model.defaults}
+    values = {**declared, **STEP_DEFAULTS, "denoise": COVER_DENOISE, **model.defaults}
+    return {name: value for name, value in values.items() if name not in model.untaken}
 
 
 def controls_schema(model: LiveModel) -> dict[str, Any]:
@@ -88,6 +91,8 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(_schema_text())
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
+    for name in model.untaken:
+        schema["properties"].pop(name, None)  # not all options are controls
     return schema
 
 
@@ -111,6 +116,11 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
     except ValidationError as error:
         raise _under(options_error(error, LiveControls), field) from None
     checked = {name: None if value is None else getattr(parsed, name) for name, value in values.items()}
+    for name in model.untaken & checked.keys():
+        raise RequestError("the bundle makes nothing of it", field=f"{field}.{name}", fix="leave it out")
+    if (adapters := checked.get("adapters")) is not None:
+        _check_adapters(adapters, model, field)
+        checked["adapters"] = [item.model_dump() for item in adapters]
     _check_channel_gain(checked.get("channel_gain"), model, field)
     if checked.get("negative_prompt") and not model.has_text:
         raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")
@@ -118,8 +128,7 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
 
 
 def _under(error: RequestError, field: str) -> RequestError:
-    what = error.what.removeprefix(f"{error.field}: ")
-    return RequestError(what, field=f"{field}.{error.field}", fix=error.fix)
+    return error.renamed(f"{field}.{error.field}")
 
 
 def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) -> dict[str, float]:
@@ -130,6 +139,13 @@ def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) 
             raise RequestError("the bundle takes no text", field=f"{field}.{index}.text", fix="leave the prompts out")
         weights[item.text] = min(weights.get(item.text, 0.0) + item.weight, MAX_WEIGHT)
     return weights
+
+
+def _check_adapters(adapters: list[AdapterOptions], model: LiveModel, field: str) -> None:
+    try:
+        model.adapters.uses({item.id: item.strength for item in adapters})
+    except RequestError as error:
+        raise _under(error, field) from None
 
 
 def _check_channel_gain(gain: Any, model: LiveModel, field: str) -> None:

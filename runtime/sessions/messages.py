@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import PydanticCustomError, from_json
 
+from runtime.config.deployment import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
 from runtime.requests.request import MAX_SEED
@@ -124,6 +125,16 @@ class SetTimbre(_Reference):
     type: Literal["timbre"] = "timbre"
 
 
+class SetAdapter(_Message):
+    """Adds a LoRA adapter, changes its strength, or removes it."""
+
+    type: Literal["adapter"] = "adapter"
+    seq: Seq
+    id: Identifier = Field(description="An id of /v1/adapters.")
+    strength: Strength | None = Field(description="0 is off; null removes it.")
+    ramp_ms: RampMs = 0.0
+
+
 class WriteAudio(_Message):
     """Writes audio into the canvas. One binary message follows: `samples` interleaved samples per channel."""
 
@@ -202,6 +213,7 @@ ClientMessage = (
     | SetSource
     | SetStructure
     | SetTimbre
+    | SetAdapter
     | WriteAudio
     | SetBand
     | Seek

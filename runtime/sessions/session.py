@@ -151,7 +151,8 @@ class LiveSession:
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
 
-        latents `[N, C]`: of SetSource, the source; of WriteAudio, the frames of `write_region` with the audio in them.
+        latents `[N, C]`: of SetSource, the source; of SetStructure, its hints; of SetTimbre, the reference `[F, C]`; of
+        WriteAudio, the frames of `write_region` with the audio in them.
         """
         seq = getattr(message, "seq", None)
         if seq is not None and seq <= self._controls.accepted_seq:
@@ -167,8 +168,10 @@ class LiveSession:
                 self._report_words(message.seq)
             case messages.SetSource():
                 self._set_source(message.id, message.strength, latents, message.seq, now_s)
-            case messages.SetStructure() | messages.SetTimbre():
-                raise RequestError(f"the bundle has no [{message.type}]", field="type")
+            case messages.SetAdapter():
+                self._set_adapter(message, now_s)
+            case messages.SetTimbre() | messages.SetStructure():
+                self._set_reference(message, latents, now_s)
             case WriteAudio():
                 self._write(message, latents, now_s)
             case messages.SetBand():
@@ -237,7 +240,12 @@ class LiveSession:
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
-        if self._generations.fail(job_id, now_s) and error.what != self._problem:
+        if self._generations.fail(job_id, now_s):
+            self.step_refused(error)
+
+    def step_refused(self, error: TickError) -> None:
+        """The loop did not take an UpdateSteps; the generations go on as they are."""
+        if error.what != self._problem:
             self._problem = error.what
             self._send(messages.problem_of(error))
 
@@ -369,12 +377,22 @@ class LiveSession:
             self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
         self._report_words(message.seq)
 
+    def _set_adapter(self, message: messages.SetAdapter, now_s: float) -> None:
+        """Of the control `adapters`, which has all of them, only this one changes."""
+        strengths = {item["id"]: item["strength"] for item in self._controls.value("adapters", now_s)}
+        strengths |= {message.id: message.strength}
+        items = [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
+        try:
+            values = check_controls({"adapters": items}, self.model)
+        except RequestError as error:
+            raise error.renamed("id") from None
+        self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+
     def _set_source(
         self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float
     ) -> None:
         """A strength sets `denoise`; 0 ignores the source."""
-        if source_id is not None and latents is None:
-            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        _check_loaded(source_id, latents)
         if source_id is None or latents is None or strength == 0.0:
             self._generations.set_source(None)
         else:
@@ -382,6 +400,22 @@ class LiveSession:
             self._generations.set_source(Source(source_id, strength, piece))
         patch = {} if strength is None else {"denoise": 1.0 - strength}
         self._controls.change(patch, seq, now_s)
+
+    def _set_reference(
+        self, message: messages.SetTimbre | messages.SetStructure, latents: Latents | None, now_s: float
+    ) -> None:
+        """A strength sets `timbre_strength` or `structure_strength`."""
+        control = f"{message.type}_strength"
+        if control in self.model.untaken:
+            raise RequestError(f"the bundle has no [{message.type}]", field="type")
+        _check_loaded(message.id, latents)
+        piece = None if latents is None else Piece(f"{message.type}/{message.seq}/{message.id}", latents)
+        if message.type == "timbre":
+            self._generations.set_timbre(piece)
+        else:
+            self._generations.set_structure(None if piece is None else Source(message.id, None, piece))
+        patch = {} if message.strength is None else {control: message.strength}
+        self._controls.change(patch, message.seq, now_s)
 
     def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
         start, frames, _ = self._region(message)
@@ -427,6 +461,11 @@ def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
     if found is None:
         raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
     return found
+
+
+def _check_loaded(source_id: str | None, latents: Latents | None) -> None:
+    if source_id is not None and latents is None:
+        raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
 
 
 def _sha256(token: str) -> str:

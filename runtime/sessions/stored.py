@@ -80,14 +80,15 @@ def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
 
 
 def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
-    """Counters, the source, and what the mode keeps. Generations in flight start again after a restore."""
-    source = generations.source
+    """Counters, source, timbre, structure, and what the mode keeps. What is in flight starts again after a restore."""
     return {
         "num_started": generations.num_started,
         "num_placed": generations.num_placed,
         "is_current": generations.is_current(now_s),
         "times_s": list(generations.times.newest_s),
-        "source": source and [source.id, source.strength, pieces.store(source.piece), source.start],
+        "source": _store_source(generations.source, pieces),
+        "timbre": generations.timbre and pieces.store(generations.timbre),
+        "structure": _store_source(generations.structure, pieces),
         **_store_mode(generations, pieces),
     }
 
@@ -95,8 +96,11 @@ def store_generations(generations: Generations, pieces: Pieces, now_s: float) ->
 def load_generations(generations: Generations, stored: Mapping[str, Any], pieces: Pieces, now_s: float) -> None:
     """Go on as the generations of `store_generations`."""
     if stored["source"] is not None:
-        source_id, strength, name, start = stored["source"]
-        generations.set_source(Source(source_id, strength, pieces.load(name), start))
+        generations.set_source(_load_source(stored["source"], pieces))
+    if stored.get("timbre") is not None:
+        generations.set_timbre(pieces.load(stored["timbre"]))
+    if stored.get("structure") is not None:
+        generations.set_structure(_load_source(stored["structure"], pieces))
     generations.times.newest_s.extend(stored["times_s"])
     if isinstance(generations, LoopGenerations) and stored["noise"] is not None:
         seed, index, name = stored["noise"]
@@ -104,6 +108,15 @@ def load_generations(generations: Generations, stored: Mapping[str, Any], pieces
     if isinstance(generations, ExtendGenerations):
         generations.heard_frame = stored["heard_frame"]
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
+
+
+def _store_source(source: Source | None, pieces: Pieces) -> list[Any] | None:
+    return None if source is None else [source.id, source.strength, pieces.store(source.piece), source.start]
+
+
+def _load_source(stored: list[Any], pieces: Pieces) -> Source:
+    source_id, strength, name, start = stored
+    return Source(source_id, strength, pieces.load(name), start)
 
 
 def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:

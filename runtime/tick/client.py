@@ -1,27 +1,26 @@
-"""The thread-safe client of the tick loop: commands, a bounded registry of generations, and their listeners."""
+"""The thread-safe client of the tick loop, and its commands."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
+from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, condition_width
-from runtime.errors import DrainingError, EngineDeadError, EngineError, QueueFullError, RequestError, TickError
-from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
+from runtime.errors import DrainingError, EngineDeadError, EngineError, TickError
+from runtime.requests.request import GenerationRequest, StepParameters
 from runtime.requests.validation import check_request
 from runtime.tick.checkpoint import SlotSnapshot
-from runtime.tick.events import Event, Failed
-
-Listener = Callable[[Event], None]
-OUTCOMES = ("ok", "cancelled", "replaced", "nonfinite", "engine_error", "drained")
+from runtime.tick.events import Failed
+from runtime.tick.registry import Listener, Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,125 +95,6 @@ class Inbox:
         return messages
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A generation in the loop. `work` is None while it is being prepared."""
-
-    listener: Listener
-    request: GenerationRequest
-    work: PreparedGeneration | None = None
-
-
-@dataclass(slots=True)
-class _Session:
-    """A session's generations in the loop, and the step parameters that it overrides."""
-
-    members: dict[str, _Entry] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Registry:
-    """Every generation that enters leaves exactly once: entered = in the loop + the sum of `outcomes`.
-
-    Any thread. A session is forgotten, with its step parameters, when its last generation leaves.
-    """
-
-    def __init__(self, slots: int, queue: int) -> None:
-        self._num_slots, self._num_queue = slots, queue
-        self._lock = threading.Lock()
-        self._freed = threading.Condition(self._lock)
-        self._is_closed = False
-        self._entries: dict[str, _Entry] = {}
-        self._sessions: dict[str, _Session] = {}
-        self.outcomes = dict.fromkeys(OUTCOMES, 0)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def holds(self, request: GenerationRequest) -> bool:
-        """Whether this generation, not another one of the same id, is in the loop."""
-        entry = self._entries.get(request.id)
-        return entry is not None and entry.request is request
-
-    def ids(self) -> list[str]:
-        """Every generation in the loop."""
-        return list(self._entries)
-
-    def enter(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> None:
-        """Take a place; `wait` until one is free. Raises QueueFullError, and RequestError where the id is in use."""
-        with self._freed:
-            if wait and not request.is_urgent:
-                self._freed.wait_for(lambda: self._is_closed or not self._is_full)
-            if request.id in self._entries:
-                raise RequestError(f"a generation {request.id!r} is running already", field="id")
-            if self._is_full and not request.is_urgent:
-                raise QueueFullError(f"all {self._num_slots} slots and {self._num_queue} waiting places are taken")
-            entry = self._entries[request.id] = _Entry(listener, request)
-            if request.session:
-                self._sessions.setdefault(request.session, _Session()).members[request.id] = entry
-
-    @property
-    def _is_full(self) -> bool:
-        counted = sum(not entry.request.is_urgent for entry in self._entries.values())
-        return counted >= self._num_slots + self._num_queue
-
-    def close(self) -> None:
-        """The loop has ended: what waits for a place waits no more."""
-        with self._freed:
-            self._is_closed = True
-            self._freed.notify_all()
-
-    def overrides(self, session: str) -> Mapping[str, Any]:
-        """The step parameters that a session overrides."""
-        with self._lock:
-            found = self._sessions.get(session)
-            return {} if found is None else found.overrides
-
-    def override(self, session: str, patch: Mapping[str, Any]) -> list[_Entry]:
-        """Merge a patch into a session's step parameters; returns its generations. Raises RequestError."""
-        with self._lock:
-            found = self._sessions.get(session)
-            merged = merge_patch({} if found is None else found.overrides, patch)
-            if found is None:
-                return []
-            found.overrides = merged
-            return list(found.members.values())
-
-    def set_work(self, request_id: str, work: PreparedGeneration) -> None:
-        """Note what was prepared for a generation."""
-        with self._lock:
-            if request_id in self._entries:
-                self._entries[request_id].work = work
-
-    def publish(self, event: Event) -> None:
-        """Pass on an event, if the generation is in the loop."""
-        entry = self._entries.get(event.request_id)
-        if entry is not None:
-            entry.listener(event)
-
-    def leave(self, event: Event, outcome: str) -> None:
-        """Pass on the terminal event and free the place; nothing happens where the generation has left already."""
-        entry = self._remove(event.request_id)
-        if entry is not None:
-            self.outcomes[outcome] += 1
-            entry.listener(event)
-
-    def withdraw(self, request_id: str) -> None:
-        """Free the place of a generation that could not be submitted."""
-        self._remove(request_id)
-
-    def _remove(self, request_id: str) -> _Entry | None:
-        with self._lock:
-            entry = self._entries.pop(request_id, None)
-            self._freed.notify_all()
-            if entry is not None and entry.request.session:
-                session = self._sessions[entry.request.session]
-                del session.members[request_id]
-                if not session.members:
-                    del self._sessions[entry.request.session]
-            return entry
-
-
 class LoopClient:
     """The side of a tick loop that any thread may use.
 
@@ -225,8 +105,8 @@ class LoopClient:
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
         self.bundle, self.deployment = bundle, deployment
         self.engines = engines
-        self._inbox = Inbox()
-        self._registry = Registry(deployment.runtime.depth, deployment.runtime.queue)
+        self._inbox, runtime = Inbox(), deployment.runtime
+        self._registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank)
         self._draining = threading.Event()
         self._ended = threading.Event()
         self._fatal: TickError | None = None
@@ -252,11 +132,12 @@ class LoopClient:
 
         A merge-patch: what is not named stays; None goes back to the request's own value. Curves are resampled to each
         generation's T. Holds until the session's last generation leaves. Returns how many generations it reaches.
-        Raises RequestError.
+        Raises RequestError, QueueFullError; nothing has changed then.
         """
+        adapters = self._adapters(patch.get("adapters"))
         with self._resolving:
             works = {}
-            for entry in self._registry.override(session, patch):
+            for entry in self._registry.override(session, patch, adapters):
                 if entry.work is not None:
                     works[entry.request.id] = self._resolved(entry.work)
                     self._registry.set_work(entry.request.id, works[entry.request.id])
@@ -301,7 +182,9 @@ class LoopClient:
         width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
         check_request(request, self.bundle, self.deployment, width)
         self._check_open()
-        self._registry.enter(request, listener, wait=wait)
+        overrides = self._registry.overrides(request.session).get("adapters")
+        adapters = self._adapters(request.parameters.adapters) | self._adapters(overrides)
+        self._registry.enter(request, listener, adapters=adapters, wait=wait)
         try:
             self._check_open()
             work = self._prepare(request, snapshot)
@@ -316,6 +199,9 @@ class LoopClient:
             self._end_leftovers()
         return request.id
 
+    def _adapters(self, strengths: Mapping[str, float] | None) -> frozenset[Adapter]:
+        return frozenset([use.adapter for use in self.engines.adapters.uses(strengths or {})])
+
     def _check_open(self) -> None:
         if self._fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._fatal}")
@@ -323,7 +209,8 @@ class LoopClient:
             raise DrainingError("the server is shutting down and takes no new work")
 
     def _prepare(self, request: GenerationRequest, snapshot: SlotSnapshot | None) -> PreparedGeneration:
-        values, channels = resolve(request, StepParameters()), self.bundle.latents.channels
+        values = resolve(request, StepParameters(), self.engines.adapters)
+        channels = self.bundle.latents.channels
         if snapshot is None:
             return prepare(request, values, channels)
         return prepare(
@@ -338,7 +225,7 @@ class LoopClient:
     def _resolved(self, work: PreparedGeneration) -> PreparedGeneration:
         """The same generation with its session's step parameters over its own."""
         overrides = StepParameters(**self._registry.overrides(work.request.session))
-        return replace(work, values=resolve(work.request, overrides))
+        return replace(work, values=resolve(work.request, overrides, self.engines.adapters))
 
     def _end_leftovers(self, unanswered: Sequence[Message] = ()) -> None:
         """End generations and messages that the loop, which has stopped, cannot serve any more."""

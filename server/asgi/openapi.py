@@ -14,8 +14,11 @@ from pydantic.json_schema import SkipJsonSchema, models_json_schema
 
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
+from runtime.pipeline.tasks import known_tasks
 from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
+from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
+from server.asgi.request_body import FILE_PARTS
 
 REF = "#/components/schemas/{model}"
 OPEN_PATH = "/health/live"
@@ -43,7 +46,7 @@ STATUS_TEXTS = {
     415: "The content type is not supported",
     422: "The request is invalid",
     429: "The client has reached its limit of generations in flight",
-    500: "The generation failed",
+    500: "The generation, or the change of engines, failed",
     501: "The model makes no audio",
     503: "At capacity, loading, or shutting down; retry after Retry-After",
     504: "No slot became free in time",
@@ -66,6 +69,14 @@ class GenerationBody(GenerationOptions):
     target_id: SourceId | None = Field(
         default=None,
         description="The id of an uploaded source that target_curve and x0_strength draw to. Default: the source.",
+    )
+    timbre_id: SourceId | None = Field(
+        default=None, description="The id of an uploaded source, in place of the form's part `timbre`: a reference."
+    )
+    structure_id: SourceId | None = Field(
+        default=None,
+        description="The id of an uploaded source, in place of the form's part `structure`: what a cover keeps melody "
+        "and rhythm of. Default: the source.",
     )
     response_format: FormatName = Field(
         default="wav",
@@ -90,20 +101,29 @@ def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[Generat
 
 
 def _model_fields(bundle: Bundle) -> dict[str, Any]:
-    """Fields that differ by model: the sampler's defaults; no text without text encoder, no audio without codec."""
+    """Fields that differ by model: the sampler's defaults; without what it cannot take; no audio without codec."""
     fields: dict[str, Any] = {
         name: _shown(name, default=getattr(bundle.sampler, name)) for name in ("guidance", "shift", "steps")
     }
-    if bundle.text_encoder is None:
-        for name in ("prompt", "negative_prompt"):
-            annotation, info = _shown(name)
-            info.default = ""
-            fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
+    hidden = [*untaken_options(bundle), *(["prompt", "negative_prompt"] if bundle.text_encoder is None else [])]
+    hidden += ["timbre_id"] if bundle.timbre is None else []
+    hidden += ["structure_id"] if bundle.structure is None else []
+    for name in hidden:
+        annotation, info = _shown(name)
+        info.default = "" if name == "prompt" else info.default
+        fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
+    fields["task"] = _shown("task", **_known_tasks(bundle))
+    fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
     if bundle.codec is None:
         annotation, info = _shown("response_format", enum=["latents"])
         info.default = "latents"
         fields["response_format"] = (annotation, info)
     return fields
+
+
+def _known_tasks(bundle: Bundle) -> dict[str, Any]:
+    """The schema of `task`: those that a bundle knows."""
+    return {"anyOf": [{"enum": list(known_tasks(bundle)), "type": "string"}, {"type": "null"}]}
 
 
 def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:
@@ -177,14 +197,15 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 def request_body() -> dict[str, Any]:
     """The OpenAPI entry of the request body: JSON or multipart."""
     body = {"$ref": REF.format(model="GenerationBody")}
+    files = dict.fromkeys(FILE_PARTS, FILE) | {"condition": CONDITION}
     form = {
         "type": "object",
         "required": ["request"],
         "additionalProperties": False,
-        "properties": {"request": body, "source": FILE, "condition": CONDITION},
+        "properties": {"request": body, **files},
     }
     file = {"contentType": "application/octet-stream"}
-    encoding = {"request": {"contentType": "application/json"}, "source": file, "condition": file}
+    encoding = {"request": {"contentType": "application/json"}, **dict.fromkeys(FILE_PARTS, file)}
     return {
         "required": True,
         "content": {

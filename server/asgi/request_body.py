@@ -22,7 +22,7 @@ from server.config import KIB, ServerSettings
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
-FILE_PARTS = ("source", "condition")
+FILE_PARTS = ("source", "timbre", "structure", "condition")
 ACCEPTED = f"{JSON}, {MULTIPART}"
 SMALL_JSON_BYTES = 64 * KIB
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
@@ -61,11 +61,13 @@ class Upload:
 
     values: dict[str, Any]
     source: bytes | None = None
+    timbre: bytes | None = None
+    structure: bytes | None = None
     condition: bytes | None = None
 
 
 async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
-    """JSON, or multipart with parts `request` (JSON), `source` (audio) and `condition`. Raises ProblemError."""
+    """JSON, or multipart with parts `request` (JSON) and FILE_PARTS. Raises ProblemError."""
     kind = media_type(request)
     if kind not in (JSON, MULTIPART):
         raise ProblemError(
@@ -180,7 +182,7 @@ async def _parse_form(request: Request, limit: int, field_limit: int, budget: Bo
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
     async with aclosing(_limited(request, limit, budget)) as stream:
-        parser = _FormParser(headers, stream, max_files=3, max_fields=3, max_part_size=field_limit)
+        parser = _FormParser(headers, stream, max_files=5, max_fields=5, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:
@@ -247,13 +249,13 @@ def _known_fields(form: FormData, known: tuple[str, ...]) -> dict[str, str | Upl
 MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff", b"\x1a\x45\xdf\xa3")
 
 
-def check_source(data: bytes) -> None:
-    """Refuse a source without the magic bytes of a known format. Raises ProblemError 415."""
+def check_source(data: bytes, part: str = "source") -> None:
+    """Refuse a file without the magic bytes of a known format. Raises ProblemError 415."""
     head = data[:12]
     is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
     if not (head.startswith(MAGIC) or is_mpeg or head[4:8] == b"ftyp" or head[8:9] == b"{"):
         raise ProblemError(
-            415, "unsupported_media_type", "the source is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
+            415, "unsupported_media_type", f"the {part} is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
         )
 
 

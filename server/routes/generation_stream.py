@@ -22,6 +22,7 @@ from runtime.audio.encoding import AudioWriter, check_format, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, ascii_json, latents_tags
 from runtime.audio.windows import Window, WindowCutter
+from runtime.errors import source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -92,8 +93,9 @@ class GenerationJob:
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
         sources, body = self.service.sources, self.body
-        has_to_read = self.upload.source is not None or not sources.are_cached(body.source_id, body.target_id)
-        run = self.service.source_worker.run if has_to_read else run_in_threadpool
+        files = (self.upload.source, self.upload.timbre, self.upload.structure, body.timbre_id)
+        is_read = files == (None,) * 4 and sources.are_cached(body.source_id, body.target_id, body.structure_id)
+        run = run_in_threadpool if is_read else self.service.source_worker.run
         self.generation, self.metadata = await run(self._open)
         self.permit.remaining_steps = self.generation.num_steps
         self.permit.reserve(self._response_bytes())
@@ -139,18 +141,38 @@ class GenerationJob:
         body, sources = self.body, self.service.sources
         words = self.pipeline.prompt_words(body)
         self.unknown_words = words.unknown if words else ()
-        source = None if body.source_id is None else sources.latents(body.source_id, "source_id")
-        target = None if body.target_id is None else sources.latents(body.target_id, "target_id")
+        names = ("source_id", "target_id", "structure_id")
+        ids = ((name, getattr(body, name)) for name in names)
+        source, target, structure = (None if id_ is None else sources.latents(id_, name) for name, id_ in ids)
         upload, self.upload = self.upload, Upload({})
         data, sent = upload.source, upload.condition
         if data is not None:
             source = sources.read(data)
             self._source_bytes = source.nbytes + len(data)
+        if upload.structure is not None:
+            with source_as("structure"):
+                structure = sources.read(upload.structure)
         condition = None if sent is None else parse_condition(sent)
         audio = self._source_audio(data)
-        inputs = GenerationInputs(condition, source, target, client=self.client, source_audio=audio)
+        timbre = self._timbre(upload.timbre)
+        inputs = GenerationInputs(
+            condition,
+            source,
+            target,
+            client=self.client,
+            source_audio=audio,
+            timbre=timbre,
+            structure=structure,
+        )
         generation = LongGeneration(self.pipeline, body, inputs)
         return generation, generation.metadata()
+
+    def _timbre(self, data: bytes | None) -> Latents | None:
+        """The latents of the form's part `timbre`, or of an uploaded source."""
+        if data is None and self.body.timbre_id is not None:
+            data = self.service.sources.data(self.body.timbre_id, "timbre_id")
+        with source_as("timbre"):
+            return None if data is None else self.pipeline.read_timbre(data)
 
     def _source_audio(self, data: bytes | None) -> SourceAudio | None:
         """Opens the source's samples; an uploaded source is read again. None for latents."""

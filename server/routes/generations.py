@@ -61,13 +61,15 @@ def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:
-    """Refuse a source that is no audio, or two of them. Raises ProblemError 415 or 422."""
-    if upload.source is None:
-        return
-    check_source(upload.source)
-    if body.source_id is not None:
-        finding = Finding(pointer="/source_id", detail="the form has a part `source`: send one of them")
-        raise ProblemError(422, "invalid_request", f"source_id: {finding.detail}", errors=[finding])
+    """Refuse a source, timbre or structure that is no audio, or two of them. Raises ProblemError 415 or 422."""
+    for part in ("source", "timbre", "structure"):
+        data, id_name = getattr(upload, part), f"{part}_id"
+        if data is None:
+            continue
+        check_source(data, part)
+        if getattr(body, id_name) is not None:
+            finding = Finding(pointer=f"/{id_name}", detail=f"the form has a part `{part}`: send one of them")
+            raise ProblemError(422, "invalid_request", f"{id_name}: {finding.detail}", errors=[finding])
 
 
 def outcome_of(error: TickError | ProblemError) -> Outcome:

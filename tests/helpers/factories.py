@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from helpers.tiny_structure import TOML as STRUCTURE
+from helpers.tiny_structure import save_structure
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -27,7 +29,7 @@ class TinySpec:
     """Sizes and features of a tiny bundle.
 
     condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
-    calls R, T and L; an empty name leaves the dimension without one.
+    calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
     """
 
     channels: int = 8
@@ -51,6 +53,11 @@ class TinySpec:
     condition: str = "tokens"
     axes: tuple[str, str, str] = ("rows", "frames", "tokens")
     words: tuple[str, ...] = ()
+    conditions: bool = False
+    timbre_frames: int = 12
+    adapters: bool = False
+    structure: bool = False
+    gain_db: float = 0.0
 
     @property
     def context_channels(self) -> int:
@@ -68,7 +75,7 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
 
     `changes` are fields of TinySpec: `tiny_bundle(folder, channels=4, context=False, mask=False)`. `prefix` is put
     before every tensor name, to test that tensor names come from the bundle's roles. `words`: the tokenizer knows only
-    these; none: every byte.
+    these; none: every byte. `adapters`: the decoder's matrices are listed in [adapters].
     """
     spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,10 +84,15 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
         onnx.save(tiny_codec_decode(spec), folder / "codec_decode.onnx")
         if spec.encode:
             onnx.save(tiny_codec_encode(spec), folder / "codec_encode.onnx")
+    if spec.conditions:
+        onnx.save(tiny_text_encoder(spec, seed=4), folder / "lyric_encoder.onnx")
+        onnx.save(tiny_timbre_encoder(spec), folder / "timbre_encoder.onnx")
     if spec.text_encoder:
         onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
         tokenizer = word_tokenizer(spec.words) if spec.words else tiny_tokenizer()
         tokenizer.save(str(folder / "tokenizer.json"))
+    if spec.structure:
+        save_structure(folder, spec.channels)
     (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
     return folder
 
@@ -100,7 +112,7 @@ target = "cpu"
 [[shapes]]
 rows = {{ min = 1, opt = {min(4, max_rows)}, max = {max_rows} }}
 frames = {{ min = 2, opt = 32, max = 64 }}
-{"" if changes.get("condition", "tokens") != "tokens" else "tokens = { min = 1, opt = 8, max = 32 }"}
+{_tokens_toml(changes)}
 
 [runtime]
 depth = {depth}
@@ -112,6 +124,12 @@ threads = 1
         encoding="utf-8",
     )
     return path
+
+
+def _tokens_toml(changes: dict[str, object]) -> str:
+    if changes.get("condition", "tokens") != "tokens":
+        return ""
+    return f"tokens = {{ min = 1, opt = 8, max = {96 if changes.get('conditions') else 32} }}"
 
 
 def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
@@ -166,9 +184,9 @@ def tiny_codec_encode(spec: TinySpec) -> onnx.ModelProto:
     return graph.model()
 
 
-def tiny_text_encoder(spec: TinySpec) -> onnx.ModelProto:
+def tiny_text_encoder(spec: TinySpec, seed: int = 3) -> onnx.ModelProto:
     """Embeddings plus a position ramp, zero where the mask is 0."""
-    graph, weight = GraphWriter("text_encoder"), Weights(spec.seed + 3)
+    graph, weight = GraphWriter("text_encoder"), Weights(spec.seed + seed)
     tokens = graph.input(f"{spec.prefix}input_ids", ("batch", "tokens"), np.int64)
     mask = graph.input(f"{spec.prefix}attention_mask", ("batch", "tokens"), np.int64)
     kept = graph.op("Cast", mask, to=onnx.TensorProto.FLOAT)
@@ -178,6 +196,16 @@ def tiny_text_encoder(spec: TinySpec) -> onnx.ModelProto:
     condition = graph.op("Mul", moved, _unsqueeze(graph, kept, 2))
     graph.output(f"{spec.prefix}condition", condition, ("batch", "tokens", spec.condition_width))
     graph.output(f"{spec.prefix}condition_mask", kept, ("batch", "tokens"))
+    return graph.model()
+
+
+def tiny_timbre_encoder(spec: TinySpec) -> onnx.ModelProto:
+    """One token: the mean over time after tanh, and a linear layer."""
+    graph, weight = GraphWriter("timbre_encoder"), Weights(spec.seed + 5)
+    latents = graph.input(f"{spec.prefix}reference", ("batch", spec.timbre_frames, spec.channels))
+    mean = graph.op("ReduceMean", graph.op("Tanh", latents), graph.constant([1], np.int64), keepdims=1)
+    token = graph.op("MatMul", mean, weight(graph, "w_timbre", spec.channels, spec.condition_width))
+    graph.output(f"{spec.prefix}timbre", token, ("batch", 1, spec.condition_width))
     return graph.model()
 
 
@@ -297,6 +325,10 @@ denoise = 1.0
         parts.append(_codec_toml(spec))
     if spec.text_encoder:
         parts.append(_text_encoder_toml(spec))
+    if spec.adapters:
+        parts.append(_adapters_toml(spec))
+    if spec.structure:
+        parts.append(STRUCTURE)
     return "\n".join(parts)
 
 
@@ -306,6 +338,7 @@ def _codec_toml(spec: TinySpec) -> str:
 sample_rate_hz = {spec.sample_rate_hz}
 channels = {spec.audio_channels}
 hop_samples = {spec.hop_samples}
+gain_db = {spec.gain_db}
 [codec.decode]
 graph = "codec_decode.onnx"
 margin_frames = 1
@@ -321,12 +354,46 @@ outputs = {{ latents = "{p}latents" }}
     return decode + encode if spec.encode else decode
 
 
+def _adapters_toml(spec: TinySpec) -> str:
+    """Matrices whose input is `[R, T, in]`, and one, `time`, whose input is `[R, in]`; "x_in" is an alias of "in"."""
+    sizes = {"in": (spec.channels, WIDTH), "time": (1, WIDTH), "out": (WIDTH, spec.channels)}
+    lines = [
+        f'"layers.0.{name}" = {{ weight = "w_{name}", inputs = {inputs}, outputs = {outputs} }}'
+        for name, (inputs, outputs) in sizes.items()
+    ]
+    return '[adapters.aliases]\nx_in = "in"\n\n[adapters.matrices]\n' + "\n".join(lines) + "\n"
+
+
 def _text_encoder_toml(spec: TinySpec) -> str:
     p = spec.prefix
-    return f"""[text_encoder]
+    tensors = f"""inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask" }}
+outputs = {{ condition = "{p}condition", mask = "{p}condition_mask" }}
+"""
+    text = f"""[text_encoder]
 graph = "text_encoder.onnx"
 tokenizer = "tokenizer.json"
 max_tokens = {spec.max_tokens}
-inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask" }}
-outputs = {{ condition = "{p}condition", mask = "{p}condition_mask" }}
+{tensors}"""
+    if not spec.conditions:
+        return text
+    return f"""{text}template = "{{prompt}} {{bpm}} {{key}} {{time_signature}} {{instruction}}"
+missing = "-"
+instruction_end = ":"
+prefix_tokens = 5
+[text_encoder.instructions]
+text2music = ["t"]
+cover = ["c"]
+repaint = ["r"]
+extract = ["x {{track}}", "x"]
+complete = ["m {{track_classes}}", "m"]
+[text_encoder.lyrics]
+graph = "lyric_encoder.onnx"
+template = "{{language}} {{lyrics}}"
+max_tokens = {spec.max_tokens}
+{tensors}
+[timbre]
+graph = "timbre_encoder.onnx"
+frames = {spec.timbre_frames}
+inputs = {{ latents = "{p}reference" }}
+outputs = {{ condition = "{p}timbre" }}
 """

@@ -115,6 +115,21 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "rcfg_self": {"guidance_mode": "self", "parameters": StepParameters(guidance=1.5)},
     "rcfg_initialize": {**GUIDED, "guidance_mode": "initialize"},
+    **{
+        f"interval_{name}": {
+            **GUIDED,
+            **changes,
+            "steps": 6,
+            "parameters": StepParameters(guidance=3.0, rescale=0.3, cfg_interval_start=0.3, cfg_interval_end=0.7),
+        }
+        for name, changes in {
+            "full": {},
+            "self": {"guidance_mode": "self"},
+            "initialize": {"guidance_mode": "initialize"},
+            "blend": {"conditions": (CONDITIONS[0], Condition(CONDITIONS[2].tokens, 0.5))},
+        }.items()
+    },
+    "timesteps": {"timesteps": (0.9, 0.85, 0.3), "source": rand(32, C), "denoise": 0.9},
     "two_conditions": {
         "conditions": (
             Condition(CONDITIONS[0].tokens, np.linspace(0.1, 1, 32)),

@@ -73,6 +73,8 @@ def generate(
         assert request.source is not None
         return [np.asarray(request.source, np.float64)]
     times = schedule(request.steps, request.shift, request.denoise)
+    if request.timesteps is not None:
+        times = np.array([*request.timesteps, 0.0])
     state, results = first_state(request, noises.start, times), []
     for k in range(request.steps):
         now = request
@@ -92,7 +94,8 @@ def step(
     decoder_input = x * value_or(p.channel_gain, 1.0)
     v = blend(request.conditions, decode, decoder_input, t, k, request)
     momentum, kept = state.momentum, state.kept
-    if guides(request):
+    is_inside = value_or(p.cfg_interval_start, 0.0) <= 1 - np.float32(t) <= value_or(p.cfg_interval_end, 1.0)
+    if guides(request) and is_inside:
         negative = kept
         if negative is None or request.guidance_mode == "full":
             negative = blend(request.negatives, decode, decoder_input, t, k, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,45 +46,62 @@ VAE = {
     "decoder_input_channels": CHANNELS,
     "sampling_rate": SAMPLE_RATE_HZ,
 }
+STRUCTURE = {
+    "hidden_size": CONDITION_WIDTH,
+    "intermediate_size": 24,
+    "audio_acoustic_hidden_dim": CHANNELS,
+    "num_attention_pooler_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "sliding_window": 4,
+}
 
 
 def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, encoder: bool = True) -> Path:
-    """Write a checkpoint in diffusers' layout; returns its folder."""
+    """Write a checkpoint as AceStepPipeline saves it, with every part; returns its folder.
+
+    Without `text` it has no text encoder and no tokenizer, without `encoder` only transformer and vae.
+    """
     import torch
 
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        parts = {"transformer": tiny_transformer(turbo), "vae": tiny_vae()}
-        if encoder:
-            parts["condition_encoder"] = tiny_condition_encoder()
-        if text:
-            parts |= {"text_encoder": tiny_text_encoder(), "tokenizer": tiny_tokenizer()}
-        for name, part in parts.items():
-            part.save_pretrained(folder / name)
+        tiny_pipeline(turbo).save_pretrained(folder)
+    removed = [] if text else ["text_encoder", "tokenizer"]
+    removed += [] if encoder else ["condition_encoder", "audio_tokenizer", "audio_token_detokenizer"]
+    for part in removed:
+        shutil.rmtree(folder / part)
     return folder
 
 
 def diffusers_pipeline(folder: Path) -> Any:
-    """diffusers' own pipeline on a checkpoint."""
+    """diffusers' own pipeline on a checkpoint, in float32."""
     import torch
-    from diffusers import AceStepPipeline, AceStepTransformer1DModel, AutoencoderOobleck
-    from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
-    from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
-    from transformers import AutoModel, AutoTokenizer
+    from diffusers import AceStepPipeline
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipeline = AceStepPipeline(
-            vae=AutoencoderOobleck.from_pretrained(folder / "vae"),
-            text_encoder=AutoModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).eval(),
-            tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
-            transformer=AceStepTransformer1DModel.from_pretrained(folder / "transformer").eval(),
-            condition_encoder=AceStepConditionEncoder.from_pretrained(folder / "condition_encoder").eval(),
-            scheduler=Scheduler(num_train_timesteps=1, shift=1.0),
-        )
+        pipeline = AceStepPipeline.from_pretrained(folder, torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def tiny_pipeline(turbo: bool) -> Any:
+    """All parts, with torch's current random state."""
+    from diffusers import AceStepPipeline, FlowMatchEulerDiscreteScheduler
+
+    return AceStepPipeline(
+        transformer=tiny_transformer(turbo),
+        vae=tiny_vae(),
+        condition_encoder=tiny_condition_encoder(),
+        text_encoder=tiny_text_encoder(),
+        tokenizer=tiny_tokenizer(),
+        audio_tokenizer=tiny_audio_tokenizer(),
+        audio_token_detokenizer=tiny_audio_detokenizer(),
+        scheduler=FlowMatchEulerDiscreteScheduler(num_train_timesteps=1, shift=1.0),
+    )
 
 
 def tiny_transformer(turbo: bool) -> Any:
@@ -124,6 +142,20 @@ def tiny_condition_encoder() -> Any:
     )
     module.silence_latent.normal_(0.0, 0.5)
     return module.eval()
+
+
+def tiny_audio_tokenizer() -> Any:
+    """Five frames to one of 64 000 codes."""
+    from diffusers.pipelines.ace_step.modeling_ace_step import AceStepAudioTokenizer
+
+    return AceStepAudioTokenizer(**STRUCTURE, fsq_dim=CONDITION_WIDTH).eval()
+
+
+def tiny_audio_detokenizer() -> Any:
+    """One code to five frames of hints."""
+    from diffusers.pipelines.ace_step.modeling_ace_step import AceStepAudioTokenDetokenizer
+
+    return AceStepAudioTokenDetokenizer(**STRUCTURE).eval()
 
 
 def tiny_text_encoder() -> Any:

@@ -19,6 +19,8 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.paths import ROOT
+from helpers.tiny_structure import FRAMES_PER_CODE
+from helpers.tones import tone
 from typer.testing import CliRunner
 
 from runtime.audio.encoding import AudioWriter
@@ -208,6 +210,36 @@ def test_a_file_without_metadata_cannot_be_generated_again(generate: Generate) -
     assert result.exit_code == EXIT_INVALID
     assert "a.flac does not say what it was made from" in result.stderr
     assert generate("--like", "none.flac", "-o", "b.flac").exit_code == EXIT_FILE
+
+
+def test_references_and_codes_are_flags(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = str(built(conditions=True, structure=True, more=FEW_VARIANTS).path)
+    monkeypatch.chdir(tmp_path)
+
+    def latents(*arguments: str) -> np.ndarray:
+        result = CliRunner().invoke(
+            app, [config, "--prompt", "a", "--seed", "1", "-q", "-o", "o.safetensors", *arguments]
+        )
+        assert result.exit_code == 0, result.output
+        return read_latents(Path("o.safetensors"), SPEC.channels, 1000)
+
+    def refusal(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [config, "--prompt", "a", "-o", "x.wav", *arguments])
+        assert (result.exit_code, Path("x.wav").exists()) == (EXIT_INVALID, False)
+        return result.stderr
+
+    soundfile.write("a.wav", tone(RATE_HZ, RATE_HZ), RATE_HZ)
+    Path("text.wav").write_text("no audio")
+    plain = latents("--seconds", "1")
+    for flag in ("--timbre", "--structure"):
+        assert np.abs(latents("--seconds", "1", flag, "a.wav") - plain).max() > 1e-3
+        assert f"{flag}: not audio" in refusal(flag, "text.wav")
+        assert np.array_equal(
+            latents("--like", "o.safetensors", flag, "a.wav"), latents("--seconds", "1", flag, "a.wav")
+        )
+    assert len(latents("--codes", "<|audio_code_12|><|audio_code_7|>")) == 2 * FRAMES_PER_CODE
+    assert np.array_equal(latents("--codes", "12,7"), latents("--codes", "<|audio_code_12|><|audio_code_7|>"))
+    assert "--codes: code 1 is 99" in refusal("--codes", "12,99")
 
 
 def test_what_differs_from_the_file_to_generate_again_is_said(generate: Generate) -> None:

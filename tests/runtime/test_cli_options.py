@@ -1,10 +1,12 @@
 """Flags are drawn from the options' model: names, descriptions, types; their texts become plain values."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from runtime.cli import app
@@ -25,7 +27,7 @@ def test_every_option_is_a_flag_with_its_description() -> None:
 
 
 def test_flags_are_the_options_and_the_dcw_parameters() -> None:
-    options = set(GenerationOptions.model_fields) - {"prompt", "repaint", "dcw"}
+    options = set(GenerationOptions.model_fields) - {"prompt", "repaint", "dcw", "adapters"}
     assert {flag.name for flag in option_flags()} == options | {f"dcw_{name}" for name in DcwOptions.model_fields}
 
 
@@ -43,10 +45,29 @@ def test_flags_are_the_options_and_the_dcw_parameters() -> None:
         ("negative_prompt", "12", "12"),
         ("negative_prompt", "@file", "@file"),
         ("solver", "sde", "sde"),
+        ("lyrics", "[verse]\n12", "[verse]\n12"),
+        ("bpm", "92", 92),
+        ("time_signature", "3", 3),
+        ("task", "lego", "lego"),
+        ("track_classes", "drums, backing vocals", ["drums", "backing vocals"]),
     ],
 )
 def test_a_flag_is_text_or_json_by_the_type_of_its_option(flag: str, text: str, value: Any) -> None:
     assert flag_values([], [], {flag: text, "shift": None}) == {flag: value}
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--finish", True), ("--no-finish", False)])
+def test_an_option_that_is_true_or_false_is_a_pair_of_flags(flag: str, value: bool) -> None:
+    (option,) = (item for item in option_flags() if item.name == "finish")
+    app = typer.Typer()
+
+    def command(**flags: Any) -> None:
+        typer.echo(flag_values([], [], flags))
+
+    command.__signature__ = inspect.Signature([option])  # type: ignore[attr-defined]
+    app.command()(command)
+    assert CliRunner().invoke(app, [flag]).output == f"{ {'finish': value} }\n"
+    assert CliRunner().invoke(app, []).output == "{}\n"
 
 
 def test_dcw_flags_are_one_option() -> None:
@@ -71,6 +92,14 @@ def test_repaints_are_spans_of_seconds() -> None:
     }
     with pytest.raises(RequestError, match="repaint: expected FROM:TO in seconds"):
         flag_values([], ["1-2"], {})
+
+
+def test_adapters_have_an_id_and_a_strength() -> None:
+    assert flag_values([], [], {}, ["soft", "hard:.5"]) == {
+        "adapters": [{"id": "soft"}, {"id": "hard", "strength": 0.5}]
+    }
+    with pytest.raises(RequestError, match="adapters: expected ID:STRENGTH"):
+        flag_values([], [], {}, ["soft:much"])
 
 
 def test_values_are_read_from_files(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_reload_that_fails_keeps_the_engines(
     served = serve()
     before = served.post().content
 
-    def refuse(_: Pipeline) -> None:
+    def refuse(*_: object) -> None:
         raise ConfigError("the engine is for another machine")
 
     monkeypatch.setattr(Pipeline, "reload", refuse)

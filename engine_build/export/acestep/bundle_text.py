@@ -14,14 +14,21 @@ from engine_build.export.toml_text import table_text, value_text
 STEPS: Final = 8
 SHIFT: Final = 3.0
 GUIDANCE: Final = 7.0
+DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
 # Windows of 5 s halve the memory of Oobleck's decoder, for one sixth more work at the margins.
 WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
+# Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
+ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
 ENCODE: Final = "codec_encode.onnx"
 TEXT_ENCODER: Final = "text_encoder.onnx"
+LYRIC_ENCODER: Final = "lyric_encoder.onnx"
+TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
+STRUCTURE_ENCODE: Final = "structure_encode.onnx"
+STRUCTURE_DECODE: Final = "structure_decode.onnx"
 TOKENIZER: Final = "tokenizer.json"
 SILENCE: Final = "silence.npy"
 NULL_CONDITION: Final = "null_condition.npy"
@@ -29,14 +36,17 @@ NULL_CONDITION: Final = "null_condition.npy"
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """The content of bundle.toml. `silence`: one frame, or None where silence.npy has a sequence."""
+    """The content of bundle.toml.
+
+    `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters].
+    """
 
     name: str
     description: str
     channels: int
     frame_rate_hz: float
     frame_multiple: int
-    canvas_frames: int
+    canvas_s: float
     is_turbo: bool
     sample_rate_hz: int
     audio_channels: int
@@ -46,7 +56,16 @@ class BundleFacts:
     silence: tuple[float, ...] | None
     has_null_condition: bool
     text_encoder: Mapping[str, Any] | None = None
+    lyrics: Mapping[str, Any] | None = None
+    timbre: Mapping[str, Any] | None = None
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    structure: Mapping[str, int] | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def canvas_frames(self) -> int:
+        """Frames of a full generation, a multiple of frame_multiple."""
+        return canvas_frames(self.canvas_s, self.frame_rate_hz, self.frame_multiple)
 
     @property
     def overlap_frames(self) -> int:
@@ -57,6 +76,11 @@ class BundleFacts:
     def even(self, frames: int) -> int:
         """`frames` rounded up to a multiple of frame_multiple."""
         return -(-frames // self.frame_multiple) * self.frame_multiple
+
+
+def canvas_frames(canvas_s: float, frame_rate_hz: float, multiple: int) -> int:
+    """Frames of `canvas_s` seconds, rounded down to a multiple, at least one."""
+    return max(round(canvas_s * frame_rate_hz) // multiple, 1) * multiple
 
 
 def bundle_text(facts: BundleFacts) -> str:
@@ -76,10 +100,14 @@ def bundle_text(facts: BundleFacts) -> str:
         },
         **_decoder_tables(facts),
         **_codec_tables(facts),
-        **_text_encoder_table(facts),
+        **_text_encoder_tables(facts),
+        **_structure_tables(facts),
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
+        "sampler.dcw": DCW,
         "training": facts.figures,
     }
+    if facts.adapters:
+        tables |= {"adapters.aliases": ALIASES, "adapters.matrices": facts.adapters}
     return "\n".join(table_text(name, values) for name, values in tables.items())
 
 
@@ -128,17 +156,37 @@ def _codec_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _text_encoder_table(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    if facts.text_encoder is None:
-        return {}
-    table = {
-        "graph": TEXT_ENCODER,
-        "tokenizer": TOKENIZER,
-        **facts.text_encoder,
+def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    text = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     }
-    return {"text_encoder": table}
+    timbre = {"inputs": {"latents": "reference_latents"}, "outputs": {"condition": "condition"}}
+    tables: dict[str, Mapping[str, Any]] = {}
+    if facts.text_encoder is not None:
+        entries = dict(facts.text_encoder)
+        instructions = entries.pop("instructions", {})
+        tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
+        tables["text_encoder.instructions"] = instructions
+    if facts.lyrics is not None:
+        tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **facts.lyrics, **text}
+    if facts.timbre is not None:
+        tables["timbre"] = {"graph": TIMBRE_ENCODER, **facts.timbre, **timbre}
+    return tables
+
+
+def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    if facts.structure is None:
+        return {}
+    return {
+        "structure": facts.structure,
+        "structure.encode": {
+            "graph": STRUCTURE_ENCODE,
+            "inputs": {"latents": "latents"},
+            "outputs": {"codes": "codes"},
+        },
+        "structure.decode": {"graph": STRUCTURE_DECODE, "inputs": {"codes": "codes"}, "outputs": {"hints": "hints"}},
+    }
 
 
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
@@ -146,7 +194,8 @@ def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
     canvas, multiple = facts.canvas_frames, facts.frame_multiple
     tokens = 64
     if facts.text_encoder is not None:
-        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"]
+        lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
+        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
     return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
 
 [deployment]
@@ -163,5 +212,5 @@ depth = 2
 queue = 8
 
 [build]
-step_variants = ["plain", "guidance", "mask", "guidance+mask"]
+step_variants = ["plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask"]
 """

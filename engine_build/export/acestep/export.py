@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
-from uuid import uuid4
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 
+import engine_build.export
 from engine_build.export.acestep.bundle_text import (
     DECODE,
     DECODER,
     ENCODE,
+    LYRIC_ENCODER,
     NULL_CONDITION,
     SILENCE,
-    TEXT_ENCODER,
-    TOKENIZER,
+    STRUCTURE_DECODE,
+    STRUCTURE_ENCODE,
+    TIMBRE_ENCODER,
     BundleFacts,
     bundle_text,
+    canvas_frames,
 )
+from engine_build.export.acestep.bundle_text import TEXT_ENCODER as TEXT_GRAPH
+from engine_build.export.acestep.bundle_text import TOKENIZER as TOKENIZER_FILE
 from engine_build.export.acestep.codec import (
     AudioToLatents,
     CodecLayout,
@@ -37,9 +44,20 @@ from engine_build.export.acestep.codec import (
     export_codec,
     layout_of,
 )
-from engine_build.export.acestep.sources import Source
-from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder, max_error
-from engine_build.export.torch_export import output_error
+from engine_build.export.acestep.layouts import (
+    AUDIO_DETOKENIZER,
+    AUDIO_TOKENIZER,
+    CONDITION_ENCODER,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+)
+from engine_build.export.acestep.sources import NULL, Source, is_turbo
+from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
+from engine_build.export.resume import Steps, working_folder
+from engine_build.export.torch_export import graph_error, module_outputs, release
+from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.errors import BuildError, ConfigError
 
@@ -47,38 +65,34 @@ ERROR_LIMIT: Final = 1e-3
 _CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))
 _CHECKED_FRAMES: Final = 3
 
+Facts = dict[str, Any]
 OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options beside the source. `canvas_s`: length of a full generation; `with_text`: export the text encoder."""
+    """Options beside the source.
+
+    `canvas_s`: length of a full generation; `with_text`: export the text encoder; `force`: start anew.
+    """
 
     name: str
     canvas_s: float = 60.0
     with_text: bool = True
     description: str = ""
+    force: bool = False
 
 
-@dataclass(frozen=True)
-class _Decoder:
-    shape: DecoderShape
-    is_turbo: bool
-    figures: dict[str, Any]
+class Step(NamedTuple):
+    """One part of a bundle; skipped where the source lacks a part that it `needs`.
 
+    `export(source, folder, facts)` writes files into the folder. It gets the fields of BundleFacts that the steps
+    before it returned, and returns more of them, as JSON has them.
+    """
 
-@dataclass(frozen=True)
-class _Codec:
-    layout: CodecLayout
-    decode_margin: int
-    encode_margin: int
-
-
-@dataclass(frozen=True)
-class _Text:
-    silence: NDArray[np.float32] | None
-    null_condition: NDArray[np.float32] | None
-    text_encoder: dict[str, Any] | None
+    name: str
+    needs: tuple[str, ...]
+    export: Callable[[Source, Path, Facts], Facts]
 
 
 def export_bundle(source: Source, folder: Path, options: Options, on_progress: OnProgress = print) -> BundleFacts:
@@ -88,16 +102,40 @@ def export_bundle(source: Source, folder: Path, options: Options, on_progress: O
     not a bundle.
     """
     _check_replaceable(folder)
-    with _atomic_folder(folder) as partial:
-        on_progress("decoder ...")
-        decoder = _export_decoder(source, partial)
-        on_progress("codec ...")
-        codec = _export_codec(source, partial, decoder.shape)
-        on_progress("text ...")
-        text = _export_text(source, partial, codec.layout.frame_rate_hz, with_text=options.with_text)
-        facts = _facts(options, decoder, codec, text, partial)
-        (partial / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
+    for line in source.report():
+        on_progress(line)
+    found: Facts = {"canvas_s": options.canvas_s}
+    with working_folder(folder, force=options.force) as working:
+        steps = Steps(working, f"{source.fingerprint()} {exporter_version()} {found}")
+        try:
+            for step in steps_of(source, options):
+                on_progress(f"{step.name} ...")
+                result, is_new = steps.run(step.name, partial(step.export, source, working, dict(found)))
+                if not is_new:
+                    on_progress(f"{step.name}: complete since an earlier run")
+                found |= result
+                gc.collect()
+        except (KeyboardInterrupt, BuildError, ConfigError):
+            if steps.complete:
+                on_progress(f"kept for the next run: {', '.join(steps.complete)}")
+            raise
+        steps.close()
+        facts = BundleFacts(name=options.name, description=options.description, **found)
+        (working / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
     return facts
+
+
+def exporter_version() -> str:
+    """Changes with what a graph depends on beside its weights: this package's source and the packages that trace."""
+    sources = sorted(Path(engine_build.export.__file__).parent.rglob("*.py"))
+    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "diffusers", "onnxscript")]
+    return hashlib.sha256("".join([*versions, *(path.read_text("utf-8") for path in sources)]).encode()).hexdigest()
+
+
+def steps_of(source: Source, options: Options) -> list[Step]:
+    """The steps whose parts the source has and the options want."""
+    skipped = set() if options.with_text else {TEXT_ENCODER}
+    return [step for step in STEPS if all(source.has(part) and part not in skipped for part in step.needs)]
 
 
 def bundle_name(name: str) -> str:
@@ -105,78 +143,122 @@ def bundle_name(name: str) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "acestep"
 
 
-def _export_decoder(source: Source, folder: Path) -> _Decoder:
-    transformer: Any = source.transformer()
+def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
+    transformer: Any = source.load(TRANSFORMER)
     config = transformer.config
     channels = int(config.audio_acoustic_hidden_dim)
     width = transformer.condition_embedder.in_features
     shape = DecoderShape(channels, int(config.in_channels) - channels, width, int(config.patch_size))
-    is_turbo = bool(config.is_turbo or config.model_version == "turbo")
+    if shape.context_channels != 2 * channels:
+        raise BuildError(f"the transformer has {channels} channels, a context of {shape.context_channels}: expected 2C")
     parameters = sum(parameter.numel() for parameter in transformer.parameters())
     decoder = MaskedDecoder(transformer).eval()
+    examples = [decoder_examples(shape, *size, seed) for seed, size in enumerate(_CHECKED_SIZES)]
+    expected = module_outputs(decoder, examples)
     export_decoder(decoder, shape, folder / DECODER)
-    error = max_error(decoder, folder / DECODER, shape, _CHECKED_SIZES)
-    _check(DECODER, error)
-    figures = {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error}
-    return _Decoder(shape, is_turbo, figures)
+    release(decoder)
+    error = _checked(DECODER, graph_error(folder / DECODER, examples, expected))
+    return {
+        "channels": channels,
+        "frame_multiple": shape.frame_multiple,
+        "is_turbo": is_turbo(config),
+        "adapters": _adapters(folder / DECODER),
+        "figures": {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error},
+    }
 
 
-def _export_codec(source: Source, folder: Path, shape: DecoderShape) -> _Codec:
-    vae: Any = source.vae()
+def _adapters(decoder: Path) -> Facts:
+    """Module path -> its matrix in the graph, of the linear layers."""
+    matrices = linear_matrices(onnx.load(decoder, load_external_data=False))
+    return {path: matrix.model_dump() for path, matrix in matrices.items()}
+
+
+def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
+    vae: Any = source.load(VAE)
     layout = layout_of(vae)
-    _check_channels(shape, layout)
+    if layout.latent_channels != facts["channels"]:
+        raise BuildError(
+            f"the transformer takes latents of {facts['channels']} channels, the vae has {layout.latent_channels}",
+            fix="export a transformer and a vae that belong together",
+        )
     decode, encode = folder / DECODE, folder / ENCODE
-    export_codec(vae, decode, encode)
     random = torch.Generator().manual_seed(0)
-    latents = torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)
-    audio = torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5
-    _check(DECODE, output_error(LatentsToAudio(vae.decoder), decode, {"latents": latents}))
-    _check(ENCODE, output_error(AudioToLatents(vae.encoder), encode, {"audio": audio}))
-    del vae
-    return _Codec(layout, decode_margin(decode, layout), encode_margin(encode, layout))
+    latents = [{"latents": torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)}]
+    audio = [{"audio": torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5}]
+    expected_audio = module_outputs(LatentsToAudio(vae.decoder), latents)
+    expected_latents = module_outputs(AudioToLatents(vae.encoder), audio)
+    export_codec(vae, decode, encode)
+    release(vae)
+    _checked(DECODE, graph_error(decode, latents, expected_audio))
+    _checked(ENCODE, graph_error(encode, audio, expected_latents))
+    return {
+        "sample_rate_hz": layout.sample_rate_hz,
+        "audio_channels": layout.channels,
+        "hop_samples": layout.hop_samples,
+        "frame_rate_hz": layout.frame_rate_hz,
+        "decode_margin_frames": decode_margin(decode, layout),
+        "encode_margin_frames": encode_margin(encode, layout),
+    }
 
 
-def _export_text(source: Source, folder: Path, frame_rate_hz: float, *, with_text: bool) -> _Text:
-    encoder: Any = source.condition_encoder()
-    if encoder is None:
-        null = source.null_condition()
-        return _Text(None, None if null is None else null.numpy(), None)
-    silence, null = encoder.silence_latent[0].float().numpy(), encoder.null_condition_emb[0].detach().float().numpy()
-    text = source.text_encoder() if with_text else None
-    if text is None:
-        return _Text(silence, null, None)
+def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
+    """Silence and the null condition: the condition encoder's; without one the codec's silence."""
+    null = None
+    if source.has(CONDITION_ENCODER):
+        encoder: Any = source.load(CONDITION_ENCODER)
+        silence, null = encoder.silence_latent[0].float().numpy(), encoder.null_condition_emb[0].detach()
+    else:
+        layout = CodecLayout(facts["sample_rate_hz"], facts["audio_channels"], facts["hop_samples"], facts["channels"])
+        frames = canvas_frames(facts["canvas_s"], facts["frame_rate_hz"], facts["frame_multiple"])
+        silence = encode_silence(folder / ENCODE, layout, facts["encode_margin_frames"], frames)
+        if source.has(NULL):
+            null = source.load(NULL)
+    if null is not None:
+        np.save(folder / NULL_CONDITION, null.float().numpy())
+    return {"silence": _save_silence(silence, folder / SILENCE), "has_null_condition": null is not None}
+
+
+def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_text_encoder
 
-    layout = export_text_encoder(encoder, *text, frame_rate_hz, folder / TEXT_ENCODER, folder / TOKENIZER)
-    return _Text(silence, null, vars(layout))
+    encoder, text, tokenizer = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
+    files = (folder / TEXT_GRAPH, folder / TOKENIZER_FILE)
+    return {"text_encoder": export_text_encoder(encoder, text, tokenizer, *files)}
 
 
-def _facts(options: Options, decoder: _Decoder, codec: _Codec, text: _Text, folder: Path) -> BundleFacts:
-    layout, multiple = codec.layout, decoder.shape.frame_multiple
-    canvas = max(round(options.canvas_s * layout.frame_rate_hz) // multiple, 1) * multiple
-    if text.null_condition is not None:
-        np.save(folder / NULL_CONDITION, text.null_condition)
-    silence = text.silence
-    if silence is None:
-        silence = encode_silence(folder / ENCODE, layout, codec.encode_margin, canvas)
-    return BundleFacts(
-        name=options.name,
-        description=options.description,
-        channels=layout.latent_channels,
-        frame_rate_hz=layout.frame_rate_hz,
-        frame_multiple=multiple,
-        canvas_frames=canvas,
-        is_turbo=decoder.is_turbo,
-        sample_rate_hz=layout.sample_rate_hz,
-        audio_channels=layout.channels,
-        hop_samples=layout.hop_samples,
-        decode_margin_frames=codec.decode_margin,
-        encode_margin_frames=codec.encode_margin,
-        silence=_save_silence(silence, folder / SILENCE),
-        has_null_condition=text.null_condition is not None,
-        text_encoder=text.text_encoder,
-        figures=decoder.figures,
-    )
+def _export_lyrics(source: Source, folder: Path, _: Facts) -> Facts:
+    from engine_build.export.acestep.text_encoder import export_lyric_encoder
+
+    encoder = source.load(CONDITION_ENCODER)
+    return {"lyrics": export_lyric_encoder(encoder, folder / TEXT_GRAPH, folder / LYRIC_ENCODER)}
+
+
+def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:
+    from engine_build.export.acestep.text_encoder import export_timbre_encoder
+
+    encoder = source.load(CONDITION_ENCODER)
+    return {"timbre": export_timbre_encoder(encoder, facts["frame_rate_hz"], folder / TIMBRE_ENCODER)}
+
+
+def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
+    from engine_build.export.acestep.structure import export_codes, export_hints
+
+    tokenizer: Any = source.load(AUDIO_TOKENIZER)
+    layout, quantizer = export_codes(tokenizer, folder / STRUCTURE_ENCODE), tokenizer.quantizer
+    del tokenizer
+    _checked(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
+    return {"structure": layout}
+
+
+STEPS: Final = (
+    Step("decoder", (TRANSFORMER,), _export_decoder),
+    Step("codec", (VAE,), _export_codec),
+    Step("silence", (), _export_constants),
+    Step("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
+    Step("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
+    Step("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
+    Step("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
+)
 
 
 def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...] | None:
@@ -187,38 +269,13 @@ def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...]
     return None
 
 
-def _check_channels(shape: DecoderShape, layout: CodecLayout) -> None:
-    if shape.channels != layout.latent_channels or shape.context_channels != 2 * shape.channels:
-        raise BuildError(
-            f"the transformer takes latents of {shape.channels} channels and a context of {shape.context_channels}, "
-            f"the vae has {layout.latent_channels} channels: expected C, 2C and C",
-            fix="export a transformer and a vae that belong together",
-        )
-
-
-def _check(name: str, error: float) -> None:
+def _checked(name: str, error: float) -> float:
     if not error <= ERROR_LIMIT:
         raise BuildError(f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
-    gc.collect()
+    return error
 
 
 def _check_replaceable(folder: Path) -> None:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / BUNDLE_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not a bundle: it is not replaced", fix="--out another folder")
-
-
-@contextmanager
-def _atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, renamed to it at the end, or removed."""
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
-    partial.mkdir()
-    try:
-        yield partial
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

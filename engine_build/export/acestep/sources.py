@@ -1,4 +1,4 @@
-"""Sources of modules: a checkpoint in diffusers' layout, or the published configuration with random weights.
+"""Sources of modules: a checkpoint as published, or the published configuration with random weights.
 
 Every call makes one module, in float32, so that an export has one module in memory at a time.
 """
@@ -7,30 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final, Protocol
 
+import diffusers
 import torch
 from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
-from safetensors import SafetensorError
+from diffusers.pipelines.ace_step import modeling_ace_step as ace_step
 from torch import nn
 
+from engine_build.export.acestep.layouts import (
+    AUDIO_DETOKENIZER,
+    AUDIO_TOKENIZER,
+    CLASSES,
+    CONDITION_ENCODER,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+    Part,
+    parts_of,
+)
+from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
+from runtime.engines.manifest import file_sha256
 from runtime.errors import ConfigError
 
-TRANSFORMER: Final = "transformer"
-VAE: Final = "vae"
-CONDITION_ENCODER: Final = "condition_encoder"
-TEXT_ENCODER: Final = "text_encoder"
-TOKENIZER: Final = "tokenizer"
-CLASSES: Final = {
-    TRANSFORMER: "AceStepTransformer1DModel",
-    VAE: "AutoencoderOobleck",
-    CONDITION_ENCODER: "AceStepConditionEncoder",
+NULL: Final = "null_condition"
+# What a checkpoint's bundle cannot do without a part.
+ABSENT: Final = {
+    CONDITION_ENCODER: "no texts, no lyrics, no timbre, no learned null condition",
+    TEXT_ENCODER: "no texts: requests give condition tokens",
+    AUDIO_TOKENIZER: "covers have no structure",
+    AUDIO_DETOKENIZER: "covers have no structure, no structure codes",
 }
 # What is published with ACE-Step v1.5's turbo checkpoint; diffusers' own defaults are the rest of it.
 TURBO_CONFIG: Final[Mapping[str, Any]] = {
@@ -49,7 +62,7 @@ WEIGHT_STD: Final = 0.02
 
 
 class Source(Protocol):
-    """The modules of an export. Every call makes a new module; None where the source has none."""
+    """The parts of an export, by diffusers' names."""
 
     @property
     def name(self) -> str:
@@ -59,113 +72,103 @@ class Source(Protocol):
     def description(self) -> str:
         """The bundle's description."""
 
-    def transformer(self) -> nn.Module:
-        """diffusers' AceStepTransformer1DModel."""
+    def has(self, part: str) -> bool:
+        """Whether `load(part)` has something to load."""
 
-    def vae(self) -> nn.Module:
-        """diffusers' AutoencoderOobleck."""
+    def load(self, part: str) -> Any:
+        """A new module in float32, in eval mode; for `tokenizer` the fast tokenizer."""
 
-    def condition_encoder(self) -> nn.Module | None:
-        """diffusers' AceStepConditionEncoder."""
+    def report(self) -> Iterator[str]:
+        """Lines about what there is, without loading it."""
 
-    def text_encoder(self) -> tuple[nn.Module, Any] | None:
-        """A transformers model that makes the text's hidden states, and its fast tokenizer."""
-
-    def null_condition(self) -> torch.Tensor | None:
-        """Tokens f32 `[1, D]` of the null condition, where there is no condition encoder."""
+    def fingerprint(self) -> str:
+        """A hash of everything that is loaded."""
 
 
 class Checkpoint:
-    """A folder as diffusers saves it: transformer/, vae/ and, for texts, condition_encoder/, text_encoder/, tokenizer/.
-
-    Raises ConfigError where a folder is missing or has another model.
-    """
+    """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.parts = parts_of(folder)
         self.name = folder.resolve().name
         self.description = f"ACE-Step, exported from {self.name}."
-        if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}", fix="--checkpoint FOLDER, or --random")
-        for part in (TRANSFORMER, VAE):
-            self._check(part, optional=False)
-        self._check(CONDITION_ENCODER, optional=True)
 
-    def transformer(self) -> nn.Module:
-        """The denoiser."""
-        return self._load(AceStepTransformer1DModel, TRANSFORMER)
+    def has(self, part: str) -> bool:
+        """Whether the folder has it."""
+        return part in self.parts
 
-    def vae(self) -> nn.Module:
-        """The codec."""
-        return self._load(AutoencoderOobleck, VAE)
+    def load(self, part: str) -> Any:
+        """A part in float32, or the tokenizer. Raises ConfigError where files and configuration do not fit."""
+        if part in (TEXT_ENCODER, TOKENIZER):
+            return self._load_text(part)
+        found = self.parts[part]
+        kind = getattr(ace_step, CLASSES[part], None) or getattr(diffusers, CLASSES[part])
+        with quiet(), _describing(found), without_weights():
+            module: nn.Module = kind.from_config(found.config)
+        fill(module, found.tensors, given=("silence_latent",) if found.silence_file else ())
+        if found.silence_file:
+            module.silence_latent = _silence(found.silence_file)
+        return module.eval()
 
-    def condition_encoder(self) -> nn.Module | None:
-        """Text, lyrics and timbre to condition tokens."""
-        if not self._has(CONDITION_ENCODER):
-            return None
-        from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
+    def report(self) -> Iterator[str]:
+        """A line per part: parameters, how they are stored, memory in float32; and what the missing parts mean."""
+        config = self.parts[TRANSFORMER].config
+        yield f"{self.name}: {'turbo (no guidance)' if is_turbo(config) else 'with guidance'}"
+        for name, part in self.parts.items():
+            if part.tensors:
+                count = sum(tensor.count for tensor in part.tensors.values())
+                dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in part.tensors.values()}))
+                yield f"  {name}: {count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
+        yield from (f"  no {name}: {means}" for name, means in ABSENT.items() if not self.has(name))
 
-        return self._load(AceStepConditionEncoder, CONDITION_ENCODER)
+    def fingerprint(self) -> str:
+        """SHA-256 over all files of all parts."""
+        files = sorted({file for part in self.parts.values() for file in part.files})
+        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
 
-    def text_encoder(self) -> tuple[nn.Module, Any] | None:
-        """The text encoder and its tokenizer. Raises ConfigError where transformers is not installed."""
-        if not (self._has(TEXT_ENCODER) and self._has(CONDITION_ENCODER)):
-            return None
-        if not self._has(TOKENIZER):
-            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
+    def _load_text(self, part: str) -> Any:
         if importlib.util.find_spec("transformers") is None:
             raise ConfigError(
-                f"{self.folder / TEXT_ENCODER} needs the package transformers, which is not installed",
+                f"{self.parts[part].folder} needs the package transformers, which is not installed",
                 fix="pip install 'tickrt[export]'; or --no-text",
             )
-        from transformers import AutoModel, AutoTokenizer
+        if not self.has(TOKENIZER):
+            raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-        with quiet(), _loading(self.folder / TEXT_ENCODER):
-            model = AutoModel.from_pretrained(self.folder / TEXT_ENCODER, dtype=torch.float32, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(self.folder / TOKENIZER, local_files_only=True)
-        return model.eval(), tokenizer
-
-    def null_condition(self) -> None:
-        """None: the condition encoder has it."""
-
-    def _has(self, part: str) -> bool:
-        return (self.folder / part).is_dir()
-
-    def _check(self, part: str, *, optional: bool) -> None:
-        path = self.folder / part / "config.json"
-        if optional and not self._has(part):
-            return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
-        except (OSError, ValueError, AttributeError):
-            raise ConfigError(
-                f"{self.folder} is not a checkpoint in diffusers' layout: {path} is missing or cannot be read",
-                fix="convert the original with scripts/convert_ace_step_to_diffusers.py of diffusers' repository",
-            ) from None
-        if found != CLASSES[part]:
-            raise ConfigError(
-                f"{path} describes a {found}, expected {CLASSES[part]}", fix="name an ACE-Step checkpoint"
-            )
-
-    def _load(self, kind: Any, part: str) -> nn.Module:
-        with quiet(), _loading(self.folder / part):
-            module: nn.Module = kind.from_pretrained(
-                self.folder / part,
-                torch_dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                low_cpu_mem_usage=importlib.util.find_spec("accelerate") is not None,
-            )
+        found = self.parts[part]
+        with quiet(), _describing(found):
+            if part == TOKENIZER:
+                return AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(found.folder, local_files_only=True, dtype=torch.float32)
+            with without_weights():
+                module = AutoModel.from_config(config)
+        fill(module, found.tensors)
         return module.eval()
 
 
+def is_turbo(config: Mapping[str, Any]) -> bool:
+    """Whether a decoder's configuration is of a guidance-distilled checkpoint, as AceStepPipeline decides it."""
+    return bool(config.get("is_turbo") or config.get("model_version") == "turbo")
+
+
+def _silence(file: Path) -> torch.Tensor:
+    """ACE-Step's own file `[1, C, T]` as the condition encoder's buffer f32 `[1, T, C]`. Raises ConfigError."""
+    try:
+        stored = torch.load(file, weights_only=True, map_location="cpu")
+        return stored.transpose(1, 2).float().contiguous()
+    except (OSError, RuntimeError, ValueError, AttributeError, IndexError, UnpicklingError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", fix=AGAIN) from error
+
+
 @contextmanager
-def _loading(folder: Path) -> Iterator[None]:
-    """Turn the errors of diffusers and transformers for damaged files into one that names the folder."""
+def _describing(part: Part) -> Iterator[None]:
+    """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be loaded: {error}", fix="copy or download it again") from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"{part.folder} does not describe a model: {error}", fix=AGAIN) from error
 
 
 @dataclass(frozen=True)
@@ -185,34 +188,41 @@ class RandomWeights:
         """It states that the weights are random."""
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
-    def transformer(self) -> nn.Module:
+    def has(self, part: str) -> bool:
+        """The decoder, the codec and one token as the null condition."""
+        return part in (TRANSFORMER, VAE, NULL)
+
+    def load(self, part: str) -> Any:
+        """A module, or the null condition f32 `[1, D]`."""
+        if part == NULL:
+            width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
+            return torch.randn(1, width, generator=self._generator(NULL))
+        return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
+
+    def report(self) -> Iterator[str]:
+        """The description."""
+        yield self.description
+
+    def fingerprint(self) -> str:
+        """The values that the weights depend on."""
+        return repr(self)
+
+    def _transformer(self) -> nn.Module:
         """Linear and convolution weights are normal, norms 1, biases 0."""
-        config = {**TURBO_CONFIG, **self.transformer_changes}
         with quiet(), torch.device("meta"):
-            module = AceStepTransformer1DModel(**config)
+            module = AceStepTransformer1DModel(**{**TURBO_CONFIG, **self.transformer_changes})
         module.to_empty(device="cpu")
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 self._fill(name, parameter)
-        return module.eval()
+        return module
 
-    def vae(self) -> nn.Module:
+    def _vae(self) -> nn.Module:
         """The module's own initialisation, which keeps audio near full scale."""
         with quiet(), torch.random.fork_rng():
             torch.manual_seed(self.seed)
             module: nn.Module = AutoencoderOobleck(**{**VAE_CONFIG, **self.vae_changes})
-        return module.eval()
-
-    def condition_encoder(self) -> None:
-        """None: this source has no condition encoder."""
-
-    def text_encoder(self) -> None:
-        """None."""
-
-    def null_condition(self) -> torch.Tensor:
-        """One random token."""
-        width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
-        return torch.randn(1, width, generator=self._generator("null_condition"))
+        return module
 
     def _fill(self, name: str, parameter: nn.Parameter) -> None:
         if parameter.ndim > 1:

@@ -27,6 +27,7 @@ from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
 from tickrt.options import (
+    AdapterOptions,
     Arguments,
     Controls,
     Curve,
@@ -40,6 +41,7 @@ from tickrt.options import (
 )
 
 __all__ = [
+    "AdapterOptions",
     "Arguments",
     "Audio",
     "BuildError",

@@ -41,7 +41,7 @@ REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
-PACED = ("set", "prompts", "source")
+PACED = ("set", "prompts", "source", "structure", "timbre")
 
 
 class _Receiver:
@@ -191,9 +191,26 @@ class Live:
         self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
     ) -> None:
         """Generate from a source: a file, an Audio, or PCM; None removes it. strength: 0 ignores it, 1 returns it."""
+        self._send_source("source", source, strength, sample_rate_hz)
+
+    def timbre(
+        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+    ) -> None:
+        """Take the timbre of a source; None removes it. strength: from that of silence (0) to the source's own (1)."""
+        self._send_source("timbre", source, strength, sample_rate_hz)
+
+    def structure(
+        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+    ) -> None:
+        """Keep melody and rhythm of a source; None removes it. strength: none of them (0) to all (1)."""
+        self._send_source("structure", source, strength, sample_rate_hz)
+
+    def _send_source(
+        self, type: str, source: Source | None, strength: float | None, sample_rate_hz: int | None
+    ) -> None:
         source_id = None if source is None else self._sessions.add_source(source, sample_rate_hz)
         try:
-            self._send("source", id=source_id, strength=strength)
+            self._send(type, id=source_id, strength=strength)
         finally:
             self._sessions.remove_source(source_id)
 
@@ -208,6 +225,10 @@ class Live:
     def band(self, start_s: float | None, end_s: float | None) -> None:
         """Play only this part of the canvas, in seconds; None and None: the whole."""
         self._send("band", start_s=start_s, end_s=end_s)
+
+    def adapter(self, id: str, strength: float | None, *, ramp_ms: float = 0.0) -> None:
+        """Add a LoRA adapter or change its strength, moving there in `ramp_ms`; None removes it."""
+        self._send("adapter", id=id, strength=strength, ramp_ms=float(ramp_ms))
 
     def seek(self, to_s: float) -> None:
         """Go on at another position of the canvas, in seconds."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.config.deployment import Target, load_deployment
-from runtime.errors import ConfigError, DrainingError, RequestError, TickError
+from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
@@ -201,14 +201,18 @@ class Model:
         parsed = parse_options(options)
         inputs = GenerationInputs(
             condition=None if condition is None else np.asarray(condition, np.float32),
-            source=self._input(arguments.get("source"), rate_hz),
-            target=self._input(arguments.get("target_source"), rate_hz),
+            source=self._input(arguments, "source"),
+            target=self._input(arguments, "target_source"),
+            structure=self._input(arguments, "structure"),
             source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
+            timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
 
-    def _input(self, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
-        return None if source is None else _latents(self._pipeline, source, sample_rate_hz)
+    def _input(self, arguments: Mapping[str, Any], name: str) -> NDArray[np.float32] | None:
+        source = arguments.get(name)
+        with source_as(name):
+            return None if source is None else _latents(self._pipeline, source, arguments.get("sample_rate_hz"))
 
     def _run(self, generation: LongGeneration, on_event: OnEvent | None = None) -> Audio:
         pieces: list[NDArray[np.float32]] = []
@@ -255,6 +259,17 @@ def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> 
         return pipeline.encode_source(source.pcm, source.sample_rate_hz)
     codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+
+
+def _timbre(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
+    """Latents of a reference; None where there is none."""
+    if isinstance(source, Audio) and not source.sample_rate_hz:
+        return pipeline.timbre_latents(source.latents)
+    with source_as("timbre"):
+        if source is None or isinstance(source, (str, Path)):
+            return None if source is None else pipeline.read_timbre(Path(source))
+        audio = _source_audio(pipeline, source, sample_rate_hz)
+        return None if audio is None else pipeline.encode_timbre(audio)
 
 
 def _source_audio(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> SourceAudio | None:

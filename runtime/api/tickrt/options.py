@@ -8,6 +8,7 @@ from typing import Any, Literal, Required, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config.conditions import Task
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
 
@@ -40,12 +41,29 @@ class DcwOptions(TypedDict, total=False):
     high: Curve
 
 
+class AdapterOptions(TypedDict, total=False):
+    """One LoRA adapter."""
+
+    id: Required[str]
+    strength: float
+
+
 Prompt = str | Sequence[WeightedPrompt]
 Blend = Literal["velocity", "tokens"]
 
 
 class _Common(TypedDict, total=False):
     negative_prompt: str
+    lyrics: str
+    language: str
+    bpm: int | None
+    key: str | None
+    time_signature: Literal[2, 3, 4, 6] | None
+    instruction: str | None
+    task: Task | None
+    track: str | None
+    track_classes: Sequence[str] | None
+    timbre_strength: Curve | None
     seed: int | None
     steps: int | None
     shift: float | None
@@ -62,9 +80,15 @@ class _Common(TypedDict, total=False):
     mask: Curve | None
     target_curve: Curve | None
     target_gate: float
+    structure_strength: Curve | None
+    cover_strength: Curve | None
     x0_strength: Curve | None
     channel_gain: Curve | Sequence[Sequence[float]] | None
     dcw: DcwOptions | None
+    adapters: Sequence[AdapterOptions] | None
+    cfg_interval_start: float | None
+    cfg_interval_end: float | None
+    noise: Literal["tickrt", "torch"]
 
 
 class Options(_Common, total=False):
@@ -73,6 +97,9 @@ class Options(_Common, total=False):
     blend: Blend
     seconds: float | None
     repaint: Sequence[Span] | None
+    codes: str | Sequence[int] | None
+    timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
+    finish: bool
 
 
 class Controls(_Common, total=False):
@@ -86,6 +113,8 @@ class Arguments(Options, total=False):
 
     source: Source | None
     target_source: Source | None
+    timbre: Source | None
+    structure: Source | None
     condition: NDArray[np.float32] | None
     sample_rate_hz: int | None
 
@@ -100,6 +129,8 @@ INPUTS = {
     "source": "What a cover, a repaint or a continuation starts from: the path of an audio or latents file, an Audio, "
     "or float PCM [n, channels].",
     "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
+    "timbre": "A reference whose timbre the generation takes, in the same forms. Default: that of silence.",
+    "structure": "What a cover keeps melody and rhythm of, in the same forms. Default: the source.",
     "condition": "Tokens [L, D], float32, in place of the prompt.",
     "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
 }

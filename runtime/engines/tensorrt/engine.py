@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -19,22 +19,32 @@ from runtime.engines.tensorrt.host_execution import HostExecution
 from runtime.engines.tensorrt.layers import layer_records, node_times
 from runtime.engines.tensorrt.library import LoadedPlan
 
+if TYPE_CHECKING:
+    from runtime.engines.merging import MergedWeights
+
 
 class TensorRtEngine:
     """One plan. The thread of the ticks calls `bind` and uses executions; any thread calls `run` and `profile`.
 
-    `in_tick`: allocate what ticks need now: activation memory, and a context per shape range. Raises
-    EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
+    `in_tick`: allocate what ticks need now: activation memory, and a context per shape range. `weights`: take the place
+    of the plan's. Raises EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
     """
 
     def __init__(
-        self, manifest: Manifest, folder: Path, *, device: Device, fix: str = "", in_tick: bool = False
+        self,
+        manifest: Manifest,
+        folder: Path,
+        *,
+        device: Device,
+        fix: str = "",
+        in_tick: bool = False,
+        weights: MergedWeights | None = None,
     ) -> None:
         self.name, self.manifest = manifest.name, manifest
         self._device, self._is_in_tick = device, in_tick
         self._host: HostExecution | None = None
         self._host_lock = threading.Lock()
-        self._plan = LoadedPlan(manifest, folder, fix)
+        self._plan = LoadedPlan(manifest, folder, fix, weights)
         self.inputs, self.outputs = self._plan.inputs, self._plan.outputs
         self._pool = ContextPool(self._plan, device)
         if in_tick:

@@ -68,8 +68,8 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    `source`, and with it `source_version`, changes through set_source. `num_started` counts all, `num_placed` those
-    whose latents were put into the canvas.
+    `source`, `timbre` and `structure`, and with them `source_version`, change through their setters. `num_started`
+    counts all, `num_placed` those whose latents were put into the canvas.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class Generations(ABC):
         self.times = GenerationTimes()
         self.source: Source | None = None
         self.source_version = 0
+        self.timbre: Piece | None = None
+        self.structure: Source | None = None
         self.num_started = 0
         self.num_placed = 0
         self._model, self._slots = model, slots
@@ -192,6 +194,16 @@ class Generations(ABC):
         self.source = source
         self.source_version += 1
 
+    def set_timbre(self, timbre: Piece | None) -> None:
+        """Take another timbre, latents `[F, C]` of a reference, from the next generation on."""
+        self.timbre = timbre
+        self.source_version += 1
+
+    def set_structure(self, structure: Source | None) -> None:
+        """Follow other hints `[N, C]` from the next generation on."""
+        self.structure = structure
+        self.source_version += 1
+
     def write(self, start: int, piece: Piece, seq: int, now_s: float) -> list[str]:
         """Put latents into the canvas from frame `start` on and make them a part of the source.
 
@@ -210,7 +222,8 @@ class Generations(ABC):
 
     def key(self, now_s: float) -> Key:
         """What a generation that starts now is made with."""
-        return self._controls.options(now_s, has_source=self.source is not None), self.source_version
+        has_source, has_structure = self.source is not None, self.structure is not None
+        return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), self.source_version
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:
@@ -264,10 +277,16 @@ class Generations(ABC):
     def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
         key = self.key(now_s)
         options = key[0].model_copy(update={"seed": job.pop("seed")})
-        source = None if self.source is None else self.source.frames(segment.start_frame, segment.frames)
+        source, hints = (
+            None if found is None else found.frames(segment.start_frame, segment.frames)
+            for found in (self.source, self.structure)
+        )
+        timbre = None if self.timbre is None else self.timbre.latents
         full_seq = self._controls.full_seq(now_s)
         return Running(
-            job=GenerationJob(job_id, options, segment, source=source, full_seq=full_seq, **job),
+            job=GenerationJob(
+                job_id, options, segment, source=source, timbre=timbre, hints=hints, full_seq=full_seq, **job
+            ),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=now_s,

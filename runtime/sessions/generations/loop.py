@@ -90,7 +90,9 @@ class LoopGenerations(Generations):
     def _draft(self, running: Running) -> Running:
         assert self._latest is not None
         job, options = running.job, running.job.options
-        steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2}
+        # Its canvas is no source to cover: the condition is that of the complete generation.
+        task = options.task or ("text2music" if self.structure is None else "cover")
+        steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2, "task": task}
         source = self._timeline.canvas.rows(range(self.frames))
         running.job = replace(job, options=options.model_copy(update=steps), source=source)
         running.basis.full_seq, running.basis.is_mixed = self._latest.full_seq, True

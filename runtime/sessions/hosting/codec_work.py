@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+import numpy as np
+
 from runtime.audio.codec import Codec
+from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import TickError
 from runtime.sessions.actions import DecodeWindow
@@ -37,11 +40,12 @@ class CodecWork:
     """Decodes and encodes for the host's thread, which calls all methods; `call` puts results into its queue.
 
     Windows wait here, not in the decoding thread, so that the most urgent one is always next and outdated ones cost
-    nothing.
+    nothing. What is decoded has the bundle's `gain_db`, and no sample above -1.6 dB.
     """
 
     def __init__(self, codec: Codec, call: Call) -> None:
         self._codec, self._call = codec, call
+        self._gain = 10 ** (codec.spec.gain_db / 20)
         self._windows: list[tuple[bool, float, int, _Decoding]] = []
         self._numbers = count()
         self._is_decoding = False
@@ -78,13 +82,14 @@ class CodecWork:
         """
         audio = self._codec.decode(latents)
         part = audio[offset : offset + len(pcm)]
-        part[:] = pcm[: len(part)] + (part if message.mode == "sum" else 0.0)
+        part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
         return self._codec.encode(audio)
 
     def _decode(self, decoding: _Decoding) -> None:
         """In the decoding thread."""
         try:
-            pcm: Pcm | TickError = self._codec.decode(decoding.window.values, decoding.window.start_frame)
+            decoded = self._codec.decode(decoding.window.values, decoding.window.start_frame)
+            pcm: Pcm | TickError = soft_limited(decoded, self._gain)
         except TickError as error:
             pcm = error
         self._call(partial(self._decoded, decoding, pcm))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from runtime.audio.formats import Latents, Pcm
-from runtime.errors import DrainingError, EngineDeadError, RequestError, TickError
+from runtime.errors import DrainingError, EngineDeadError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import StepOptions
@@ -29,6 +29,8 @@ from runtime.sessions.messages import (
     Closed,
     ServerMessage,
     SetSource,
+    SetStructure,
+    SetTimbre,
     State,
     WriteAudio,
     problem_of,
@@ -89,6 +91,14 @@ class HostServices:
             raise RequestError("there are no sources here", field="source_id")
         return self.sources(source_id)
 
+    def timbre(self, source_id: str) -> Latents:
+        """The latents `[F, C]` of a source as a reference. Raises RequestError."""
+        return self.pipeline.timbre_latents(self.source(source_id))
+
+    def hints(self, source_id: str) -> Latents:
+        """The hints `[N, C]` of a source as a structure. Raises RequestError."""
+        return self.pipeline.structure_hints(self.source(source_id))
+
 
 @dataclass(eq=False)
 class _Job:
@@ -112,7 +122,8 @@ class _Received:
     def needs_latents(self) -> bool:
         """Whether audio is encoded, or a source loaded, before it can be handled."""
         message = self.message
-        return isinstance(message, WriteAudio) or (isinstance(message, SetSource) and message.id is not None)
+        is_reference = isinstance(message, SetSource | SetTimbre | SetStructure) and message.id is not None
+        return is_reference or isinstance(message, WriteAudio)
 
 
 class HostedSession:
@@ -222,6 +233,10 @@ class HostedSession:
         message, pcm = received.message, received.pcm
         if isinstance(message, SetSource):
             return partial(self._services.source, message.id or "")
+        if isinstance(message, SetTimbre):
+            return partial(self._services.timbre, message.id or "")
+        if isinstance(message, SetStructure):
+            return partial(self._services.hints, message.id or "")
         if pcm is None:
             raise RequestError("the audio is missing", field="samples")
         return partial(self._services.codec_work.write, message, pcm, *self.session.write_region(message))
@@ -331,7 +346,9 @@ class HostedSession:
 
     def _submit(self, job: GenerationJob) -> None:
         services = self._services
-        inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client=self.id)
+        inputs = GenerationInputs(
+            source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id
+        )
         self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock())
         self._mark("submitted", job.full_seq)
         services.generations_started += 1
@@ -348,8 +365,12 @@ class HostedSession:
             job = self._jobs.get(job_id)
             if job is not None:
                 values = step_parameters(options, job.segment)
-                job.seqs.append(action.seq)
-                self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+                try:
+                    job.seqs.append(action.seq)
+                    self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+                except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
+                    job.seqs.pop()
+                    self.session.step_refused(error)
 
     def _publish(self, event: Event) -> None:
         """On the tick thread."""

@@ -5,8 +5,8 @@ import { Knob } from "./widgets/knob.js";
 
 /**
  * @typedef {{id: string, name: string, member: string, label: string, help: string,
- *   type: "number" | "integer" | "enum" | "text", min: number, max: number, default: any, choices: string[],
- *   takesCurve: boolean, needsSource: boolean, isStep: boolean}} Control
+ *   type: "number" | "integer" | "enum" | "entry" | "names" | "text" | "lines", min: number, max: number, default: any,
+ *   choices: any[], takesCurve: boolean, needsSource: boolean, isStep: boolean}} Control
  */
 
 /** What is shown first, where the schema has it. The rest is behind "More". */
@@ -23,8 +23,11 @@ const FIRST = [
 ];
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
-/** Set elsewhere on the page. */
-const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength"];
+/** Set elsewhere on the page, or without effect there: it sends no timbre. */
+const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters", "timbre_strength"];
+const TYPES = ["number", "integer", "enum", "entry", "names", "text", "lines"];
+/** A text that may be longer has several lines. */
+const LINE_CHARACTERS = 4000;
 
 /** The controls of a JSON schema that a page can draw, in its order. @param {any} schema @returns {Control[]} */
 export function readControls(schema) {
@@ -55,16 +58,18 @@ function branches(property, schema) {
  */
 function readControl(name, member, property, schema, outer = property) {
   const all = branches(property, schema);
-  const number = all.find((branch) => branch.type === "number" || branch.type === "integer");
   const choices = all.find((branch) => branch.enum);
+  const number = choices ? undefined : all.find((branch) => ["number", "integer"].includes(branch.type));
   const text = all.find((branch) => branch.type === "string");
   const id = member ? `${name}.${member}` : name;
-  const found = number ?? choices ?? text;
-  if (!found) return [];
+  const names = all.find((branch) => branch.type === "array" && branch.items.type === "string");
+  if (!(number ?? choices ?? text ?? names)) return [];
   const min = number?.minimum ?? 0;
   const max = number?.maximum ?? 1;
-  const neutral = NEUTRAL[name] ?? (min <= 1 && max >= 1 ? 1 : min);
+  const isOpen = number?.type === "integer" && property.default === null;
+  const neutral = NEUTRAL[name] ?? (isOpen ? null : min <= 1 && max >= 1 ? 1 : min);
   const given = typeof property.default === "number" ? property.default : neutral;
+  const written = names ? "names" : text?.maxLength > LINE_CHARACTERS ? "lines" : "text";
   return [
     {
       id,
@@ -72,11 +77,11 @@ function readControl(name, member, property, schema, outer = property) {
       member,
       label: id.replaceAll(/[_.]/g, " "),
       help: property.description ?? outer.description ?? "",
-      type: number ? number.type : choices ? "enum" : "text",
+      type: number ? (given === null ? "entry" : number.type) : choices ? "enum" : written,
       min,
       max,
       default: number ? given : (property.default ?? ""),
-      choices: choices?.enum ?? [],
+      choices: [...(choices && property.default === null ? [""] : []), ...(choices?.enum ?? [])],
       takesCurve:
         !member &&
         all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
@@ -84,6 +89,17 @@ function readControl(name, member, property, schema, outer = property) {
       isStep: outer["x-kind"] === "step",
     },
   ];
+}
+
+/**
+ * What was written into a field, as the protocol has it; nothing is the default.
+ * @param {string} text
+ * @param {Control} control
+ */
+function parsed(text, { type, default: standard }) {
+  if (!text.trim()) return standard;
+  if (type === "entry") return Number(text);
+  return type === "names" ? text.split(",").map((name) => name.trim()) : text;
 }
 
 /** All controls of a session. Reports `change` with the values of the protocol's `set`. */
@@ -107,7 +123,7 @@ export class ControlPanel extends EventTarget {
     const rank = (/** @type {Control} */ control) => FIRST.indexOf(control.id);
     const first = this.controls.filter((control) => rank(control) >= 0).sort((a, b) => rank(a) - rank(b));
     const rest = this.controls.filter((control) => rank(control) < 0);
-    const byType = (/** @type {Control} */ control) => ["number", "integer", "enum", "text"].indexOf(control.type);
+    const byType = (/** @type {Control} */ control) => TYPES.indexOf(control.type);
     this.first.prepend(...first.map((control) => this.#widget(control)));
     this.more.prepend(...rest.sort((a, b) => byType(a) - byType(b)).map((control) => this.#widget(control)));
   }
@@ -117,9 +133,9 @@ export class ControlPanel extends EventTarget {
     const widget =
       control.type === "enum"
         ? this.#choice(control)
-        : control.type === "text"
-          ? this.#text(control)
-          : this.#knob(control);
+        : ["number", "integer"].includes(control.type)
+          ? this.#knob(control)
+          : this.#text(control);
     widget.dataset.control = control.id;
     widget.classList.toggle("needs-source", control.needsSource);
     return widget;
@@ -138,8 +154,11 @@ export class ControlPanel extends EventTarget {
   #choice(control) {
     const label = element("label", "field", control.label);
     const select = /** @type {HTMLSelectElement} */ (element("select"));
-    select.append(...control.choices.map((choice) => new Option(choice, choice, choice === control.default)));
-    select.addEventListener("change", () => this.#changed(control, select.value));
+    const option = (/** @type {any} */ choice) =>
+      new Option(choice === "" ? "default" : choice, choice, choice === control.default);
+    select.append(...control.choices.map(option));
+    const chosen = () => control.choices.find((choice) => String(choice) === select.value);
+    select.addEventListener("change", () => this.#changed(control, chosen()));
     label.title = control.help;
     this.fields.set(control.id, select);
     label.append(select);
@@ -148,10 +167,17 @@ export class ControlPanel extends EventTarget {
 
   /** @param {Control} control */
   #text(control) {
-    const label = element("label", "field is-wide", control.label);
-    const input = /** @type {HTMLInputElement} */ (element("input"));
+    const label = element("label", control.type === "entry" ? "field" : "field is-wide", control.label);
+    const input = /** @type {HTMLInputElement} */ (element(control.type === "lines" ? "textarea" : "input"));
     input.spellcheck = false;
-    input.addEventListener("change", () => this.#changed(control, input.value));
+    if (control.type === "entry") {
+      Object.assign(input, { type: "number", min: control.min, max: control.max, placeholder: "default" });
+    }
+    input.addEventListener("change", () => {
+      if (!input.reportValidity()) return;
+      this.#changed(control, parsed(input.value, control));
+      if (!input.value) input.value = control.default ?? "";
+    });
     label.title = control.help;
     this.fields.set(control.id, input);
     label.append(input);
@@ -191,7 +217,7 @@ export class ControlPanel extends EventTarget {
       const isList = Array.isArray(value);
       this.knobs.get(control.id)?.show(isList ? control.default : value, isList ? value : null);
       const field = this.fields.get(control.id);
-      if (field) field.value = value;
+      if (field) field.value = value ?? "";
     }
   }
 

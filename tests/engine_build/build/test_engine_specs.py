@@ -34,12 +34,28 @@ def test_the_engines_of_a_deployment_in_order(tmp_path: Path) -> None:
     assert list(specs(tmp_path)) == [*expected, "codec_decode", "codec_encode", "text_encoder"]
 
 
+def test_lyrics_and_timbre_have_engines_of_their_own(tmp_path: Path) -> None:
+    made = specs(tmp_path, conditions=True)
+    assert list(made)[-3:] == ["text_encoder", "lyric_encoder", "timbre_encoder"]
+    (reference,) = made["timbre_encoder"].inputs
+    assert (reference.letters, made["timbre_encoder"].largest["F"]) == ("BFC", 12)
+    assert made["lyric_encoder"].inputs[0].role == "text_encoder.lyrics.inputs.tokens"
+
+
 @pytest.mark.parametrize(
     ("part", "without"),
     [("codec", {"codec_decode", "codec_encode"}), ("encode", {"codec_encode"}), ("text_encoder", {"text_encoder"})],
 )
 def test_parts_that_a_bundle_lacks_are_not_built(tmp_path: Path, part: str, without: set[str]) -> None:
     assert set(specs(tmp_path / "all")) - set(specs(tmp_path / "less", **{part: False})) == without
+
+
+def test_structure_has_two_engines_in_pieces_of_at_most_a_canvas(tmp_path: Path) -> None:
+    made = specs(tmp_path, structure=True)
+    assert list(made)[-2:] == ["structure_encode", "structure_decode"]
+    (encode,), (decode,) = (optimization_profiles(made[name]) for name in list(made)[-2:])
+    assert encode == {"latents": "1x3x8 1x15x8 1x30x8"}
+    assert decode == {"codes": "1x1 1x5 1x10"}
 
 
 def test_names_come_from_roles(tmp_path: Path) -> None:

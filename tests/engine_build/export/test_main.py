@@ -50,7 +50,7 @@ def test_without_torch_the_error_has_the_install_command(tmp_path: Path) -> None
         (["--random", "--checkpoint", "."], "either --checkpoint FOLDER or --random"),
         (["--checkpoint", "none"], "there is no folder none"),
         (["--checkpoint", ".", "--layers", "2"], "sizes belong to --random"),
-        (["--checkpoint", "."], "is not a checkpoint in diffusers' layout"),
+        (["--checkpoint", "."], "is not a checkpoint of ACE-Step"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], says: str) -> None:

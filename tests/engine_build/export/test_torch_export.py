@@ -29,11 +29,14 @@ def export_linear(file: Path, width: int = 8) -> Any:
 
 
 def test_the_graph_computes_what_the_module_computes(tmp_path: Path) -> None:
-    from engine_build.export.torch_export import output_error
+    from engine_build.export.torch_export import graph_error, module_outputs
 
-    module = export_linear(tmp_path / "linear.onnx")
-    for rows in (1, 7):
-        assert output_error(module, tmp_path / "linear.onnx", {"x": torch.randn(rows, 8)}) < 1e-6
+    module, examples = export_linear(tmp_path / "linear.onnx"), [{"x": torch.randn(rows, 8)} for rows in (1, 7)]
+    expected = module_outputs(module, examples)
+    assert graph_error(tmp_path / "linear.onnx", examples, expected) < 1e-6
+    assert graph_error(tmp_path / "linear.onnx", examples, [expected[0], expected[1] + 0.5]) == pytest.approx(
+        0.5, abs=1e-5
+    )
 
 
 def test_free_dimensions_get_their_names(tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def test_external_data_counts_in_hash_and_size(tmp_path: Path) -> None:
     assert read_graph(path).sha256 != before.sha256
 
 
+def test_of_a_shared_data_file_a_graph_counts_what_it_uses(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    before = read_graph(path)
+    with path.with_name("decoder.onnx.data").open("ab") as data:
+        data.write(bytes(1000))
+    after = read_graph(path)
+    assert after.size_bytes == before.size_bytes
+    assert after.sha256 != before.sha256
+
+
 def test_missing_external_data_is_named(tmp_path: Path) -> None:
     path = external(tmp_path)
     path.with_name("decoder.onnx.data").unlink()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built, resized
-from helpers.backends import CPU, SIMULATED, Backend
+from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
+from helpers.factories import tiny_deployment
 from rich.console import Console
 
+from engine_build.build.builder import build_deployment
 from profiling.bench.ablations import (
     ABLATIONS,
     ALL_OFF,
@@ -18,13 +21,15 @@ from profiling.bench.ablations import (
     AblationResult,
     ablations_result,
     measure_ablations,
+    measure_adapters,
     print_ablations,
+    print_adapters,
 )
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.steady_stream import SteadyStream
 from profiling.bench.workload import Workload
-from runtime.config.deployment import RuntimeConfig
-from runtime.errors import EngineError
+from runtime.config.deployment import RuntimeConfig, load_deployment
+from runtime.errors import ConfigError, EngineError
 
 LOAD = Workload(depth=2, frames=32, steps=4, guidance=3.0)
 
@@ -94,3 +99,18 @@ def test_other_latents_are_an_error(session: BenchSession, monkeypatch: pytest.M
     monkeypatch.setattr(SteadyStream, "play", changed)
     with pytest.raises(EngineError, match=r"differs by 1.00e-01 from the same one with batched step"):
         measure_ablations(session, LOAD, ticks=1)
+
+
+def test_adapters_are_timed_against_ticks_without_them(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, adapters=True, codec=False, text_encoder=False, more=FEW_VARIANTS)
+    path.write_text(path.read_text().replace("queue = 8", "queue = 8\nadapter_rank = 8"))
+    build_deployment(load_deployment(path))
+    with open_session(load_deployment(path)) as session:
+        result = measure_adapters(session, LOAD, 2, 4)
+        with pytest.raises(ConfigError, match="adapter_rank is 8"):
+            measure_adapters(session, LOAD, 2, 5)
+    assert list(result["adapters"]) == ["0", "1", "2"]
+    assert all(entry["ratio"] > 0 for entry in result["adapters"].values())
+    console = Console(record=True)
+    print_adapters(console, result)
+    assert "2 adapters:" in console.export_text()

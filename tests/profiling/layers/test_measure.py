@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from conftest import Built
 from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
-from helpers.factories import tiny_deployment
+from helpers.factories import TinySpec, tiny_deployment
 from helpers.recorded_profiles import FOREIGN_NODE, assert_adds_up
+from helpers.tiny_structure import FRAMES_PER_CODE
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.build.builder import build_deployment
 from profiling.layers.kinds import OPAQUE
-from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of
+from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of, source_path
 from profiling.layers.timings import layer_timings
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
@@ -52,6 +53,28 @@ def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
     assert profile.about["target"] == "cpu"
     assert len(profile.about["engine_sha256"]) == 64
     assert profile.about["shapes"] == {key: list(value.shape) for key, value in feeds.items()}
+
+
+@pytest.mark.parametrize("name", ["lyric_encoder", "timbre_encoder", "structure_encode", "structure_decode"])
+def test_engines_beside_the_tick_are_profiled_by_the_bundles_graphs(name: str, built: Built) -> None:
+    deployment = built(conditions=True, structure=True, more=FEW_VARIANTS)
+    bundle = load_bundle(deployment.bundle)
+    profile = measure(deployment, HostDevice(), name, sizes_of(bundle, rows=1, frames=16, tokens=4), runs=1)
+    assert_adds_up(profile)
+    (shape,) = {tuple(shape) for shape in profile.about["shapes"].values()}
+    channels, frames = bundle.latents.channels, 5 * FRAMES_PER_CODE
+    assert (
+        shape
+        == {
+            "lyric_encoder": (1, 4),
+            "timbre_encoder": (1, TinySpec().timbre_frames, channels),
+            "structure_encode": (1, frames, channels),
+            "structure_decode": (1, frames // FRAMES_PER_CODE),
+        }[name]
+    )
+    path = source_path(bundle, name)
+    assert path is not None
+    assert path.is_file()
 
 
 @pytest.fixture(params=SIMULATED[:1], ids=str)

@@ -8,6 +8,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
+from helpers.paths import TESTS
 from helpers.tones import LENGTH, RATE_HZ, tone
 from numpy.typing import NDArray
 
@@ -58,6 +59,31 @@ def test_sources_are_resampled(rate_hz: int) -> None:
     assert abs(len(decoded) - (rate_hz + 777) * RATE_HZ / rate_hz) <= 1
     inner = slice(2_000, len(decoded) - 2_000)
     assert np.abs(decoded[inner] - tone(len(decoded))[inner]).max() < 1e-3
+
+
+def chord(rate_hz: int) -> NDArray[np.float32]:
+    """`[N, 2]`: 10 ms of four tones up to 12 kHz, swelling and fading."""
+    time_s = np.arange(rate_hz // 100) / rate_hz
+    values = sum(np.sin(2 * np.pi * tone_hz * time_s + tone_hz) for tone_hz in (440, 3000, 7000, 12_000))
+    return np.repeat((0.2 * values * np.sin(100 * np.pi * time_s) ** 2).astype(np.float32)[:, None], 2, axis=1)
+
+
+def difference_db(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(10 * np.log10(np.square(found - wanted).mean() / np.square(wanted).mean()))
+
+
+@pytest.mark.parametrize(("rate_hz", "expected_db"), [(32_000, -40.0), (44_100, -55.0), (96_000, -55.0)])
+def test_resampled_sources_differ_from_torchaudio_s_by_no_more_than_its_own_error(
+    rate_hz: int, expected_db: float
+) -> None:
+    """The vectors are torchaudio.functional.resample() of a channel of chord(), as ACE-Step's own code resamples.
+
+    AceStepPipeline takes audio of 48 kHz only.
+    """
+    theirs = np.load(TESTS / "data" / "torchaudio_resampled.npz")[f"from_{rate_hz}_hz"][:, None]
+    ours = convert_audio(chord(rate_hz), rate_hz, 48_000, 2, 1.0)
+    assert difference_db(ours, theirs) < expected_db
+    assert difference_db(ours, chord(48_000)) < -90.0 < difference_db(theirs, chord(48_000)[:, :1])
 
 
 def test_mono_is_copied_and_stereo_is_mixed_down() -> None:

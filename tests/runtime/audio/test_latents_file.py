@@ -11,8 +11,9 @@ import safetensors.numpy
 
 from runtime import untrusted
 from runtime.audio.formats import latents_bytes
-from runtime.audio.latents_file import MAX_HEADER_BYTES, read_latents
+from runtime.audio.latents_file import read_latents
 from runtime.errors import RequestError
+from runtime.untrusted import MAX_HEADER_BYTES
 
 LATENTS = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
 

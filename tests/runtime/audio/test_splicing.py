@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.audio.splicing import AudioSplicer
+from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.audio.splicing import AudioSplicer, surrounding_loudness
 
 HOP, FADE = 50, 20
 KEPT = np.array([1, 1, 0, 0, 1, 1, 1, 0, 1, 1], bool)
@@ -78,3 +79,17 @@ def test_after_the_end_of_the_source_audio_is_decoded() -> None:
     assert np.array_equal(splicer.splice(100, lambda: DECODED[:100]), SOURCE[:100])
     splicer.splice(100, lambda: DECODED[100:200])
     assert np.array_equal(splicer.splice(300, decode), DECODED[200:])
+
+
+def test_the_loudness_around_a_passage_is_that_of_kept_audio_within_10_s() -> None:
+    rate_hz, hop, generator = 8000, 800, np.random.default_rng(0)
+    noise = generator.standard_normal((40 * rate_hz, 2)).astype(np.float32)
+    level = np.repeat(np.float32([0.5, 0.02, 0.9, 0.02, 0.5]), 8 * rate_hz)[:, None]
+    source = noise * level
+    kept = np.ones(400, bool)
+    kept[160:240] = False
+    found = surrounding_loudness(kept, hop, rate_hz, chunks(source, 999))
+    near = np.concatenate([source[6 * rate_hz : 16 * rate_hz], source[24 * rate_hz : 34 * rate_hz]])
+    assert found == pytest.approx(loudness_lufs(block_energies(near, rate_hz)), abs=0.5)
+    assert surrounding_loudness(np.ones(400, bool), hop, rate_hz, chunks(source, 999)) is None
+    assert surrounding_loudness(kept, hop, rate_hz, chunks(0 * source, 999)) is None

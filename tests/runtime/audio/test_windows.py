@@ -44,6 +44,12 @@ def test_a_stream_of_unknown_length_ends_with_what_is_left() -> None:
     assert list(WindowCutter(2, 10).end(numbers[:0])) == []
 
 
+def test_the_first_window_of_a_part_knows_those_that_are_complete_with_it() -> None:
+    windows = cut([30, 30], WindowCutter(2, 20, 60, first_frames=5))
+    known = [window.following and [other.index for other in window.following] for window in windows]
+    assert known == [[1, 2], None, None, [4], None]
+
+
 @given(
     parts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     margin=st.integers(0, 5),

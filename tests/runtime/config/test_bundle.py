@@ -58,6 +58,7 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ("max_tokens", 'template = "always the same"\nmax_tokens', "template has no {prompt}"),
         ('velocity = "velocity"', "", "decoder.outputs.velocity: is missing"),
         ("shift = 3.0", "live_steps = 0", "sampler.live_steps: expected at least 1"),
+        ("shift = 3.0", 'dcw = { mode = "low", high = 0.1 }', "mode low does not read high"),
     ],
 )
 def test_an_invalid_bundle_names_file_key_and_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:

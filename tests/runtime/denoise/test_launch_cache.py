@@ -83,7 +83,7 @@ class GraphDevice(HostDevice):
 
 
 def key(slot_count: int = 1, **changes: Any) -> LaunchKey:
-    base = LaunchKey(16, slot_count, (Execute(0, slot_count, 4),), (1, 1), frozenset(), None, (0,), 0)
+    base = LaunchKey(16, slot_count, (Execute(0, slot_count, 4),), (1, 1), frozenset(), None, 0, (0,), 0)
     return base._replace(**changes)
 
 

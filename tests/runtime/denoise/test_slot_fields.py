@@ -12,6 +12,7 @@ import pytest
 
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from runtime.denoise.slot_fields import (
+    ADAPTERS,
     FIELDS,
     LAYOUT,
     ROWS_FEATURES,
@@ -63,11 +64,12 @@ def test_the_rows_graph_reads_exactly_the_tables_inputs(features: frozenset[str]
 
 def test_every_tensor_is_an_input_of_a_graph() -> None:
     read = {tensor.name for tensor in (*step_inputs(STEP_FEATURES), *rows_inputs(ROWS_FEATURES))}
-    assert read == {tensor.name for tensor in TENSORS}
+    assert read | ADAPTERS.keys() == {tensor.name for tensor in TENSORS}
 
 
 def test_names_are_unique_and_every_tensor_is_of_one_kind() -> None:
-    assert len(FIELDS) + len(STATES) + len(LAYOUT) == len({tensor.name for tensor in TENSORS}) == len(TENSORS)
+    kinds = (FIELDS, STATES, LAYOUT, ADAPTERS)
+    assert sum(map(len, kinds)) == len({tensor.name for tensor in TENSORS}) == len(TENSORS)
 
 
 @pytest.mark.parametrize("features", STEP_VARIANTS, ids=as_text)

@@ -1,5 +1,6 @@
 """Requests composed from public options: tokens, masks, contexts, sources, targets, and what is refused."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 from helpers.generations import expected_latents, generate
 from numpy.typing import NDArray
 
+from runtime.config.bundle import DcwSpec
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import COVER_DENOISE, parse_options
 from runtime.requests.request import Condition
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
+from runtime.requests.torch_noise import torch_noise
 
 SPEC = TinySpec()
 T, C = SPEC.canvas_frames, SPEC.channels
@@ -242,3 +247,147 @@ def test_a_silence_sequence_starts_anew_with_every_segment(pipeline: Pipeline, t
     assert np.array_equal(later.context[8:, :C], sequence[8:T])
     covered = silent.compose(options, Segment(0, T, 0, T), GenerationInputs(source=latents(T - 4)))
     assert np.array_equal(covered.source[T - 4 :], sequence[T - 4 : T])
+
+
+@pytest.fixture(scope="module")
+def singing(built: Built) -> Iterator[Pipeline]:
+    """A bundle that takes lyrics, metadata, tasks and a timbre."""
+    with open_pipeline(built(conditions=True, more=FEW_VARIANTS)) as opened:
+        yield opened
+
+
+REFERENCE = latents(SPEC.timbre_frames, 3)
+SONG = {"lyrics": "la", "language": "de", "bpm": 92, "key": "C major", "time_signature": 3}
+
+
+def test_lyrics_and_metadata_reach_the_condition(singing: Pipeline) -> None:
+    assert singing.text_encoder is not None
+    request = singing.request("a", **SONG, seed=1)
+    (condition,) = request.conditions
+    expected = singing.text_encoder.encode("a", values={**SONG, "task": "text2music"})
+    assert np.array_equal(condition.tokens, expected)
+    for name in SONG:
+        others = {key: value for key, value in SONG.items() if key != name}
+        assert not np.array_equal(singing.request("a", **others).conditions[0].tokens, expected), name
+    assert np.isfinite(generate(singing.loop, request)).all()
+
+
+def test_lyrics_timbre_and_text_are_packed_in_the_bundle_order(singing: Pipeline) -> None:
+    encoder = singing.text_encoder
+    assert encoder is not None
+    assert encoder.timbre is not None
+    text = "a - - - t:"
+    lengths = (len("en "), 1, len(text))
+    tokens = encoder.encode("a")
+    assert len(tokens) == sum(lengths) + 2  # Two start tokens.
+    assert np.array_equal(tokens[4], encoder.timbre.silence[0])
+    assert np.array_equal(encoder.encode("a", values={"lyrics": "la"})[-len(text) :], tokens[-len(text) :])
+
+
+def test_the_source_says_the_instruction(singing: Pipeline) -> None:
+    assert singing.text_encoder is not None
+    source = GenerationInputs(source=latents(T))
+    span = [{"start_s": 0.4, "end_s": 0.8}]
+    for options, task in (
+        ({}, "cover"),
+        ({"repaint": span}, "repaint"),
+        ({"task": "extract", "track": "d"}, "extract"),
+    ):
+        request = singing.request("a", source, **options)
+        values = {"task": task, "track": options.get("track")}
+        assert np.array_equal(request.conditions[0].tokens, singing.text_encoder.encode("a", values=values)), task
+        assert (request.denoise == COVER_DENOISE) == (task == "cover")
+
+
+def test_the_empty_prompt_is_the_null_condition_unless_something_else_is_given(singing: Pipeline) -> None:
+    assert singing.text_encoder is not None
+    null = singing.text_encoder.encode("")
+    assert np.array_equal(singing.request("").conditions[0].tokens, null)
+    assert np.array_equal(singing.request("a").negatives[0].tokens, null)
+    assert not np.array_equal(singing.request("", bpm=90).conditions[0].tokens, null)
+
+
+def test_a_timbre_is_interpolated_from_silence(singing: Pipeline) -> None:
+    def tokens(strength: float) -> NDArray[np.float32]:
+        request = singing.request("a", GenerationInputs(timbre=REFERENCE), timbre_strength=strength)
+        return request.conditions[0].tokens
+
+    assert np.array_equal(tokens(0.0), singing.request("a").conditions[0].tokens)
+    np.testing.assert_allclose(tokens(0.5), (tokens(0.0) + tokens(1.0)) / 2, atol=1e-6)
+    assert np.abs(tokens(1.0) - tokens(0.0)).max() > 0.1
+
+
+def test_a_curve_of_timbre_blends_two_velocities(singing: Pipeline) -> None:
+    inputs = GenerationInputs(timbre=REFERENCE)
+    request = singing.request("a", inputs, timbre_strength=[0.0, 1.0], seed=1, guidance=1.0)
+    with_timbre, without = request.conditions
+    assert np.allclose(with_timbre.weight, np.linspace(0.0, 1.0, T))
+    assert np.allclose(without.weight, np.linspace(1.0, 0.0, T))
+    for condition, strength in ((with_timbre, 1.0), (without, 0.0)):
+        plain = singing.request("a", inputs, timbre_strength=strength)
+        assert np.array_equal(condition.tokens, plain.conditions[0].tokens)
+    result = generate(singing.loop, request)
+    np.testing.assert_allclose(result, expected_latents(singing.loop, request), atol=1e-4, rtol=1e-4)
+
+
+def test_a_reference_of_audio_and_of_latents(singing: Pipeline) -> None:
+    assert singing.codec is not None
+    pcm = np.random.default_rng(0).uniform(-0.5, 0.5, (20 * SPEC.hop_samples, 2)).astype(np.float32)
+    found = singing.encode_timbre(lambda: iter([pcm]))
+    part = 4 * SPEC.hop_samples
+    middle = len(pcm) // 3
+    cut = np.concatenate([pcm[:part], pcm[middle : middle + part], pcm[-part:]])
+    assert np.array_equal(found, singing.codec.encode(cut))
+    assert singing.encode_timbre(lambda: iter([pcm])) is found
+    assert np.array_equal(singing.timbre_latents(latents(12)), latents(12))
+
+
+@pytest.mark.parametrize(
+    ("options", "timbre", "field"),
+    [
+        ({"lyrics": "la"}, None, "lyrics"),
+        ({"bpm": 90}, None, "bpm"),
+        ({"instruction": "x"}, None, "instruction"),
+        ({"timbre_strength": 0.5}, None, "timbre_strength"),
+        ({}, REFERENCE, "timbre"),
+    ],
+)
+def test_what_a_bundle_makes_nothing_of_is_refused(
+    pipeline: Pipeline, options: dict[str, Any], timbre: NDArray[np.float32] | None, field: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        LongGeneration(pipeline, parse_options({"prompt": "a", **options}), GenerationInputs(timbre=timbre))
+    assert error.value.field == field
+
+
+def test_a_strength_without_a_timbre_and_texts_beside_a_condition_are_refused(singing: Pipeline) -> None:
+    with pytest.raises(RequestError, match="timbre_strength: has no effect without a timbre"):
+        LongGeneration(singing, parse_options({"prompt": "a", "timbre_strength": 0.5}))
+    given = GenerationInputs(condition=np.ones((2, SPEC.condition_width), np.float32))
+    with pytest.raises(RequestError, match="bpm: has no effect beside condition tokens"):
+        LongGeneration(singing, parse_options({"prompt": "", "bpm": 90}), given)
+
+
+def test_torch_noise_is_the_noise_of_the_seed_in_every_segment(pipeline: Pipeline) -> None:
+    request = pipeline.request("a", noise="torch", seed=5)
+    assert request.noise is not None
+    assert np.array_equal(request.noise, torch_noise(request.frames, C, 5))
+    assert pipeline.request("a", seed=5).noise is None
+
+
+def test_timesteps_mix_in_a_source_as_far_as_the_first_one_is_below_one(pipeline: Pipeline) -> None:
+    request = pipeline.request("a", GenerationInputs(source=latents(32)), timesteps=[0.8, 0.3])
+    assert (request.timesteps, request.steps, request.denoise) == ((0.8, 0.3), 2, 0.8)
+    assert pipeline.request("a", timesteps=[0.8]).denoise == 1.0
+
+
+def test_dcw_comes_from_the_bundle_unless_it_is_asked_for(pipeline: Pipeline) -> None:
+    assert pipeline.request("a").parameters.dcw is None
+    sampler = pipeline.bundle.sampler.model_copy(update={"dcw": DcwSpec(low=0.0625, high=0.25)})
+    changed = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"sampler": sampler}))
+    dcw = changed.request("a").parameters.dcw
+    assert dcw is not None
+    assert (dcw.mode, dcw.low, dcw.high) == ("double", 0.0625, 0.25)
+    off = changed.request("a", dcw={"low": 0.0, "high": 0.0}).parameters.dcw
+    assert off is not None
+    assert off.is_neutral

@@ -14,6 +14,7 @@ from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
 from runtime.audio.encoding import to_s16
+from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.errors import QueueFullError, RequestError, ShapeError
 from runtime.pipeline.compose import GenerationInputs
@@ -108,11 +109,44 @@ def test_a_missing_seed_is_drawn_once_per_generation(pipeline: Pipeline) -> None
 @pytest.mark.parametrize("window", [1, 7, 200])
 def test_audio_across_segments_equals_the_full_decode(pipeline: Pipeline, window: int) -> None:
     assert pipeline.codec is not None
-    generation = LongGeneration(pipeline, options(seconds=2.99))
+    generation = LongGeneration(pipeline, options(seconds=2.99, finish=False))
     pcm = np.concatenate(list(generate_audio(pipeline, generation, window_frames=window)))
     full = pipeline.codec.decode(whole(pipeline, LongGeneration(pipeline, options(seconds=2.99))))
     assert len(pcm) == round(2.99 * SPEC.sample_rate_hz) < len(full)
     assert np.abs(pcm - full[: len(pcm)]).max() < 1e-5
+
+
+def test_finished_audio_is_at_its_level_whatever_the_windows(pipeline: Pipeline) -> None:
+    whole_audio, raw = (finished(pipeline, 200, finish=is_finished) for is_finished in (True, False))
+    rate_hz = SPEC.sample_rate_hz
+    before, after = (loudness_lufs(block_energies(pcm, rate_hz)) for pcm in (raw, whole_audio))
+    assert before is not None
+    assert before > -4.0, "the tiny codec is louder than 12 dB can mend"
+    assert after == pytest.approx(before - 12.0, abs=1.0)
+    assert np.abs(whole_audio).max() <= 10 ** (-1 / 20)
+    assert not whole_audio[0].any()
+    assert np.abs(whole_audio[-1]).max() < 1e-3
+    for window_frames in (1, 7):
+        assert np.abs(finished(pipeline, window_frames) - whole_audio).max() < 1e-5
+    assert np.array_equal(finished(pipeline, 7), finished(pipeline, 7))
+
+
+def test_what_is_decoded_for_its_loudness_is_not_decoded_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pipeline.codec is not None
+    decode, counts = pipeline.codec._decode, []
+    monkeypatch.setattr(pipeline.codec, "_decode", lambda *values: counts.append(len(values[0])) or decode(*values))
+    finished(pipeline, 7, finish=False)
+    unfinished = sorted(counts)
+    counts.clear()
+    finished(pipeline, 7)
+    assert sorted(counts) == unfinished
+
+
+def finished(pipeline: Pipeline, window_frames: int, **values: object) -> NDArray[np.float32]:
+    generation = LongGeneration(pipeline, options(**values))
+    return np.concatenate(list(generate_audio(pipeline, generation, window_frames=window_frames)))
 
 
 def test_each_segment_gets_its_part_of_a_long_source(pipeline: Pipeline) -> None:
@@ -177,6 +211,20 @@ def test_a_repaint_keeps_the_samples_of_its_source(pipeline: Pipeline, window_fr
     joins, rest = (np.abs(np.diff(pcm.astype(int), axis=0)).max(axis=1) for pcm in (result, source))
     near = np.r_[begin - 2 * fade : begin + 2, end - 2 : end + 2 * fade]
     assert joins[near].max() <= max(rest.max(), joins[begin:end].max()) + 2**16 / fade
+
+
+def test_what_is_generated_is_as_loud_as_what_is_kept_around_it(pipeline: Pipeline) -> None:
+    """But for what the limiter takes from noise at this level; at the usual -16 LUFS it would be 4 dB too quiet."""
+    source_lufs = -8.0
+    assert pipeline.codec is not None
+    rate_hz, decoded = SPEC.sample_rate_hz, pipeline.codec.decode(latents(76))
+    plain = loudness_lufs(block_energies(decoded, rate_hz))
+    assert plain is not None
+    source = to_s16(decoded * np.float32(10 ** ((source_lufs - plain) / 20)))
+    result = audio_of(pipeline, wav(source), repaint=[{"start_s": 1.0, "end_s": 2.0}])
+    passage = result[rate_hz : 2 * rate_hz].astype(np.float32) / 32768
+    assert loudness_lufs(block_energies(passage, rate_hz)) == pytest.approx(source_lufs, abs=2.5)
+    assert np.array_equal(result[: rate_hz // 2], source[: rate_hz // 2])
 
 
 def test_a_longer_generation_continues_the_samples_of_its_source(pipeline: Pipeline) -> None:

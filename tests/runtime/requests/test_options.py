@@ -1,13 +1,21 @@
 """The public options: what is refused, in which words, and that the schema tells the same limits."""
 
+import inspect
 import json
+import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from helpers.paths import ROOT
 from pydantic import ValidationError
 
+from runtime.config.conditions import TextGraphSpec
 from runtime.errors import RequestError
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.generation import generate_latents
 from runtime.requests.options import MAX_CURVE_VALUES, GenerationOptions, StepOptions, parse_options
+from server.asgi.openapi import GenerationBody
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "is missing"),
@@ -98,3 +106,40 @@ def test_an_unknown_option_names_a_similar_one() -> None:
         parse_options({"prompt": "a", "guidanse": 2.0})
     with pytest.raises(RequestError, match=r"leave volume out$"):
         parse_options({"prompt": "a", "volume": 2.0})
+
+
+def test_timesteps_take_the_place_of_steps_shift_and_denoise() -> None:
+    assert parse_options({"prompt": "", "timesteps": [1.0, 0.6, 0.2]}).timesteps == [1.0, 0.6, 0.2]
+    for name, value in (("steps", 3), ("shift", 2.0), ("denoise", 0.5)):
+        with pytest.raises(RequestError, match=f"timesteps and {name} say the same thing"):
+            parse_options({"prompt": "", "timesteps": [1.0], name: value})
+    for wrong in ([0.5, 0.5], [0.2, 0.6], [1.1], [0.5, 0.0], []):
+        with pytest.raises(RequestError, match="timesteps"):
+            parse_options({"prompt": "", "timesteps": wrong})
+
+
+def test_a_guidance_interval_has_an_order() -> None:
+    with pytest.raises(RequestError, match="cfg_interval_start <= cfg_interval_end"):
+        parse_options({"prompt": "", "cfg_interval_start": 0.6, "cfg_interval_end": 0.5})
+
+
+def counterparts() -> list[tuple[str, list[str], list[str]]]:
+    """The rows of the table in README.md: their arguments, ours."""
+    text = (ROOT / "runtime/README.md").read_text(encoding="utf-8").partition("| diffusers | here |")[2]
+    rows = [line.split("|")[1:3] for line in text.partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    return [(row[0], *(re.findall(r"`([\w.]+)`", cell) for cell in row)) for row in rows]
+
+
+def test_every_counterpart_of_a_pipeline_argument_exists() -> None:
+    known = {*GenerationBody.model_fields, *TextGraphSpec.model_fields, *inspect.signature(generate_latents).parameters}
+    known |= {name for field in fields(GenerationInputs) for name in (field.name, f"GenerationInputs.{field.name}")}
+    for theirs, _, ours in counterparts():
+        assert ours, theirs
+        assert set(ours) <= known, theirs
+
+
+@pytest.mark.export
+def test_every_argument_of_the_pipeline_has_its_counterpart() -> None:
+    pipeline = pytest.importorskip("diffusers").AceStepPipeline
+    arguments = [name for name in inspect.signature(pipeline.__call__).parameters if name != "self"]
+    assert sorted(name for _, theirs, _ in counterparts() for name in theirs) == sorted(arguments)

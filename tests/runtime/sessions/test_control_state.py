@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
 from helpers.live_simulation import MODEL, RATE
 
+from runtime.engines.adapters import Adapter, AdapterCatalog
+from runtime.errors import RequestError
 from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import STEP_CONTROLS
+from runtime.sessions.controls import STEP_CONTROLS, check_controls
 from runtime.sessions.messages import LivePrompt
 from runtime.sessions.playback.playhead import Playhead
+
+FACTORS = np.zeros((4, 8), np.float32)
+CATALOG = AdapterCatalog({name: Adapter(name, FACTORS, FACTORS) for name in ("soft", "hard")}, 8)
 
 
 def state(**controls: object) -> ControlState:
@@ -36,6 +46,22 @@ def test_options_leave_out_what_needs_a_source_where_there_is_none() -> None:
 
 def test_a_value_equal_to_the_default_changes_no_options() -> None:
     assert state(guidance=3.0).options(0.0, has_source=False) == state().options(0.0, has_source=False)
+
+
+def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
+    model = replace(MODEL, adapters=CATALOG)
+    controls = ControlState(model, {"adapters": [{"id": "soft"}]}, [], "velocity", 5)
+    controls.change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, 10.0, ramp_s=2.0)
+    for found in (controls, ControlState.restore(json.loads(json.dumps(controls.snapshot(10.0))), model, 10.0)):
+        values = [
+            {item["id"]: item["strength"] for item in found.value("adapters", at_s)} for at_s in (10.5, 11.0, 12.0)
+        ]
+        assert values == [{"soft": 0.75, "hard": 0.5}, {"soft": 0.5, "hard": 1.0}, {"hard": 2.0}]
+        used = found.options(11.0, has_source=False).adapters
+        assert used is not None
+        assert [(use.id, use.strength) for use in used] == [("soft", 0.5), ("hard", 1.0)]
+    with pytest.raises(RequestError, match="no adapter 'sofd'"):
+        check_controls({"adapters": [{"id": "sofd"}]}, model)
 
 
 def test_a_ramp_moves_linearly_and_its_seq_is_complete_at_the_end() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL
 
@@ -38,6 +40,15 @@ def test_a_wrong_patch_names_the_member(patch: dict[str, object], field: str, te
     with pytest.raises(RequestError, match=text) as caught:
         check_controls(patch, MODEL)
     assert caught.value.field == field
+
+
+def test_what_the_bundle_makes_nothing_of_is_no_control() -> None:
+    model = replace(MODEL, untaken=frozenset({"lyrics", "bpm"}))
+    assert {"lyrics", "bpm"} <= controls_schema(MODEL)["properties"].keys()
+    assert not {"lyrics", "bpm"} & controls_schema(model)["properties"].keys()
+    assert check_controls({"bpm": 90}, MODEL) == {"bpm": 90}
+    with pytest.raises(RequestError, match="the bundle makes nothing of it"):
+        check_controls({"bpm": 90}, model)
 
 
 def test_equal_prompts_become_one() -> None:

@@ -35,6 +35,7 @@ EXAMPLES = [
     {"type": "source", "seq": 3, "id": None},
     {"type": "structure", "seq": 4, "id": "sha", "strength": 0.5},
     {"type": "timbre", "seq": 5, "id": "sha"},
+    {"type": "adapter", "seq": 6, "id": "soft", "strength": 0.5, "ramp_ms": 100},
     {"type": "write", "seq": 6, "at_s": 0, "samples": 4800, "format": "f32", "mode": "sum"},
     {"type": "band", "seq": 7, "start_s": 1, "end_s": 2.5},
     {"type": "band", "seq": 8, "start_s": None, "end_s": None},

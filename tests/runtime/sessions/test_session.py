@@ -20,6 +20,7 @@ from helpers.live_simulation import (
     new_session,
 )
 
+from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions import messages
@@ -128,6 +129,29 @@ def test_a_ramp_moves_step_parameters_in_small_steps_and_ends_complete() -> None
     assert len(values) <= 0.5 / 0.02
     assert simulation.chunks[-1][0].full_seq == 1
     assert simulation.chunks[-1][0].pcm[0, GUIDANCE] == 7.0
+
+
+def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
+    factors = np.zeros((4, 8), np.float32)
+    catalog = AdapterCatalog({name: Adapter(name, factors, factors) for name in ("soft", "hard")}, 8)
+    both = [{"id": "soft", "strength": 1.0}, {"id": "hard", "strength": 0.5}]
+    opened = messages.Open(seed=1, slots=1, controls={"adapters": both})
+    simulation = Simulation(LiveSession("s", dataclasses.replace(MODEL, adapters=catalog), opened, 0.0))
+    simulation.session.attach("token", 0.0, keep_s=60.0)
+    simulation.run(1.0)
+    with pytest.raises(RequestError, match="no adapter 'sofd'"):
+        simulation.handle(messages.SetAdapter(seq=1, id="sofd", strength=1.0))
+    simulation.handle(messages.SetAdapter(seq=1, id="soft", strength=None, ramp_ms=400.0))
+    simulation.run(1.5)
+    used = [update.patch["adapters"] for update in simulation.updates]
+    strengths = [{item["id"]: item["strength"] for item in items} for items in used]
+    assert all(found["hard"] == 0.5 for found in strengths)
+    fading = [found["soft"] for found in strengths if "soft" in found]
+    assert len(fading) > 4
+    assert fading == sorted(fading, reverse=True)
+    last = simulation.jobs[-1].options.adapters
+    assert last is not None
+    assert [item.id for item in last] == ["hard"]
 
 
 @pytest.mark.parametrize("mode", ["loop", "extend"])
@@ -362,6 +386,52 @@ def test_wrong_messages_change_nothing() -> None:
     with pytest.raises(StaleSeqError):
         simulation.set(5, shift=3.0)
     assert simulation.session.snapshot(simulation.now_s).meta == before
+
+
+def test_a_timbre_reaches_the_next_generations_until_it_is_removed() -> None:
+    simulation = playing()
+    reference = np.ones((12, CHANNELS), np.float32)
+    simulation.handle(messages.SetTimbre(seq=1, id="x", strength=0.5), reference)
+    simulation.run(0.5)
+    assert simulation.jobs[-1].timbre is reference
+    assert simulation.jobs[-1].options.timbre_strength == 0.5
+    snapshot = simulation.session.snapshot(simulation.now_s)
+    restored = LiveSession.restore(snapshot, MODEL, 0.0).snapshot(0.0)
+    assert restored.meta["generations"]["timbre"] == snapshot.meta["generations"]["timbre"] == "timbre/1/x"
+    simulation.handle(messages.SetTimbre(seq=2, id=None))
+    simulation.run(0.5)
+    assert simulation.jobs[-1].timbre is None
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_structure_reaches_the_next_generations_until_it_is_removed(mode: str) -> None:
+    simulation = playing(mode=mode)
+    hints = np.arange(10.0)[:, None] + np.zeros((10, CHANNELS), np.float32)
+    simulation.handle(messages.SetStructure(seq=1, id="x", strength=0.5), hints)
+    simulation.run(0.5)
+    job = simulation.jobs[-1]
+    start, frames = job.segment.start_frame, job.segment.frames
+    assert job.hints is not None
+    assert job.hints[:, 0].tolist() == [frame % 10 for frame in range(start, start + frames)]
+    assert (job.source, job.options.structure_strength) == (None, 0.5)
+    simulation.restart()
+    simulation.set(2, shift=2.0)
+    simulation.run(0.5)
+    assert simulation.jobs[-1] is not job
+    assert simulation.jobs[-1].hints is not None
+    assert simulation.session.snapshot(0.0).meta["generations"]["structure"] == ["x", None, "structure/1/x", 0]
+    simulation.handle(messages.SetStructure(seq=3, id=None))
+    simulation.run(0.5)
+    assert simulation.jobs[-1].hints is None
+    assert simulation.jobs[-1].options.structure_strength is None
+
+
+@pytest.mark.parametrize("message", [messages.SetTimbre(seq=1, id="x"), messages.SetStructure(seq=1, id="x")])
+def test_a_model_without_the_part_refuses_a_reference(message: messages.SetTimbre | messages.SetStructure) -> None:
+    untaken = frozenset({"timbre_strength", "structure_strength"})
+    session = LiveSession("s", dataclasses.replace(MODEL, untaken=untaken), messages.Open(), 0.0)
+    with pytest.raises(RequestError, match=rf"the bundle has no \[{message.type}\]"):
+        session.handle(message, 0.0, np.ones((12, CHANNELS), np.float32))
 
 
 def test_a_model_without_text_refuses_prompts() -> None:

@@ -11,86 +11,13 @@ import pytest
 from conftest import Loops
 from helpers.generations import CONDITIONS, Inbox, make
 
-from runtime.errors import DrainingError, QueueFullError, RequestError
+from runtime.errors import DrainingError, RequestError
 from runtime.requests.request import GenerationRequest
-from runtime.tick.client import Registry
-from runtime.tick.events import Cancelled, Event, Finished, Progress
+from runtime.tick.events import Cancelled, Finished
 
 
 def request(name: str, session: str = "") -> GenerationRequest:
     return GenerationRequest(frames=16, conditions=(CONDITIONS[0],), session=session, id=name)
-
-
-def enter_at_once(registry: Registry, names: list[str]) -> list[Exception]:
-    """Enter all from threads that start together; returns the refusals."""
-    start, refused = threading.Barrier(len(names)), list[Exception]()
-
-    def enter(name: str) -> None:
-        start.wait()
-        try:
-            registry.enter(request(name), lambda event: None)
-        except (QueueFullError, RequestError) as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=enter, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return refused
-
-
-def test_exactly_slots_plus_queue_enter_when_many_ask_at_once() -> None:
-    registry = Registry(slots=3, queue=4)
-    refused = enter_at_once(registry, [str(index) for index in range(50)])
-    assert (len(registry), len(refused)) == (7, 43)
-
-
-def test_one_id_that_is_entered_by_many_at_once_takes_one_place() -> None:
-    registry = Registry(slots=1, queue=1)
-    refused = enter_at_once(registry, ["a"] * 20)
-    assert [type(error) for error in refused] == [RequestError] * 19
-    registry.leave(Cancelled("a"), "cancelled")
-    for name in "bc":
-        registry.enter(request(name), lambda event: None)
-    assert registry.ids() == ["b", "c"]
-
-
-def test_a_generation_leaves_once_and_frees_its_place() -> None:
-    registry, events = Registry(slots=1, queue=0), list[Event]()
-    registry.enter(request("a"), events.append)
-    registry.publish(Progress("a", 1, 4, 0, 1.0))
-    for _ in range(3):
-        registry.leave(Cancelled("a"), "cancelled")
-    registry.publish(Progress("a", 2, 4, 1, 1.0))
-    assert [type(event) for event in events] == [Progress, Cancelled]
-    assert registry.outcomes["cancelled"] == 1
-    registry.enter(request("b"), events.append)
-
-
-def test_a_generation_is_not_another_one_of_the_same_id() -> None:
-    registry, first, second = Registry(slots=1, queue=0), request("a"), request("a")
-    registry.enter(first, lambda event: None)
-    assert registry.holds(first)
-    assert not registry.holds(second)
-    registry.leave(Cancelled("a"), "cancelled")
-    assert not registry.holds(first)
-
-
-def test_entering_waits_for_a_place_where_asked_to() -> None:
-    registry, entered = Registry(slots=1, queue=0), threading.Event()
-    registry.enter(request("a"), lambda event: None)
-
-    def enter() -> None:
-        registry.enter(request("b"), lambda event: None, wait=True)
-        entered.set()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    assert not entered.wait(0.05)
-    registry.leave(Cancelled("a"), "cancelled")
-    assert entered.wait(10)
-    thread.join()
 
 
 def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
@@ -109,18 +36,6 @@ def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Lo
     loop.close()
     thread.join(10)
     assert len(refused) == 1
-
-
-def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
-    registry = Registry(slots=4, queue=0)
-    for name in "ab":
-        registry.enter(request(name, "s"), lambda event: None)
-    assert len(registry.override("s", {"guidance": 3.0})) == 2
-    registry.leave(Cancelled("a"), "cancelled")
-    assert registry.overrides("s") == {"guidance": 3.0}
-    registry.leave(Cancelled("b"), "cancelled")
-    assert registry.overrides("s") == {}
-    assert registry._sessions == {}
 
 
 def test_an_update_is_a_merge_patch(loops: Loops) -> None:

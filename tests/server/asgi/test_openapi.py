@@ -67,8 +67,8 @@ def operations(served: Served) -> dict[str, dict[str, Any]]:
 def test_operation_ids_are_verbs_with_their_object(served: Served) -> None:
     assert set(operations(served)) == {
         "create_generation", "create_source", "list_sources", "get_source", "delete_source", "list_models", "get_model",
-        "get_schema", "get_live_schema", "get_live", "get_ready", "get_metrics", "list_sessions", "get_session",
-        "end_session",
+        "list_adapters", "get_schema", "get_live_schema", "get_live", "get_ready", "get_metrics", "list_sessions",
+        "get_session", "end_session",
     }  # fmt: skip
 
 

@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import jsonschema_rs
+import numpy as np
 import pytest
+import safetensors.numpy
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import TinySpec
 from helpers.http_harness import Served, eventually, open_websocket, problem, refused_websocket, serving
 from helpers.live_player import TIMEOUT_S, is_audio, player
 from hypothesis import given, settings
@@ -90,6 +95,25 @@ def test_sessions_have_their_own_sound(served: Served) -> None:
         two.receive_until(lambda item: is_audio(item) and item.full_seq == 9)
         assert is_audio(one.receive_until(is_audio))
         assert {chunk.first_seq for chunk in one.chunks} == {0}
+
+
+def test_references_are_heard_and_wrong_ones_are_answered(built: Built) -> None:
+    file = safetensors.numpy.save({"latents": np.ones((20, TinySpec().channels), np.float32)})
+    conditioned = built(conditions=True, structure=True, more=FEW_VARIANTS)
+    with serving(conditioned) as served, served.client() as http, player(served) as client:
+        id_ = http.post("/v1/sources", content=file).json()["id"]
+        ready = client.open(prompts=[{"text": "a"}], seed=3)
+        assert "codes" not in ready.controls.values
+        assert {"structure_strength", "timbre_strength", "lyrics"} < set(ready.controls.values)
+        client.receive_until(is_audio)
+        client.send(type="set", seq=1, values={"codes": [1]})
+        client.send(type="structure", seq=2, id="none")
+        for field, seq in (("values.codes", 1), ("id", 2)):
+            refused = client.receive_until(lambda item: isinstance(item, Problem))
+            assert (refused.field, refused.seq) == (field, seq)
+        for seq, reference in enumerate(("structure", "timbre"), 3):
+            client.send(type=reference, seq=seq, id=id_, strength=0.5)
+            client.receive_until(lambda item, seq=seq: is_audio(item) and item.full_seq == seq)
 
 
 def test_many_abrupt_disconnects_leave_nothing_behind(serve: Serve) -> None:
@@ -176,7 +200,9 @@ MEMBERS = st.dictionaries(
     JSON,
     max_size=5,
 )
-TYPES = st.sampled_from(["set", "prompts", "source", "timbre", "write", "band", "seek", "ack", "canvas", "open", "no"])
+TYPES = st.sampled_from(
+    ["set", "prompts", "source", "timbre", "structure", "write", "band", "seek", "ack", "canvas", "open", "no"]
+)
 MESSAGES = st.builds(lambda name, members: {**members, "type": name}, TYPES, MEMBERS) | JSON
 
 

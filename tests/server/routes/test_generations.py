@@ -4,10 +4,11 @@ import io
 import json
 import struct
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +20,9 @@ import safetensors.numpy
 import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.factories import TinySpec
 from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of
 
 from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
@@ -191,7 +194,8 @@ def test_the_windows_of_a_stream_equal_one_decode(served: Served) -> None:
     codec = served.pipeline.codec
     assert codec is not None
     expected = np.minimum(np.rint(np.clip(codec.decode(latents), -1, 1) * 32768), 32767)[: 5 * 8000]
-    pcm = np.frombuffer(served.post(response_format="pcm", seconds=5).content, "<i2").reshape(-1, 2)
+    response = served.post(response_format="pcm", seconds=5, finish=False)
+    pcm = np.frombuffer(response.content, "<i2").reshape(-1, 2)
     assert pcm.shape == expected.shape
     assert np.abs(pcm - expected).max() <= 1
 
@@ -300,17 +304,104 @@ def test_a_failure_after_the_first_chunk_aborts_the_body(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    decode_window, calls = Codec.decode_window, count()
+    decode, calls = Codec.decode_with_margins, count()
 
     def failing(codec: Codec, *arguments: Any) -> Any:
-        if next(calls) == 2:
+        if next(calls) == 4:
             raise EngineError("the codec is broken")
-        return decode_window(codec, *arguments)
+        return decode(codec, *arguments)
 
-    monkeypatch.setattr(Codec, "decode_window", failing)
+    monkeypatch.setattr(Codec, "decode_with_margins", failing)
     with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
         client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
     counted = served.metrics()
     assert counted["tickrt_generations_total{outcome=engine_error}"] == 1
     assert counted["tickrt_generations_in_flight"] == counted["tickrt_slots_active"] == 0
     assert served.post().status_code == 200
+
+
+@pytest.fixture(scope="module")
+def conditioned(built: Built) -> Iterator[Served]:
+    """A server of a model with lyrics, metadata, tasks, timbre and structure."""
+    with serving(built(conditions=True, structure=True, more=FEW_VARIANTS)) as served:
+        yield served
+
+
+def form_latents(served: Served, /, *, files: Mapping[str, bytes] = MappingProxyType({}), **body: object) -> np.ndarray:
+    """The latents of a generation with these parts of the form."""
+    request = json.dumps({"prompt": "a", "seed": 1, "response_format": "latents", **body})
+    form = {"request": (None, request), **{name: (name, data) for name, data in files.items()}}
+    with served.client() as client:
+        response = client.post(GENERATIONS, files=form)
+    assert response.status_code == 200, response.text
+    return safetensors.numpy.load(response.content)["latents"]
+
+
+def latents_file(frames: int, seed: int = 5) -> tuple[bytes, np.ndarray]:
+    latents = np.random.default_rng(seed).standard_normal((frames, TinySpec().channels)).astype(np.float32)
+    return safetensors.numpy.save({"latents": latents}), latents
+
+
+def source_id(served: Served, data: bytes) -> str:
+    with served.client() as client:
+        return str(client.post("/v1/sources", content=data).json()["id"])
+
+
+@pytest.mark.parametrize("part", ["timbre", "structure"])
+def test_a_reference_is_uploaded_or_named(conditioned: Served, part: str) -> None:
+    audio = wav_upload(1.0)
+    plain = form_latents(conditioned, seconds=1.28)
+    by_upload = form_latents(conditioned, files={part: audio}, seconds=1.28)
+    by_id = form_latents(conditioned, seconds=1.28, **{f"{part}_id": source_id(conditioned, audio)})
+    assert np.array_equal(by_upload, by_id)
+    assert np.abs(by_upload - plain).max() > 1e-3
+    assert len(form_latents(conditioned, files={part: audio})) == (26 if part == "structure" else 32)
+
+
+def test_a_timbre_of_strength_0_is_that_of_silence(conditioned: Served) -> None:
+    file, _ = latents_file(TinySpec().timbre_frames)
+    silent = form_latents(conditioned, files={"timbre": file}, timbre_strength=0.0)
+    np.testing.assert_allclose(silent, form_latents(conditioned), atol=1e-6)
+
+
+def test_the_codes_of_a_structure_give_what_it_gives(conditioned: Served) -> None:
+    file, latents = latents_file(8 * FRAMES_PER_CODE)
+    codes = codes_of(latents).tolist()
+    text = "".join(f"<|audio_code_{code}|>" for code in codes)
+    by_file = form_latents(conditioned, files={"structure": file})
+    assert len(by_file) == 8 * FRAMES_PER_CODE
+    assert np.array_equal(by_file, form_latents(conditioned, codes=codes))
+    assert np.array_equal(by_file, form_latents(conditioned, codes=text))
+    assert np.abs(by_file - form_latents(conditioned, files={"structure": file}, structure_strength=0.5)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("files", "body", "status", "message"),
+    [
+        ({"timbre": b"this is a text"}, {}, 415, "the timbre is not audio"),
+        ({"structure": b"this is a text"}, {}, 415, "the structure is not audio"),
+        ({"timbre": b"fLaC" + bytes(64)}, {}, 422, "timbre: not audio"),
+        ({"structure": b"fLaC" + bytes(64)}, {}, 422, "structure: not audio"),
+        ({"timbre": wav_upload(0.1)}, {"timbre_id": 64 * "0"}, 422, "timbre_id: the form has a part `timbre`"),
+        ({"structure": wav_upload(0.1)}, {"structure_id": 64 * "0"}, 422, "the form has a part `structure`"),
+        ({}, {"timbre_id": 64 * "0"}, 404, "timbre_id: there is no source"),
+        ({}, {"structure_id": 64 * "0"}, 404, "structure_id: there is no source"),
+        ({"structure": wav_upload(0.1)}, {"codes": [1]}, 422, "structure: has no effect beside codes"),
+        ({}, {"codes": [NUM_CODES]}, 422, f"codes: code 0 is {NUM_CODES}, the model has 0 to {NUM_CODES - 1}"),
+        ({}, {"codes": "12, 7"}, 422, "codes: expected codes"),
+    ],
+)
+def test_wrong_references_are_refused(
+    conditioned: Served, files: dict[str, bytes], body: dict[str, object], status: int, message: str
+) -> None:
+    form = {"request": (None, json.dumps({"prompt": "a", **body})), **{name: (name, f) for name, f in files.items()}}
+    with conditioned.client() as client:
+        assert message in problem(client.post(GENERATIONS, files=form), status)["detail"]
+    assert conditioned.post(steps=1).status_code == 200
+
+
+@pytest.mark.parametrize("part", ["timbre", "structure"])
+def test_a_model_without_the_part_refuses_a_reference(served: Served, part: str) -> None:
+    form = {"request": (None, '{"prompt": "a"}'), part: ("a.wav", wav_upload(0.1))}
+    with served.client() as client:
+        assert f"has no [{part}]" in problem(client.post(GENERATIONS, files=form), 422)["detail"]

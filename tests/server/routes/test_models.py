@@ -12,6 +12,7 @@ from helpers.http_harness import Served, problem, serving
 
 from runtime.cli import app
 from runtime.requests.options import DcwOptions, GenerationOptions
+from runtime.requests.validation import untaken_options
 
 SPEC = TinySpec()
 
@@ -42,9 +43,13 @@ def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served
     with served.client() as client:
         properties = set(client.get("/v1/schema").json()["properties"])
     flags = [flag for item in typer.main.get_command(app).params for flag in item.opts if flag.startswith("--")]
+    pipeline = served.app.state.service.pipeline
+    untaken = untaken_options(pipeline.bundle)
+    assert {"lyrics", "bpm", "timbre_strength"} < untaken
+    assert not properties & {*untaken, "timbre_id"}
     options = set(GenerationOptions.model_fields)
     assert properties - options == {"response_format", "stream", "source_id", "target_id", "model", "metadata"}
-    assert options <= properties
+    assert options - untaken <= properties
     flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
     assert {f"--{name.replace('_', '-')}" for name in flat} <= set(flags)
     assert len(flags) == len(set(flags))

@@ -19,7 +19,7 @@ FACTS = BundleFacts(
     channels=64,
     frame_rate_hz=25.0,
     frame_multiple=2,
-    canvas_frames=6000,
+    canvas_s=240.0,
     is_turbo=True,
     sample_rate_hz=48_000,
     audio_channels=2,
@@ -38,10 +38,17 @@ def written(folder: Path, facts: BundleFacts) -> Bundle:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    bundle = written(tmp_path, replace(FACTS, text_encoder=TEXT, figures={"layers": 24}))
+    lyrics = {"template": "# Languages\n{language}\n\n# Lyric\n{lyrics}", "max_tokens": 2048}
+    text = {**TEXT, "template": TEXT["template"] + "{instruction}", "instructions": {"extract": ["a {track}", "a"]}}
+    facts = replace(FACTS, text_encoder=text, lyrics=lyrics, timbre={"frames": 750}, figures={"layers": 24})
+    bundle = written(tmp_path, facts)
     assert bundle.description == FACTS.description
     assert bundle.text_encoder is not None
-    assert bundle.text_encoder.template == TEXT["template"]
+    assert bundle.text_encoder.template == text["template"]
+    assert bundle.text_encoder.instructions == {"extract": ("a {track}", "a")}
+    assert bundle.text_encoder.lyrics is not None
+    assert bundle.text_encoder.lyrics.template == lyrics["template"]
+    assert list(bundle.condition_graphs) == ["text_encoder", "lyric_encoder", "timbre_encoder"]
     assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
     assert bundle.training == {"layers": 24}
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
@@ -58,7 +65,7 @@ def test_margins_and_windows_are_multiples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("canvas", "overlap"), [(6000, 250), (1500, 250), (100, 24), (2, 2)])
 def test_the_overlap_fits_the_canvas(canvas: int, overlap: int) -> None:
-    assert replace(FACTS, canvas_frames=canvas).overlap_frames == overlap
+    assert replace(FACTS, canvas_s=canvas / 25.0).overlap_frames == overlap
 
 
 def test_arrays_are_named_where_there_are_files(tmp_path: Path) -> None:
@@ -71,7 +78,7 @@ def test_arrays_are_named_where_there_are_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text_encoder", [None, TEXT])
 def test_the_first_deployment_fits_its_bundle(tmp_path: Path, text_encoder: dict[str, object] | None) -> None:
-    facts = replace(FACTS, canvas_frames=1500, text_encoder=text_encoder)
+    facts = replace(FACTS, canvas_s=60.0, text_encoder=text_encoder)
     folder = tmp_path / "models" / "acestep"
     folder.mkdir(parents=True)
     bundle = written(folder, facts)

@@ -1,4 +1,4 @@
-"""Sources of modules: damaged folders are refused by name; random weights are reproducible and finite."""
+"""Sources of modules: checkpoints give diffusers' own parts; random weights are reproducible and finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny_acestep import TRANSFORMER, VAE, save_checkpoint
+from helpers.tiny_acestep import TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
 
 from runtime.errors import ConfigError
 
@@ -19,54 +19,69 @@ pytest.importorskip("diffusers")
 
 from engine_build.export.acestep.sources import TURBO_CONFIG, Checkpoint, RandomWeights  # noqa: E402
 
-
-def folder_with(tmp_path: Path, **classes: str) -> Path:
-    for part, name in classes.items():
-        (tmp_path / part).mkdir(parents=True)
-        (tmp_path / part / "config.json").write_text(json.dumps({"_class_name": name}))
-    return tmp_path
+PARTS = ["transformer", "vae", "condition_encoder", "text_encoder", "audio_tokenizer", "audio_token_detokenizer"]
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no folder.*none"):
-        Checkpoint(tmp_path / "none")
+def equal(module: Any, wanted: Any) -> bool:
+    """Parameters and buffers, the ones that no file has included."""
+    found, expected = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, wanted))
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.parametrize("part", ["transformer", "vae"])
-def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
-    classes = {"transformer": "AceStepTransformer1DModel", "vae": "AutoencoderOobleck"}
-    del classes[part]
-    with pytest.raises(ConfigError, match=rf"not a checkpoint in diffusers' layout: .*{part}.config\.json"):
-        Checkpoint(folder_with(tmp_path, **classes))
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_loaded_as_diffusers_and_transformers_load_it(base: Path, part: str) -> None:
+    module, wanted = Checkpoint(base).load(part), getattr(diffusers_pipeline(base), part)
+    assert type(module) is type(wanted)
+    assert not module.training
+    assert equal(module, wanted)
 
 
-@pytest.mark.parametrize("part", ["transformer", "vae", "condition_encoder"])
-def test_another_model_is_named(tmp_path: Path, part: str) -> None:
-    classes = {"transformer": "AceStepTransformer1DModel", "vae": "AutoencoderOobleck"} | {part: "FluxTransformer"}
-    with pytest.raises(ConfigError, match=f"{part}.*describes a FluxTransformer, expected A"):
-        Checkpoint(folder_with(tmp_path, **classes))
+def test_turbo_and_sizes_are_reported_before_anything_is_loaded(base: Path, tmp_path: Path) -> None:
+    lines = list(Checkpoint(base).report())
+    count = sum(parameter.numel() for parameter in Checkpoint(base).load("transformer").parameters())
+    assert lines[0] == "Tiny_Base: with guidance"
+    assert f"  transformer: {count / 1e6:.1f} M parameters in f32, {count * 4 / 1e9:.2f} GB in memory" in lines
+    assert not any(line.startswith("  no ") for line in lines)
+    few = list(Checkpoint(save_checkpoint(tmp_path / "c", turbo=True, encoder=False)).report())
+    assert few[0] == "c: turbo (no guidance)"
+    assert "  no audio_tokenizer: covers have no structure" in few
+    assert any(line.startswith("  no condition_encoder: no texts") for line in few)
 
 
-def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    folder_with(tmp_path, transformer="AceStepTransformer1DModel", vae="AutoencoderOobleck")
-    (tmp_path / "vae" / "config.json").write_text("[")
-    with pytest.raises(ConfigError, match=r"vae.*cannot be read"):
-        Checkpoint(tmp_path)
+def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "c")
+    first = Checkpoint(folder).fingerprint()
+    assert Checkpoint(folder).fingerprint() == first
+    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    second = Checkpoint(folder).fingerprint()
+    tokenizer = folder / "tokenizer" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    assert len({first, second, Checkpoint(folder).fingerprint()}) == 3
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
-def test_damaged_weights_are_named(tmp_path: Path, damage: str) -> None:
-    save_checkpoint(tmp_path / "c", text=False, encoder=False)
-    weights = tmp_path / "c" / "transformer" / "diffusion_pytorch_model.safetensors"
-    if damage == "missing":
-        weights.unlink()
-    elif damage == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    else:
-        config = weights.with_name("config.json")
-        config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 48'))
-    with pytest.raises(ConfigError, match=r"transformer cannot be loaded"):
-        Checkpoint(tmp_path / "c").transformer()
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": 48}, r"has '.*' of shape \[.*32.*\], the configuration describes \[.*48"),
+        ({"num_hidden_layers": 2}, r"has a tensor 'layers\.2\..*', the configuration describes a model without it"),
+        ({"num_hidden_layers": 4}, r"\d+ tensors that .* are missing in .*model\.safetensors: 'layers\.3\."),
+    ],
+)
+def test_a_configuration_that_does_not_fit_names_the_tensor(tmp_path: Path, change: dict[str, int], says: str) -> None:
+    folder = save_checkpoint(tmp_path / "c", text=False, encoder=False)
+    config = folder / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ConfigError, match=says):
+        Checkpoint(folder).load("transformer")
+
+
+def test_a_configuration_that_makes_no_model_is_refused(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "c", text=False, encoder=False)
+    config = folder / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "wide"}))
+    with pytest.raises(ConfigError, match=r"transformer does not describe a model"):
+        Checkpoint(folder).load("transformer")
 
 
 def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path) -> None:
@@ -74,11 +89,11 @@ def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c")
     shutil.rmtree(tmp_path / "c" / "tokenizer")
     with pytest.raises(ConfigError, match=r"has a text encoder and no tokenizer/"):
-        Checkpoint(tmp_path / "c").text_encoder()
+        Checkpoint(tmp_path / "c").load("text_encoder")
 
 
 def state(source: RandomWeights) -> dict[str, Any]:
-    return dict(source.transformer().state_dict())
+    return dict(source.load("transformer").state_dict())
 
 
 def test_random_weights_depend_on_the_seed_alone() -> None:
@@ -95,7 +110,7 @@ def test_a_layer_s_weights_do_not_depend_on_how_many_there_are() -> None:
 
 
 def test_24_random_layers_stay_finite_and_change_the_input() -> None:
-    module = RandomWeights(transformer_changes=TRANSFORMER | {"num_hidden_layers": 24}).transformer()
+    module = RandomWeights(transformer_changes=TRANSFORMER | {"num_hidden_layers": 24}).load("transformer")
     channels = TRANSFORMER["audio_acoustic_hidden_dim"]
     with torch.no_grad():
         velocity = module(
@@ -118,5 +133,5 @@ def test_the_published_size_is_what_is_built() -> None:
 
 
 def test_the_random_codec_is_seeded() -> None:
-    first, again = (RandomWeights(3, vae_changes=VAE).vae().state_dict() for _ in range(2))
+    first, again = (RandomWeights(3, vae_changes=VAE).load("vae").state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)

@@ -13,6 +13,7 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 
 import tickrt
+from runtime.audio.finishing import KNEE
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import Applied
 from tickrt import live as live_module
@@ -121,6 +122,31 @@ def test_a_source_and_written_audio_change_the_sound(model: tickrt.Model) -> Non
         live.seek(0.4)
         live.band(None, None)
         take(live, 3)
+
+
+def test_a_structure_and_a_timbre_change_the_sound(built: Built) -> None:
+    with tickrt.open(built(conditions=True, structure=True, more=FEW_VARIANTS).path) as model:
+        audio = model.generate("a", seconds=1.28, seed=5)
+        with model.live("a", seed=1) as live, model.live("a", seed=1) as other:
+            for set_reference in (live.structure, live.timbre):
+                set_reference(audio, 0.5)
+                assert any(np.abs(take(live, 1) - take(other, 1)).max() > 1e-3 for _ in range(1000))
+                set_reference(None)
+                assert any(np.abs(take(live, 10) - take(other, 10)).max() < 1e-3 for _ in range(100))
+
+
+def test_live_audio_has_the_gain_of_the_bundle(model: tickrt.Model, built: Built) -> None:
+    path = built(gain_db=-18.0, more=FEW_VARIANTS).path
+    with tickrt.open(path) as quieter, model.live("a", seed=4) as live, quieter.live("a", seed=4) as quiet:
+        pcm, found = take(live, 5), take(quiet, 5)
+    is_unlimited = np.abs(pcm) < KNEE
+    assert is_unlimited.mean() > 0.2
+    np.testing.assert_allclose(found[is_unlimited], pcm[is_unlimited] * 10 ** (-18 / 20), rtol=0, atol=1e-4)
+
+
+def test_a_model_without_structure_takes_none(model: tickrt.Model) -> None:
+    with model.live("a") as live, pytest.raises(tickrt.RequestError, match=r"has no \[structure\]"):
+        live.structure(np.zeros((800, 2), np.float32))
 
 
 def test_a_recording_is_an_audio(model: tickrt.Model) -> None:

@@ -24,7 +24,7 @@ LONG_S = 3.0  # three segments
 
 
 def test_generates_what_the_pipeline_generates(model: tickrt.Model, built: Built) -> None:
-    audio = model.generate("warm piano", seconds=LONG_S, seed=3)
+    audio = model.generate("warm piano", seconds=LONG_S, seed=3, finish=False)
     with open_pipeline(built()) as pipeline:
         options = parse_options({"prompt": "warm piano", "seconds": LONG_S, "seed": 3})
         latents = np.concatenate(list(generate_latents(pipeline, LongGeneration(pipeline, options))))

@@ -18,6 +18,7 @@ TYPED_DICTS = {
     source.WeightedPrompt: tickrt.WeightedPrompt,
     source.Span: tickrt.Span,
     source.DcwOptions: tickrt.DcwOptions,
+    source.AdapterOptions: tickrt.AdapterOptions,
 }
 CURVE, FRAMES = "curve", "frames of channels"
 
@@ -32,7 +33,8 @@ def kinds(annotation: Any) -> frozenset[Any]:
         (item,) = (kinds(argument) for argument in get_args(annotation))
         return frozenset({FRAMES if item & {list[float], CURVE} else list[next(iter(item))]})
     if get_origin(annotation) is np.ndarray:
-        return frozenset({list[float]})
+        (number,) = get_args(get_args(annotation)[1])
+        return frozenset({list[int] if issubclass(get_origin(number) or number, np.integer) else list[float]})
     return frozenset({TYPED_DICTS.get(annotation, annotation)})
 
 

@@ -9,7 +9,7 @@ from helpers.live_simulation import CHANNELS
 from runtime.errors import RequestError
 from runtime.requests.timesteps import noise
 from runtime.sessions.generations.loop import PassNoise
-from runtime.sessions.playback.canvas import Piece
+from runtime.sessions.playback.canvas import Piece, Source
 
 from .test_base import Loop
 
@@ -103,6 +103,19 @@ def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> Non
     assert (part.first_seq, part.full_seq) == (1, 1)
     assert loop.generations.wanted_s(1.4) is None
     assert list(loop.generations.times.newest_s) == pytest.approx([0.0, 0.2])
+
+
+def test_a_draft_of_what_follows_a_structure_is_a_cover_as_the_complete_one() -> None:
+    loop = Loop(structure_strength=0.5)
+    piece = Piece("structure", np.arange(6.0)[:, None] + np.zeros((6, CHANNELS), np.float32))
+    loop.generations.set_structure(Source("a", None, piece))
+    loop.generate(0.0)
+    loop.controls.change({"guidance": 5.0}, 1, 1.0)
+    assert loop.generations.wanted_s(1.0) == 1.0
+    draft = loop.generations.start("s", 1.0)
+    assert (draft.options.task, draft.options.denoise, draft.options.structure_strength) == ("cover", 0.5, 0.5)
+    assert draft.hints is not None
+    assert draft.hints[:, 0].tolist() == [*range(6), *range(6), *range(4)]
 
 
 def test_there_is_no_draft_where_more_has_changed_or_ticks_are_busy() -> None:

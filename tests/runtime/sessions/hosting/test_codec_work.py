@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,9 +28,16 @@ class Work:
         self.done: list[tuple[Any, Any]] = []
 
     def decode(
-        self, name: str, deadline_s: float, *, is_wanted: bool = True, is_replacing: bool = False, frames: int = 4
+        self,
+        name: str,
+        deadline_s: float,
+        *,
+        is_wanted: bool = True,
+        is_replacing: bool = False,
+        frames: int = 4,
+        value: float = 0.1,
     ) -> None:
-        values = np.full((frames, self.codec.latent_channels), 0.1, np.float32)
+        values = np.full((frames, self.codec.latent_channels), value, np.float32)
         window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0, is_replacing)
         self.codec_work.decode(window, deadline_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
 
@@ -80,10 +88,24 @@ def test_windows_that_are_not_wanted_are_not_decoded(work: Work) -> None:
 
 
 def test_a_window_is_decoded_at_its_frame_and_trimmed(work: Work) -> None:
-    work.decode("a", 0.0)
+    work.decode("a", 0.0, value=0.02)
     work.finish(1)
-    values = np.full((4, work.codec.latent_channels), 0.1, np.float32)
+    values = np.full((4, work.codec.latent_channels), 0.02, np.float32)
     np.testing.assert_array_equal(work.done[0][1], work.codec.decode(values, 7)[10:300])
+
+
+def test_audio_has_the_gain_of_the_bundle_and_no_peak_above_the_ceiling(work: Work) -> None:
+    codec = copy(work.codec)
+    codec.spec = codec.spec.model_copy(update={"gain_db": 6.0})
+    louder = Work(codec)
+    for name, value in (("quiet", 0.002), ("loud", 1.0)):
+        louder.decode(name, 0.0, value=value)
+    louder.finish(2)
+    louder.codec_work.close()
+    (_, quiet), (_, loud) = louder.done
+    plain = work.codec.decode(np.full((4, work.codec.latent_channels), 0.002, np.float32), 7)[10:300]
+    np.testing.assert_allclose(quiet, plain * 10 ** (6 / 20), rtol=1e-5)
+    assert np.abs(loud).max() <= 10 ** (-1 / 20)
 
 
 def test_an_error_is_the_result(work: Work) -> None:

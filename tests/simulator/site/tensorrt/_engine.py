@@ -117,6 +117,10 @@ class ICudaEngine:
         return [Dims(shape) for shape in self._plan.profiles[profile_index][name]]
 
     @property
+    def refittable(self) -> bool:
+        return "REFIT" in self._plan.flags
+
+    @property
     def num_optimization_profiles(self) -> int:
         return len(self._plan.profiles)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.build.builder import build_deployment
+from runtime.config.bundle import DcwSpec
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
@@ -30,23 +32,6 @@ pytest.importorskip("transformers")
 
 FRAMES = 60
 PROMPT = "Warm piano, slow {braces} and Ümläute"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with all parts, for guidance."""
-    return save_checkpoint(tmp_path_factory.mktemp("base") / "Tiny_Base")
-
-
-@pytest.fixture(scope="module")
-def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its bundle, with a canvas of 2.4 s."""
-    from engine_build.export.acestep.export import Options, bundle_name, export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-
-    folder, source = tmp_path_factory.mktemp("bundle") / "base", Checkpoint(base)
-    export_bundle(source, folder, Options(bundle_name(source.name), canvas_s=2.4), lambda text: None)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +63,10 @@ step_variants = ["plain", "guidance"]
     )
     deployment = load_deployment(path)
     build_deployment(deployment)
-    return open_pipeline(deployment)
+    opened = open_pipeline(deployment)
+    # AceStepPipeline has no DCW.
+    sampler = opened.bundle.sampler.model_copy(update={"dcw": DcwSpec()})
+    return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
 
 
 def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.float32]]:

@@ -1,0 +1,173 @@
+"""Finishing of decoded audio: level, true-peak limit and fades, as one gain that depends on the position alone.
+
+The gain has a value at every boundary between blocks of about 1 ms, and is linear between them. The limit needs the
+audio up to REACH_BLOCKS away, which a window's margins hold, and no state: windows of any length, decoded in any order,
+give the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.audio.formats import Pcm
+from runtime.audio.loudness import block_energies, loudness_lufs
+
+TARGET_LUFS = -16.0
+MAX_GAIN_DB = 12.0
+# How long the level takes to change after a new measurement.
+RAMP_S = 3.0
+FADE_IN_S, FADE_OUT_S = 0.005, 0.03
+# Finished audio stays below -1 dBTP; the rest is what interpolation by 4 may miss (BS.1770-4, annex 2).
+CEILING = 10 ** (-1.6 / 20)
+# Live audio, whose neighbours are not known yet, is limited sample by sample from here on.
+KNEE = 0.7
+BLOCK_S = 0.001
+# The gain is held this many blocks on both sides of a peak, and smoothed over as many.
+HOLD_BLOCKS = 10
+REACH_BLOCKS = 2 * HOLD_BLOCKS + 1
+# Blocks that are looked at together, before those of a loud span are.
+SPAN_BLOCKS = 8
+_hann = np.hanning(REACH_BLOCKS + 2)[1:-1]
+SMOOTHING = _hann / _hann.sum()
+# The three values between two samples, from TAPS samples on both sides: a windowed sinc (BS.1770-4, annex 2).
+TAPS = 8
+_distances = np.arange(1 - TAPS, TAPS + 1) - np.array([[0.25], [0.5], [0.75]])
+INTERPOLATION = (np.sinc(_distances) * np.cos(np.pi / 2 * _distances / (TAPS + 1)) ** 2).astype(np.float32)
+# Summation by parts: a value between two samples is at most MAX_LINEAR times the largest sample near it, plus MAX_BEND
+# times the largest second difference; 1 % is more than the window's error for a line.
+_rest = INTERPOLATION - np.maximum(0, 1 - np.abs(_distances))
+MAX_LINEAR, MAX_BEND = 1.01, float(np.abs(_rest.cumsum(axis=1).cumsum(axis=1)).sum(axis=1).max())
+
+Gain = NDArray[np.float64]
+
+
+class Finisher:
+    """The finishing of one generation of `total_samples`, None without an end. One thread at a time.
+
+    The level is constant up to the second measurement. Without one, as in silence, it stays as it is.
+    """
+
+    def __init__(
+        self,
+        sample_rate_hz: int,
+        hop_samples: int,
+        total_samples: int | None = None,
+        *,
+        target_lufs: float = TARGET_LUFS,
+    ) -> None:
+        self._rate, self._total_samples, self._target_lufs = sample_rate_hz, total_samples, target_lufs
+        self._block = block_samples(sample_rate_hz, hop_samples)
+        self._energies = np.empty(0)
+        self._level: list[tuple[float, float]] = [(0, 0.0)]  # position in samples, dB
+
+    def measure(self, pieces: Iterable[Pcm], position: int) -> None:
+        """Take more of the generation into account from a sample on: decoded pieces `[n, channels]` of what follows."""
+        is_first = not len(self._energies)
+        self._energies = np.concatenate([self._energies, *(block_energies(pcm, self._rate) for pcm in pieces)])
+        measured = loudness_lufs(self._energies)
+        if measured is None:
+            return
+        level_db = float(np.clip(self._target_lufs - measured, -MAX_GAIN_DB, MAX_GAIN_DB))
+        if is_first:
+            self._level = [(0, level_db)]
+        else:
+            before = [point for point in self._level if point[0] < position]
+            ramp_end = position + RAMP_S * self._rate
+            self._level = [*before, (position, float(self._level_db(np.array([position]))[0])), (ramp_end, level_db)]
+
+    def finish(self, pcm: Pcm, start_sample: int) -> Pcm:
+        """Finished `[n, channels]`, the first being number `start_sample`; both are multiples of a block."""
+        positions = start_sample + self._block * np.arange(len(pcm) // self._block + 1)
+        gain = 10 ** (self._level_db(positions) / 20)
+        return apply_gain(pcm, gain * self._fades(positions), self._block)
+
+    def _level_db(self, positions: NDArray[np.int64]) -> Gain:
+        samples, levels_db = np.array(self._level).T
+        level_db: Gain = np.interp(positions, samples, levels_db)
+        return level_db
+
+    def _fades(self, positions: NDArray[np.int64]) -> Gain:
+        share = positions / (FADE_IN_S * self._rate)
+        if self._total_samples is not None:
+            share = np.minimum(share, (self._total_samples - positions) / (FADE_OUT_S * self._rate))
+        fades: Gain = np.sin(np.pi / 2 * np.clip(share, 0.0, 1.0)) ** 2
+        return fades
+
+
+def block_samples(sample_rate_hz: int, hop_samples: int) -> int:
+    """The longest block of at most 1 ms that divides the hop, and is not shorter than what interpolation reads."""
+    longest = max(TAPS, round(BLOCK_S * sample_rate_hz))
+    return next((size for size in range(longest, TAPS - 1, -1) if hop_samples % size == 0), hop_samples)
+
+
+def apply_gain(pcm: Pcm, gain: Gain, block: int) -> Pcm:
+    """`[n, channels]` times a gain `[n / block + 1]`, lowered where a true peak would be above CEILING.
+
+    What lies between the samples is judged where the audio goes on: a start or an end at full level has its fade.
+    """
+    peaks = _peaks(pcm, np.maximum(gain[:-1], gain[1:]), block)
+    if peaks.max() > CEILING:
+        gain = gain * _limit(CEILING / np.maximum(peaks, CEILING))
+    usual = gain[len(gain) // 2]
+    (others,) = np.nonzero((gain[:-1] != usual) | (gain[1:] != usual))
+    if usual == 1.0 and not len(others):
+        return pcm
+    finished = pcm * np.float32(usual)
+    if len(others):
+        ramp = np.repeat(np.arange(block) / block, pcm.shape[1]).astype(np.float32)
+        values = np.diff(gain)[others, None].astype(np.float32) * ramp + gain[others, None].astype(np.float32)
+        finished.reshape(len(gain) - 1, -1)[others] = values * pcm.reshape(len(gain) - 1, -1)[others]
+    return finished
+
+
+def soft_limited(pcm: Pcm, gain: float) -> Pcm:
+    """`[n, channels]` times `gain`; what is above KNEE bends towards CEILING. Every sample by itself."""
+    loud = np.abs(pcm) * np.float32(gain)
+    if loud.max(initial=0.0) <= KNEE:
+        return pcm if gain == 1.0 else pcm * np.float32(gain)
+    room = CEILING - KNEE
+    bent = KNEE + room * np.tanh((loud - KNEE) / room)
+    return np.copysign(np.where(loud > KNEE, bent, loud), pcm).astype(np.float32)
+
+
+def _peaks(pcm: Pcm, gain: Gain, block: int) -> Gain:
+    """Of every block times its gain: the true peak where that may be above CEILING, 0 elsewhere."""
+    starts = np.arange(0, len(gain), SPAN_BLOCKS)
+    bends = np.diff(pcm, 2, axis=0)
+    largest = MAX_LINEAR * _largest(pcm, starts * block) + MAX_BEND * _largest(bends, starts * block)
+    is_loud = np.maximum.reduceat(gain, starts) * largest > CEILING
+    blocks = np.flatnonzero(np.repeat(is_loud, SPAN_BLOCKS)[: len(gain)])
+    peaks = np.zeros(len(gain))
+    if len(blocks):
+        peaks[blocks] = _true_peaks(pcm, blocks, block) * gain[blocks]
+    return peaks
+
+
+def _largest(values: Pcm, starts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The largest absolute value of each span, the spans beside it included."""
+    flat, first = values.reshape(-1), starts * values.shape[1]
+    spans = np.pad(np.maximum(np.maximum.reduceat(flat, first), -np.minimum.reduceat(flat, first)), 1)
+    largest: NDArray[np.float32] = np.maximum(spans[1:-1], np.maximum(spans[:-2], spans[2:]))
+    return largest
+
+
+def _true_peaks(pcm: Pcm, blocks: NDArray[np.int64], block: int) -> NDArray[np.float32]:
+    """The largest value of each of these blocks and between its samples, up to the first one of the next."""
+    numbers = blocks[:, None] * block + np.arange(1 - TAPS, block + TAPS)
+    pieces = pcm[np.clip(numbers, 0, len(pcm) - 1)]
+    peaks: NDArray[np.float32] = np.abs(pieces[:, TAPS - 1 : TAPS - 1 + block]).max(axis=(1, 2))
+    for weights in INTERPOLATION:
+        values = sum(weight * pieces[:, tap : tap + block] for tap, weight in enumerate(weights))
+        np.maximum(peaks, np.abs(values).max(axis=(1, 2)), out=peaks)
+    return peaks
+
+
+def _limit(needed: Gain) -> Gain:
+    """A smooth gain at the boundaries of blocks `[n + 1]`, nowhere above what the blocks beside need `[n]`."""
+    padded, size = np.pad(1 - needed, REACH_BLOCKS), len(needed) + REACH_BLOCKS
+    held = np.max([padded[shift : shift + size] for shift in range(REACH_BLOCKS + 1)], axis=0)
+    smooth: Gain = 1 - np.convolve(held, SMOOTHING, "valid")
+    return smooth

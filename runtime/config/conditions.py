@@ -1,0 +1,153 @@
+"""[text_encoder] and [timbre] of bundle.toml: the graphs that make condition tokens, and the templates of the texts.
+
+Placeholders of a template are names of public options, and {prompt} and {seconds}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from runtime.config.explain import Section
+
+Task = Literal["text2music", "cover", "repaint", "extract", "lego", "complete"]
+Part = Literal["lyrics", "timbre", "text"]
+PLACEHOLDERS = (
+    "prompt", "seconds", "bpm", "key", "time_signature", "instruction", "lyrics", "language", "track", "track_classes",
+)  # fmt: skip
+PATTERN = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
+# What a placeholder stands for where a text is made without it.
+DEFAULTS: Mapping[str, Any] = {"lyrics": "", "language": "en", "task": "text2music"}
+REFERENCE_PARTS = 3
+
+
+def placeholders(template: str) -> frozenset[str]:
+    """The names of a template's placeholders."""
+    return frozenset(PATTERN.findall(template))
+
+
+def filled(template: str, values: Mapping[str, Any], missing: str = "") -> str:
+    """A template with its placeholders replaced, all at once; `missing` for values that are None or not there."""
+
+    def value(match: re.Match[str]) -> str:
+        found = values.get(match[1])
+        return missing if found is None else str(found)
+
+    return PATTERN.sub(value, template)
+
+
+class TextEncoderInputs(Section):
+    """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token)."""
+
+    tokens: str
+    mask: str
+
+
+class TextEncoderOutputs(Section):
+    """Role -> tensor name. condition `[B,L',D]` float32, mask `[B,L']` float32 (1 = keep)."""
+
+    condition: str
+    mask: str
+
+
+class TextGraphSpec(Section):
+    """A graph that makes condition tokens of a filled template of at most `max_tokens` tokens."""
+
+    graph: str
+    template: str
+    max_tokens: int = Field(ge=1)
+    inputs: TextEncoderInputs
+    outputs: TextEncoderOutputs
+
+
+class LyricsSpec(TextGraphSpec):
+    """Lyrics -> condition tokens. template: with `{lyrics}` and optionally `{language}`; also of empty lyrics."""
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if "lyrics" not in placeholders(self.template):
+            raise ValueError("template has no {lyrics}: all lyrics would be the same")
+        return self
+
+
+class TextEncoderSpec(TextGraphSpec):
+    """Text -> condition tokens. The empty text is the null condition.
+
+    template: the text that is tokenized, with `{prompt}`, and optionally `{seconds}` for the canvas's length and other
+    placeholders. missing: what stands for metadata that are not given. instructions: what `{instruction}` is, by task:
+    the first one whose placeholders (`{track}`, `{track_classes}`) all have values; instruction_end is appended to one
+    that does not end with it. lyrics: their graph; its tokens, those of [timbre] and the text's follow each other in
+    `order`. prefix_tokens: the most tokens beside the text's where there are no lyrics.
+    """
+
+    tokenizer: str
+    template: str = "{prompt}"
+    missing: str = ""
+    instructions: Mapping[Task, tuple[str, ...]] = {}
+    instruction_end: str = ""
+    prefix_tokens: int = Field(default=0, ge=0)
+    order: tuple[Part, ...] = ("lyrics", "timbre", "text")
+    lyrics: LyricsSpec | None = None
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if "prompt" not in placeholders(self.template):
+            raise ValueError("template has no {prompt}: every text would be the same")
+        for name in frozenset().union(*map(placeholders, self._instruction_texts)) - {"track", "track_classes"}:
+            raise ValueError(f"instructions have {{{name}}}, they take {{track}} and {{track_classes}}")
+        if sorted(self.order) != ["lyrics", "text", "timbre"]:
+            raise ValueError("order has to name lyrics, timbre and text once each")
+        return self
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """The placeholders of all templates."""
+        templates = [self.template, *self._instruction_texts, *([self.lyrics.template] if self.lyrics else [])]
+        return frozenset().union(*map(placeholders, templates))
+
+    @property
+    def _instruction_texts(self) -> list[str]:
+        return [text for texts in self.instructions.values() for text in texts]
+
+    def text(self, prompt: str, seconds: float, values: Mapping[str, Any] = {}) -> str:
+        """The template filled in; `seconds` is rounded down. values: options by name, and the task."""
+        values = {**DEFAULTS, **values}
+        given = {"prompt": prompt, "seconds": int(seconds), "instruction": self._instruction(values)}
+        return filled(self.template, {**values, **given}, self.missing)
+
+    def _instruction(self, values: Mapping[str, Any]) -> str:
+        """The given instruction, else the task's. Tracks are in upper case, separated by " | "."""
+        text = values.get("instruction")
+        if text is None:
+            classes = " | ".join(values.get("track_classes") or ())
+            tracks = {"track": (values.get("track") or "").upper(), "track_classes": classes.upper()}
+            texts = self.instructions.get(values["task"], ())
+            text = next((filled(t, tracks) for t in texts if all(tracks[name] for name in placeholders(t))), "")
+        return text if text.endswith(self.instruction_end) else f"{text}{self.instruction_end}"
+
+
+class TimbreInputs(Section):
+    """Role -> tensor name. latents `[B,T,C]` float32."""
+
+    latents: str
+
+
+class TimbreOutputs(Section):
+    """Role -> tensor name. condition `[B,P,D]` float32."""
+
+    condition: str
+
+
+class TimbreSpec(Section):
+    """Latents of a reference -> condition tokens. frames: T, three parts of equal length; silence where none is given.
+
+    The parts are the reference's first, those from its third on, and its last.
+    """
+
+    graph: str
+    frames: int = Field(ge=REFERENCE_PARTS, multiple_of=REFERENCE_PARTS)
+    inputs: TimbreInputs
+    outputs: TimbreOutputs

@@ -1,0 +1,164 @@
+"""The bounded registry of the generations in the tick loop, their sessions and their listeners."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.denoise.prepared import PreparedGeneration
+from runtime.engines.adapters import Adapter, total_rank
+from runtime.errors import QueueFullError, RequestError
+from runtime.requests.request import GenerationRequest, merge_patch
+from runtime.tick.events import Event
+
+Listener = Callable[[Event], None]
+OUTCOMES = ("ok", "cancelled", "replaced", "nonfinite", "engine_error", "drained")
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A generation in the loop. `work` is None while it is being prepared; adapters: those that it may use."""
+
+    listener: Listener
+    request: GenerationRequest
+    adapters: frozenset[Adapter] = frozenset()
+    work: PreparedGeneration | None = None
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session's generations in the loop, and the step parameters that it overrides."""
+
+    members: dict[str, Entry] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """Every generation that enters leaves exactly once: entered = in the loop + the sum of `outcomes`.
+
+    Any thread. A session is forgotten, with its step parameters, when its last generation leaves.
+    """
+
+    def __init__(self, slots: int, queue: int, adapter_rank: int = 0) -> None:
+        self._num_slots, self._num_queue, self._adapter_rank = slots, queue, adapter_rank
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._is_closed = False
+        self._entries: dict[str, Entry] = {}
+        self._sessions: dict[str, _Session] = {}
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def holds(self, request: GenerationRequest) -> bool:
+        """Whether this generation, not another one of the same id, is in the loop."""
+        entry = self._entries.get(request.id)
+        return entry is not None and entry.request is request
+
+    def ids(self) -> list[str]:
+        """Every generation in the loop."""
+        return list(self._entries)
+
+    def enter(
+        self,
+        request: GenerationRequest,
+        listener: Listener,
+        *,
+        adapters: frozenset[Adapter] = frozenset(),
+        wait: bool = False,
+    ) -> None:
+        """Take a place; `wait` until one is free.
+
+        Raises QueueFullError, also where the adapters of all generations have too high a rank, and RequestError where
+        the id is in use.
+        """
+        with self._freed:
+            if wait and not request.is_urgent:
+                self._freed.wait_for(lambda: self._is_closed or not self._is_full)
+            if request.id in self._entries:
+                raise RequestError(f"a generation {request.id!r} is running already", field="id")
+            if self._is_full and not request.is_urgent:
+                raise QueueFullError(f"all {self._num_slots} slots and {self._num_queue} waiting places are taken")
+            self._check_rank(adapters)
+            entry = self._entries[request.id] = Entry(listener, request, adapters)
+            if request.session:
+                self._sessions.setdefault(request.session, _Session()).members[request.id] = entry
+
+    @property
+    def _is_full(self) -> bool:
+        counted = sum(not entry.request.is_urgent for entry in self._entries.values())
+        return counted >= self._num_slots + self._num_queue
+
+    def close(self) -> None:
+        """The loop has ended: what waits for a place waits no more."""
+        with self._freed:
+            self._is_closed = True
+            self._freed.notify_all()
+
+    def overrides(self, session: str) -> Mapping[str, Any]:
+        """The step parameters that a session overrides."""
+        with self._lock:
+            found = self._sessions.get(session)
+            return {} if found is None else found.overrides
+
+    def _check_rank(self, adapters: frozenset[Adapter]) -> None:
+        rank = total_rank(adapters.union(*[entry.adapters for entry in self._entries.values()])) if adapters else 0
+        if rank > self._adapter_rank:
+            raise QueueFullError(
+                f"with the adapters of other generations, ranks are {rank} in sum, at most {self._adapter_rank} fit"
+            )
+
+    def override(
+        self, session: str, patch: Mapping[str, Any], adapters: frozenset[Adapter] = frozenset()
+    ) -> list[Entry]:
+        """Merge a patch into a session's step parameters; returns its generations, which may use `adapters` then.
+
+        Raises RequestError, QueueFullError.
+        """
+        with self._lock:
+            found = self._sessions.get(session)
+            merged = merge_patch({} if found is None else found.overrides, patch)
+            if found is None:
+                return []
+            self._check_rank(adapters)
+            found.overrides = merged
+            for entry in found.members.values():
+                entry.adapters |= adapters
+            return list(found.members.values())
+
+    def set_work(self, request_id: str, work: PreparedGeneration) -> None:
+        """Note what was prepared for a generation."""
+        with self._lock:
+            if request_id in self._entries:
+                self._entries[request_id].work = work
+
+    def publish(self, event: Event) -> None:
+        """Pass on an event, if the generation is in the loop."""
+        entry = self._entries.get(event.request_id)
+        if entry is not None:
+            entry.listener(event)
+
+    def leave(self, event: Event, outcome: str) -> None:
+        """Pass on the terminal event and free the place; nothing happens where the generation has left already."""
+        entry = self._remove(event.request_id)
+        if entry is not None:
+            self.outcomes[outcome] += 1
+            entry.listener(event)
+
+    def withdraw(self, request_id: str) -> None:
+        """Free the place of a generation that could not be submitted."""
+        self._remove(request_id)
+
+    def _remove(self, request_id: str) -> Entry | None:
+        with self._lock:
+            entry = self._entries.pop(request_id, None)
+            self._freed.notify_all()
+            if entry is not None and entry.request.session:
+                session = self._sessions[entry.request.session]
+                del session.members[request_id]
+                if not session.members:
+                    del self._sessions[entry.request.session]
+            return entry

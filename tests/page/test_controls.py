@@ -1,0 +1,93 @@
+"""The page's controls: which widget each option of a schema gets, under node; and what they send, in the browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.live_simulation import MODEL
+from helpers.paths import ROOT
+
+from runtime.sessions.controls import controls_schema
+
+PROGRAM = """
+const { readControls } = await import(process.argv[1]);
+console.log(JSON.stringify(readControls(JSON.parse(process.argv[2]))));
+"""
+PANEL = """async (schema) => {
+  const { ControlPanel } = await import("./page/controls.js");
+  const [first, more] = [document.createElement("div"), document.createElement("div")];
+  const panel = new ControlPanel(first, more), sent = [];
+  panel.addEventListener("change", (event) => sent.push(event.detail));
+  panel.draw(schema);
+  document.body.append(first, more);
+  const write = (id, value) => {
+    const field = panel.fields.get(id);
+    field.value = value;
+    field.dispatchEvent(new Event("change"));
+    return field.value;
+  };
+  const texts = [["bpm", "92"], ["bpm", "9"], ["bpm", ""], ["language", ""], ["lyrics", "la\\nla"],
+    ["track_classes", "drums, bass"], ["time_signature", "3"], ["time_signature", ""], ["key", "C major"]];
+  const shown = texts.map(([id, text]) => write(id, text));
+  return { sent, shown, values: panel.values, lines: panel.fields.get("lyrics").tagName };
+}"""
+
+
+@pytest.fixture(scope="module")
+def controls() -> dict[str, dict[str, Any]]:
+    """What the page makes of the schema of a model that takes everything, by id."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    module = (ROOT / "server/live/page/controls.js").as_uri()
+    arguments = [module, json.dumps(controls_schema(MODEL))]
+    done = subprocess.run([node, "--input-type=module", "--eval", PROGRAM, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {control["id"]: control for control in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "default"),
+    [
+        ("lyrics", "lines", ""),
+        ("language", "text", "en"),
+        ("bpm", "entry", None),
+        ("key", "text", ""),
+        ("time_signature", "enum", ""),
+        ("task", "enum", ""),
+        ("track_classes", "names", ""),
+        ("noise", "enum", "tickrt"),
+        ("structure_strength", "number", 1),
+        ("cfg_interval_start", "number", 0),
+        ("cfg_interval_end", "number", 1),
+        ("steps", "integer", 8),
+        ("guidance", "number", 3),
+    ],
+)
+def test_every_option_has_a_widget_of_its_kind(
+    controls: dict[str, dict[str, Any]], name: str, type_: str, default: object
+) -> None:
+    assert (controls[name]["type"], controls[name]["default"]) == (type_, default)
+
+
+def test_what_the_page_cannot_give_has_no_widget(controls: dict[str, dict[str, Any]]) -> None:
+    assert not {"timbre_strength", "adapters", "seed"} & set(controls)
+    assert controls["structure_strength"]["needsSource"]
+    assert controls["time_signature"]["choices"] == ["", 2, 3, 4, 6]
+
+
+@pytest.mark.page
+def test_fields_send_what_the_protocol_takes(server: Any, open_page: Callable[..., Any]) -> None:
+    found = open_page(server.url).evaluate(PANEL, controls_schema(MODEL))
+    assert found["sent"] == [
+        {"bpm": 92}, {"bpm": None}, {"language": None}, {"lyrics": "la\nla"}, {"track_classes": ["drums", "bass"]},
+        {"time_signature": 3}, {"time_signature": None}, {"key": "C major"},
+    ]  # fmt: skip
+    assert found["shown"][1:4] == ["9", "", "en"]
+    assert found["values"] == {"lyrics": "la\nla", "track_classes": ["drums", "bass"], "key": "C major"}
+    assert found["lines"] == "TEXTAREA"

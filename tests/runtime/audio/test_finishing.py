@@ -1,0 +1,187 @@
+"""The finished audio: its level, its peaks, its ends, and that it does not depend on the windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.ebur128 import measured
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from runtime.audio.finishing import (
+    CEILING,
+    INTERPOLATION,
+    KNEE,
+    REACH_BLOCKS,
+    SMOOTHING,
+    TAPS,
+    Finisher,
+    apply_gain,
+    block_samples,
+    soft_limited,
+)
+from runtime.audio.formats import Pcm
+
+RATE_HZ, HOP, BLOCK = 48_000, 960, 48
+CEILING_DBTP = -1.0
+
+
+def beats(seed: int, seconds: float, level: float) -> Pcm:
+    """Noise with decays, at a level of peaks that may be far above full scale."""
+    generator = np.random.default_rng(seed)
+    samples = round(seconds * RATE_HZ) // HOP * HOP
+    decay = np.exp(-(np.arange(samples) % generator.integers(3000, 12_000)) / 1500)[:, None]
+    return (level * generator.standard_normal((samples, 2)) * decay).astype(np.float32)
+
+
+def finished(pcm: Pcm, total_samples: int | None = None) -> Pcm:
+    finisher = Finisher(RATE_HZ, HOP, len(pcm) if total_samples is None else total_samples)
+    finisher.measure([pcm], 0)
+    return finisher.finish(pcm, 0)
+
+
+@pytest.mark.parametrize("gain_db", [-11.0, -4.0, 0.0, 11.0])
+def test_the_loudness_is_minus_16_lufs(gain_db: float) -> None:
+    noise = beats(0, 4.0, 0.2)
+    for _ in range(2):
+        noise = np.tanh(noise)
+    plain = measured(noise, RATE_HZ).integrated_lufs
+    pcm = noise * np.float32(10 ** ((-16.0 + gain_db - plain) / 20))
+    assert measured(finished(pcm), RATE_HZ).integrated_lufs == pytest.approx(-16.0, abs=1.0)
+
+
+def test_the_level_changes_by_12_db_at_most_and_silence_stays() -> None:
+    quiet = beats(0, 2.0, 1e-3)
+    ratio = np.abs(finished(quiet)).max() / np.abs(quiet[480:-1440]).max()
+    assert ratio == pytest.approx(10 ** (12 / 20), rel=1e-3)
+    assert not finished(np.zeros((RATE_HZ, 2), np.float32)).any()
+    hiss = beats(0, 2.0, 1e-5)
+    assert np.array_equal(finished(hiss)[480:-1440], hiss[480:-1440])
+
+
+@given(seed=st.integers(0, 1000), level=st.floats(0.05, 30.0))
+@settings(max_examples=8, deadline=None)
+def test_no_true_peak_is_above_minus_1_dbtp(seed: int, level: float) -> None:
+    assert measured(finished(beats(seed, 1.0, level)), RATE_HZ).true_peak_dbtp <= CEILING_DBTP
+
+
+def test_peaks_between_samples_are_found() -> None:
+    """A tone of a quarter of the rate whose samples lie 3 dB below its peaks."""
+    time = np.arange(RATE_HZ)
+    tone = np.sqrt(2) * np.sin(np.pi / 2 * time + np.pi / 4) * np.minimum(1, 4 * np.sin(np.pi * time / RATE_HZ))
+    pcm = (0.8 * tone[:, None] * np.ones(2)).astype(np.float32)
+    assert np.abs(pcm).max() < 0.81
+    limited = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
+    assert -1.8 < measured(limited, RATE_HZ).true_peak_dbtp <= CEILING_DBTP
+
+
+def limited(pcm: Pcm) -> Pcm:
+    """apply_gain() of 1 as it is defined: every value between samples, the smallest gain near each boundary, a mean."""
+    padded, needed = np.pad(pcm, ((TAPS - 1, TAPS), (0, 0))), np.ones(len(pcm) // BLOCK)
+    for weights in ([0.0] * (TAPS - 1) + [1.0] + [0.0] * TAPS, *INTERPOLATION):
+        values = [np.convolve(channel, weights[::-1], "valid") for channel in padded.T]
+        peaks = np.abs(values).max(axis=0).reshape(len(needed), BLOCK).max(axis=1)
+        needed = np.minimum(needed, CEILING / np.maximum(peaks, CEILING))
+    around = np.pad(needed, REACH_BLOCKS, constant_values=1.0)
+    held = [around[index : index + REACH_BLOCKS + 1].min() for index in range(len(needed) + REACH_BLOCKS)]
+    gain = [np.dot(held[index : index + REACH_BLOCKS], SMOOTHING) for index in range(len(needed) + 1)]
+    positions = np.arange(len(pcm)) / BLOCK
+    return (pcm * np.interp(positions, np.arange(len(gain)), gain)[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.2, 0.3, 0.4, 1.0, 6.0])
+@pytest.mark.parametrize("cutoff_hz", [400, 6000, 24_000])
+def test_the_limited_audio_is_what_the_definition_gives(level: float, cutoff_hz: float) -> None:
+    spectrum = np.fft.rfft(beats(1, 0.4, 1.0), axis=0)
+    spectrum[np.fft.rfftfreq(19_200, 1 / RATE_HZ) > cutoff_hz] = 0
+    filtered = np.fft.irfft(spectrum, axis=0) * np.sin(np.pi * np.arange(19_200) / 19_200)[:, None]
+    pcm = (4 * level / np.abs(filtered).max() * filtered).astype(np.float32)
+    found = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
+    assert np.abs(found - limited(pcm)).max() < 1e-6 * max(1.0, level)
+
+
+@given(
+    seed=st.integers(0, 50),
+    level=st.sampled_from([0.1, 1.0, 5.0]),
+    frames=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    total=st.sampled_from([None, 30_000, 30_011]),
+)
+@settings(max_examples=20, deadline=None)
+def test_windows_of_any_length_give_the_same_samples(
+    seed: int, level: float, frames: list[int], total: int | None
+) -> None:
+    """With REACH_BLOCKS of audio on both sides."""
+    pcm = beats(seed, 1.0, level)
+    finisher, margin = Finisher(RATE_HZ, HOP, total), -(-REACH_BLOCKS * BLOCK // HOP)
+    finisher.measure([pcm[: len(pcm) // 2]], 0)
+    finisher.measure([0.1 * pcm], 10 * HOP)
+    whole = finisher.finish(pcm, 0)
+    ends = np.minimum(np.cumsum([*frames, len(pcm)]), len(pcm) // HOP).tolist()
+    begin = 0
+    for end in ends:
+        low, high = max(0, begin - margin), end + margin
+        part = finisher.finish(pcm[low * HOP : high * HOP], low * HOP)[(begin - low) * HOP :][: (end - begin) * HOP]
+        np.testing.assert_array_equal(part, whole[begin * HOP : end * HOP])
+        begin = end
+
+
+def gain_of(finisher: Finisher, seconds: float) -> NDArray[np.float64]:
+    ones = np.full((round(seconds * RATE_HZ) // HOP * HOP, 2), 0.01, np.float32)
+    return (finisher.finish(ones, 0)[:, 0] / ones[:, 0]).astype(np.float64)
+
+
+def test_a_later_measurement_changes_the_level_over_3_s_without_a_step() -> None:
+    finisher = Finisher(RATE_HZ, HOP)
+    finisher.measure([beats(0, 2.0, 0.05)], 0)
+    first = gain_of(finisher, 8.0)
+    assert np.ptp(first[480:]) < 1e-6
+    finisher.measure([beats(1, 6.0, 0.5)], 2 * RATE_HZ)
+    second = gain_of(finisher, 8.0)
+    assert np.array_equal(second[: 2 * RATE_HZ], first[: 2 * RATE_HZ])
+    assert np.ptp(second[5 * RATE_HZ :]) < 1e-6
+    assert second[-1] < 0.7 * first[-1]
+    assert np.abs(np.diff(20 * np.log10(second[480:]))).max() * RATE_HZ < 2 * 12 / 3
+
+
+def test_the_ends_fade_and_the_rest_does_not() -> None:
+    gain = gain_of(Finisher(RATE_HZ, HOP, total_samples=RATE_HZ), 1.0)
+    assert gain[0] == 0.0
+    assert gain[-1] < 1e-3
+    assert (gain[round(0.005 * RATE_HZ) : -round(0.031 * RATE_HZ)] == 1.0).all()
+    assert np.abs(np.diff(gain)).max() < 0.01
+    assert gain_of(Finisher(RATE_HZ, HOP), 1.0)[-1] == 1.0
+
+
+def test_a_target_other_than_minus_16_lufs() -> None:
+    pcm = np.tanh(beats(0, 4.0, 0.2))
+    finisher = Finisher(RATE_HZ, HOP, len(pcm), target_lufs=-23.0)
+    finisher.measure([pcm], 0)
+    assert measured(finisher.finish(pcm, 0), RATE_HZ).integrated_lufs == pytest.approx(-23.0, abs=0.3)
+
+
+def test_audio_below_the_ceiling_is_returned_as_it_is() -> None:
+    pcm = np.clip(beats(0, 1.0, 0.2), -0.4, 0.4)
+    assert apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK) is pcm
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "hop", "expected"), [(48_000, 1920, 48), (8000, 320, 8), (44_100, 2048, 32), (44_100, 2003, 2003)]
+)
+def test_blocks_divide_the_hop(rate_hz: int, hop: int, expected: int) -> None:
+    assert block_samples(rate_hz, hop) == expected
+
+
+def test_live_audio_is_limited_sample_by_sample() -> None:
+    pcm = np.linspace(-3, 3, 6001, dtype=np.float32).reshape(-1, 1)
+    limited = soft_limited(pcm, 1.5)
+    quiet = np.abs(pcm * 1.5) <= KNEE
+    np.testing.assert_allclose(limited[quiet], 1.5 * pcm[quiet], rtol=1e-6)
+    assert np.abs(limited).max() <= CEILING + 1e-6
+    assert (np.diff(limited, axis=0) >= 0).all()
+    np.testing.assert_array_equal(soft_limited(pcm[2000:4000], 1.5), limited[2000:4000])
+
+
+def test_quiet_live_audio_stays_as_it_is() -> None:
+    pcm = beats(3, 1.0, 0.05)
+    np.testing.assert_array_equal(soft_limited(pcm, 1.0), pcm)

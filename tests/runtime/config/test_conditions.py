@@ -1,0 +1,77 @@
+"""Templates of the bundle: the texts of ACE-Step's pipeline, and what a template may contain."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.factories import tiny_bundle
+from helpers.paths import TESTS
+
+from runtime.config.bundle import load_bundle
+from runtime.config.conditions import DEFAULTS, TextEncoderSpec, filled, placeholders
+from runtime.errors import ConfigError
+
+# Written by the pipeline itself; tests/engine_build/export/acestep/test_text_encoder.py compares it again.
+STORED = json.loads((TESTS / "data" / "acestep_texts.json").read_text(encoding="utf-8"))
+TENSORS = {
+    "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
+    "outputs": {"condition": "condition", "mask": "condition_mask"},
+}
+
+
+@pytest.fixture(scope="module")
+def acestep() -> TextEncoderSpec:
+    spec = STORED["text_encoder"]
+    return TextEncoderSpec.model_validate({**spec, **TENSORS, "lyrics": {**spec["lyrics"], **TENSORS}})
+
+
+@pytest.mark.parametrize("case", STORED["cases"], ids=lambda case: json.dumps(case["values"]))
+def test_texts_are_those_of_the_pipeline(acestep: TextEncoderSpec, case: dict[str, Any]) -> None:
+    assert acestep.lyrics is not None
+    text = acestep.text(case["prompt"], case["seconds"], case["values"])
+    assert [text, filled(acestep.lyrics.template, {**DEFAULTS, **case["values"]})] == case["texts"]
+
+
+def test_placeholders_are_replaced_at_once() -> None:
+    assert filled("{prompt} {bpm} {x}", {"prompt": "{bpm}", "bpm": 3}) == "{bpm} 3 {x}"
+    assert filled("{bpm}{key}", {"key": None}, "N/A") == "N/AN/A"
+    assert placeholders("{prompt} {seconds} {other} {bpm}") == {"prompt", "seconds", "bpm"}
+
+
+def test_the_placeholders_of_all_templates(acestep: TextEncoderSpec) -> None:
+    metadata = {"bpm", "key", "time_signature", "seconds", "prompt"}
+    assert acestep.placeholders == metadata | {"instruction", "track", "track_classes", "lyrics", "language"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('template = "{prompt}', 'template = "{prmpt}', r"text_encoder: template has no \{prompt\}"),
+        ('"{language} {lyrics}"', '"{language}"', r"lyrics: template has no \{lyrics\}"),
+        ('["t"]', '["t {bpm}"]', r"instructions have \{bpm\}, they take \{track\}"),
+        ("text2music =", "text3music =", "instructions"),
+        ("frames = 12", "frames = 13", "timbre.frames: expected a multiple of 3"),
+        ("prefix_tokens = 5", 'order = ["text", "text", "lyrics"]', "lyrics, timbre and text once each"),
+    ],
+)
+def test_a_wrong_template_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tiny_bundle(tmp_path, conditions=True) / "bundle.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=says):
+        load_bundle(tmp_path)
+
+
+def test_a_timbre_needs_a_text_encoder(tmp_path: Path) -> None:
+    path = tiny_bundle(tmp_path, text_encoder=False) / "bundle.toml"
+    table = '[timbre]\ngraph = "t.onnx"\nframes = 3\ninputs = { latents = "x" }\noutputs = { condition = "y" }\n'
+    path.write_text(path.read_text() + table)
+    with pytest.raises(ConfigError, match=r"\[timbre\] needs \[text_encoder\]"):
+        load_bundle(tmp_path)
+
+
+def test_the_graphs_of_conditions_by_engine(tmp_path: Path) -> None:
+    assert list(load_bundle(tiny_bundle(tmp_path / "a")).condition_graphs) == ["text_encoder"]
+    names = ["text_encoder", "lyric_encoder", "timbre_encoder"]
+    assert list(load_bundle(tiny_bundle(tmp_path / "b", conditions=True)).condition_graphs) == names

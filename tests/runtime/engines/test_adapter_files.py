@@ -1,0 +1,204 @@
+"""LoRA adapters as files: the formats, the scale, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.adapters import Arrays, check_deltas, deltas, random_factors, write_peft
+from helpers.factories import tiny_bundle, tiny_deployment
+from helpers.paths import ROOT
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import load_deployment
+from runtime.engines.adapter_files import read_adapter, read_catalog
+from runtime.engines.adapters import Adapter, total_rank
+from runtime.errors import AdapterError, ConfigError, RequestError
+
+IN, TIME, OUT = "layers.0.in", "layers.0.time", "layers.0.out"
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> AdapterSpec:
+    found = load_bundle(tiny_bundle(tmp_path_factory.mktemp("tiny"), adapters=True)).adapters
+    assert found is not None
+    return found
+
+
+def change(adapter: Adapter, spec: AdapterSpec, module: str) -> NDArray[Any]:
+    """What an adapter adds to a module's weight `[in, out]` at strength 1."""
+    inputs, outputs = spec.places[module]
+    return adapter.a[:, inputs].T @ adapter.b[:, outputs]
+
+
+def check_change(adapter: Adapter, spec: AdapterSpec, expected: Arrays) -> None:
+    for module in spec.matrices:
+        found = change(adapter, spec, module)
+        np.testing.assert_allclose(found, expected.get(module, np.zeros_like(found)), rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_of_peft_has_the_scale_of_its_configuration(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1, modules=(IN, OUT))
+    adapter = read_adapter(write_peft(tmp_path / "soft", factors, {"trigger_words": "soft, felt"}), spec)
+    check_change(adapter, spec, deltas(factors, 8 / 4))
+    assert (adapter.id, adapter.rank, adapter.modules) == ("soft", 4, (IN, OUT))
+    assert (adapter.base_model, adapter.trigger_words) == ("tiny", ("soft", "felt"))
+
+
+def test_rank_stabilized_scale(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1)
+    adapter = read_adapter(write_peft(tmp_path / "soft", factors, use_rslora=True), spec)
+    check_change(adapter, spec, deltas(factors, 8 / np.sqrt(4)))
+
+
+def test_patterns_give_modules_their_own_rank_and_alpha(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1, modules=(IN,)) | random_factors(spec, 6, seed=2, modules=(OUT,))
+    folder = write_peft(tmp_path / "soft", factors, rank_pattern={"out": 6}, alpha_pattern={r"layers\.\d+\.out": 3})
+    expected = deltas(random_factors(spec, 4, seed=1, modules=(IN,)), 8 / 4)
+    expected |= deltas(random_factors(spec, 6, seed=2, modules=(OUT,)), 3 / 6)
+    adapter = read_adapter(folder, spec)
+    check_change(adapter, spec, expected)
+    assert adapter.rank == 6
+
+
+def test_names_of_the_models_own_trainer(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1, modules=(IN,))
+    renamed = {name.replace(".in.", ".x_in."): values for name, values in factors.items()}
+    check_change(read_adapter(write_peft(tmp_path / "soft", renamed), spec), spec, deltas(factors, 2.0))
+
+
+def test_an_adapter_of_diffusers_has_its_alphas_in_tensors_or_in_metadata(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1)
+    named = {f"transformer.{name}": np.ascontiguousarray(values) for name, values in factors.items()}
+    alphas = {f"transformer.{module}.alpha": np.array(2.0, np.float32) for module in spec.matrices}
+    config = {"transformer.r": 4, "transformer.lora_alpha": 12, "transformer.use_rslora": False}
+    for name, tensors, metadata, scale in (
+        ("plain", named, None, 1.0),
+        ("alphas", named | alphas, None, 2 / 4),
+        ("metadata", named, {"lora_adapter_metadata": json.dumps(config)}, 12 / 4),
+    ):
+        path = tmp_path / f"{name}.safetensors"
+        save_file(tensors, path, metadata)
+        adapter = read_adapter(path, spec)
+        check_change(adapter, spec, deltas(factors, scale))
+        assert adapter.id == name
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_half_precision_is_read_exactly(dtype: str, spec: AdapterSpec, tmp_path: Path) -> None:
+    values = np.array([[1.5, -2.0, 0.25, 3.0, 0.0, -0.5, 8.0, 1.0]], np.float32)
+    b = np.ones((16, 1), np.float32)
+    raw = [
+        (array.view(np.uint32) >> 16).astype("<u2").tobytes() if dtype == "BF16" else array.astype("<f2").tobytes()
+        for array in (values, b)
+    ]
+    header: dict[str, Any] = {}
+    for name, array, begin, end in (("A", values, 0, len(raw[0])), ("B", b, len(raw[0]), len(raw[0]) + len(raw[1]))):
+        entry = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
+        header[f"transformer.{IN}.lora_{name}.weight"] = entry
+    text = json.dumps(header).encode()
+    path = tmp_path / "half.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(raw))
+    np.testing.assert_array_equal(read_adapter(path, spec).a[:, :8], values)
+
+
+def test_files_of_peft_and_diffusers_have_the_weights_that_peft_computes() -> None:
+    check_deltas(ROOT / "tests" / "data" / "adapters")
+
+
+def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
+    """An adapter that does not fit."""
+    factors = random_factors(spec, 4, seed=1)
+    a, b = f"{IN}.lora_A.weight", f"{IN}.lora_B.weight"
+    config: dict[str, Any] = {}
+    match kind:
+        case "name":
+            factors["layers.7.in.lora_A.weight"] = factors.pop(a)
+        case "shape":
+            factors[a] = np.zeros((4, 9), np.float32)
+        case "rank":
+            config["r"] = 3
+        case "half":
+            del factors[b]
+        case "dora":
+            factors[f"{IN}.lora_magnitude_vector"] = np.ones(4, np.float32)
+        case "bias":
+            factors[f"{IN}.lora_B.bias"] = np.ones(16, np.float32)
+        case "dtype":
+            factors[a] = factors[a].astype(np.float64)  # type: ignore[assignment]
+        case "nan":
+            factors[a][0, 0] = np.nan
+        case "kind":
+            config["peft_type"] = "LOHA"
+        case "alpha":
+            config["lora_alpha"] = "8"
+    return write_peft(tmp_path / "broken", factors, **config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("name", r"layers\.7\.in.*\[adapters\]"),
+        ("shape", r"layers\.0\.in\.lora_A\.weight.*\[4, 9\].*\[4, 8\]"),
+        ("rank", r"lora_A\.weight.*\[4, 8\].*\[3, 8\]"),
+        ("half", r"no lora_B of layers\.0\.in"),
+        ("dora", "DoRA.*lora_magnitude_vector"),
+        ("bias", r"lora_B\.bias"),
+        ("dtype", "F64.*expected F32, F16 or BF16"),
+        ("nan", "not finite"),
+        ("kind", "LOHA.*expected a LoRA"),
+        ("alpha", "lora_alpha.*expected a number above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind: str, message: str, spec: AdapterSpec, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=message):
+        read_adapter(broken(tmp_path, spec, kind), spec)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\x10" + b"\0" * 7 + b"{" * 16, b"\x02" + b"\0" * 7 + b"{}"])
+def test_files_that_are_no_adapters_are_refused(data: bytes, spec: AdapterSpec, tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(data)
+    with pytest.raises(AdapterError, match="bad"):
+        read_adapter(tmp_path / "bad.safetensors", spec)
+
+
+def test_the_catalog_of_a_deployment_has_every_adapter_of_its_folder(tmp_path: Path) -> None:
+    deployment = load_deployment(with_adapters(tmp_path))
+    spec = load_bundle(deployment.bundle).adapters
+    assert spec is not None
+    for index, name in enumerate(("b", "a")):
+        write_peft(tmp_path / "adapters" / name, random_factors(spec, 4, seed=index))
+    catalog = read_catalog(deployment)
+    assert list(catalog.adapters) == ["a", "b"]
+    assert [use.strength for use in catalog.uses({"a": 0.7, "b": 0.0})] == [0.7]
+    with pytest.raises(RequestError, match=r"(?s)no adapter .aa.*did you mean a"):
+        catalog.uses({"aa": 1.0})
+
+
+def with_adapters(folder: Path, rank: int = 16) -> Path:
+    (folder / "adapters").mkdir()
+    path = tiny_deployment(folder, adapters=True)
+    text = path.read_text().replace('target = "cpu"', 'target = "cpu"\nadapters = "adapters"')
+    path.write_text(text.replace("queue = 8", f"queue = 8\nadapter_rank = {rank}"))
+    return path
+
+
+def test_an_adapter_that_is_read_again_is_the_same_until_its_file_changes(spec: AdapterSpec, tmp_path: Path) -> None:
+    folder = write_peft(tmp_path / "soft", random_factors(spec, 4, seed=1))
+    first, again = read_adapter(folder, spec), read_adapter(folder, spec)
+    changed = read_adapter(write_peft(folder, random_factors(spec, 4, seed=2)), spec)
+    assert first == again != changed
+    assert total_rank([first, again, changed]) == 8
+
+
+def test_a_deployment_with_adapters_needs_a_bundle_that_takes_them(tmp_path: Path) -> None:
+    path = with_adapters(tmp_path)
+    tiny_bundle(tmp_path / "tiny")
+    with pytest.raises(ConfigError, match=r"has no \[adapters\]"):
+        read_catalog(load_deployment(path))
