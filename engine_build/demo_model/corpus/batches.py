@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.songs import Song, draw_song, render
+from engine_build.demo_model.corpus.rendering import render
+from engine_build.demo_model.corpus.songs import Song, draw_song
 from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, draw_concepts, token_ids
 from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
 
