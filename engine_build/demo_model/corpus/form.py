@@ -50,7 +50,8 @@ class Bar:
     """One bar: its place, harmony and dynamics.
 
     start_beat: counted from the song's start. chord, triad: pitch classes, root first. voicing: MIDI pitches.
-    next_root: pitch class of the next bar's root. phrase: "A" or "B". phrase_index: of its phrase in the song. position: its place in the phrase.
+    next_root: pitch class of the next bar's root. phrase: "A" or "B". phrase_index: of its phrase in the song.
+    position: its place in the phrase.
     """
 
     index: int
