@@ -36,6 +36,21 @@ def train(
     export_bundle(checkpoint, folder)
 
 
+@app.command("train-encoder")
+def train_encoder(
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    minutes: Annotated[float, typer.Option(help="How long to train, after the songs are played.")] = 7.0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the songs.")] = 1,
+) -> None:
+    """Train the codec's encoder on the corpus; its weights lie beside the checkpoint. Needs torch."""
+    need_packages("torch")
+    from engine_build.demo_model.bundle_text import ENCODER_FILE
+    from engine_build.demo_model.codec import encoder_training
+
+    config = encoder_training.EncoderConfig(minutes=minutes, seed=seed)
+    encoder_training.train_encoder(config, checkpoint.with_name(ENCODER_FILE))
+
+
 @app.command()
 def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
     """Export a checkpoint's averaged weights as the bundle. Needs pip install 'tickrt[export]'."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from engine_build.demo_model.bundle_text import (
+    ENCODER_FILE,
     SIZE_LIMIT_BYTES,
     bundle_size_bytes,
     write_bundle_file,
@@ -46,7 +47,7 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     model, figures = load_average(checkpoint)
     export_decoder(model.decoder, SHAPE, folder / "decoder.onnx")
     write_text_side(folder, model.token_table().detach().numpy())
-    write_codec(folder)
+    write_codec(folder, checkpoint.with_name(ENCODER_FILE))
     error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
     write_bundle_file(folder, figures | {"export_max_error": error}, {})
     _check(folder, error)

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import onnx
 
-from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
+from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
+from engine_build.demo_model.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
@@ -22,6 +23,7 @@ from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
 from engine_build.export.toml_text import table_text
 
 BUNDLE_FILE: Final = "bundle.toml"
+ENCODER_FILE: Final = "codec_encoder.npz"  # beside the checkpoint, not in the bundle
 OVERLAP_FRAMES: Final = 64
 SIZE_LIMIT_BYTES: Final = 16 * 2**20
 
@@ -74,10 +76,10 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def write_codec(folder: Path) -> None:
-    """Write both halves of the codec; they depend on no weights."""
+def write_codec(folder: Path, encoder_weights: Path) -> None:
+    """Write both halves of the codec, the encoder with the weights that `train-encoder` wrote."""
     onnx.save(build_decoder(), folder / "codec_decode.onnx")
-    onnx.save(build_encoder(), folder / "codec_encode.onnx")
+    onnx.save(build_encoder(load_weights(encoder_weights)), folder / "codec_encode.onnx")
 
 
 def write_text_side(folder: Path, token_table: FloatArray) -> None:

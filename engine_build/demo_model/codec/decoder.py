@@ -68,7 +68,7 @@ def build_decoder() -> onnx.ModelProto:
     return graph.model()
 
 
-# What the latents say --------------------------------------------------------------------------------------------------
+# What the latents say ------------------------------------------------------------------------------------------------
 
 
 def _levels(graph: GraphWriter, latents: str) -> str:
@@ -171,9 +171,7 @@ def _envelope(graph: GraphWriter, tone: str, echo: str, frames: str, weights: st
     index = graph.op("Mod", frames, graph.constant(ENSEMBLE_FRAMES, np.int64))
     envelope = []
     copies = partials.copies * partials.direct[:, None]
-    for dry, wet, detuned in zip(
-        _parts(partials.direct), _parts(partials.reverb), _parts(copies), strict=True
-    ):
+    for dry, wet, detuned in zip(_parts(partials.direct), _parts(partials.reverb), _parts(copies), strict=True):
         table = graph.op("Cast", graph.constant(detuned, np.float16), to=TensorProto.FLOAT)
         moving = graph.op("Transpose", graph.op("Gather", table, index, axis=1), perm=[1, 0, 2, 3])
         direct = graph.op("Add", graph.op("Mul", moving, depth), graph.constant(dry[:, None]))
@@ -239,9 +237,7 @@ def _doubled(graph: GraphWriter, audio: str) -> str:
     blocks = graph.op("Reshape", audio, graph.constant([0, 2, -1, _BLOCK_SAMPLES], np.int64))
     reach = _FILTER_TAPS // 2
     before = _earlier(graph, _last(graph, blocks, _BLOCK_SAMPLES - reach, _BLOCK_SAMPLES), 1, axis=2, rank=4)
-    after = graph.op(
-        "Pad", _last(graph, blocks, 0, reach), graph.constant([0, 0, 0, 0, 0, 0, 1, 0], np.int64)
-    )
+    after = graph.op("Pad", _last(graph, blocks, 0, reach), graph.constant([0, 0, 0, 0, 0, 0, 1, 0], np.int64))
     bounds = (graph.constant([value], np.int64) for value in (1, np.iinfo(np.int64).max, 2))
     after = graph.op("Slice", after, *bounds)
     around = graph.op("Concat", before, blocks, after, axis=3)
@@ -269,11 +265,15 @@ def _half_band() -> npt.NDArray[np.float64]:
 def _vibrato(graph: GraphWriter, audio: str, frames: str, weights: str) -> str:
     """`[B, 2, N]` read at a position that swings around each sample, as far as the instrument has vibrato."""
     cycles = round(_VIBRATO_HZ / FRAME_RATE_HZ * PHASE_STEPS)
-    steps = graph.op("Mod", graph.op("Mul", frames, graph.constant(cycles, np.int64)), graph.constant(PHASE_STEPS, np.int64))
+    steps = graph.op(
+        "Mod", graph.op("Mul", frames, graph.constant(cycles, np.int64)), graph.constant(PHASE_STEPS, np.int64)
+    )
     turns = graph.op("Mul", graph.op("Cast", steps, to=TensorProto.FLOAT), graph.constant(1.0 / PHASE_STEPS))
     turns = graph.op("Unsqueeze", turns, graph.constant([2], np.int64))
     within = np.arange(HOP_SAMPLES) / HOP_SAMPLES
-    radians = graph.op("Mul", graph.op("Add", turns, graph.constant(within * cycles / PHASE_STEPS)), graph.constant(2 * np.pi))
+    radians = graph.op(
+        "Mul", graph.op("Add", turns, graph.constant(within * cycles / PHASE_STEPS)), graph.constant(2 * np.pi)
+    )
     swing = graph.op("Add", graph.op("Sin", radians), graph.constant(1.0))  # [B, T, hop]
     cents = np.array([[voice_of("melody", name).vibrato_cents] for name in INSTRUMENTS["melody"]])
     depth = (2.0 ** (cents / 1200.0) - 1.0) * SAMPLE_RATE_HZ / (2 * np.pi * _VIBRATO_HZ)
@@ -290,7 +290,9 @@ def _delayed(graph: GraphWriter, audio: str, delay: str) -> str:
     share = graph.op("Sub", delay, whole)
     count = graph.op("Squeeze", graph.op("Shape", audio, start=2, end=3))
     samples = graph.op("Range", graph.constant(0, np.int64), count, graph.constant(1, np.int64))
-    late = graph.op("Sub", graph.op("Cast", samples, to=TensorProto.INT32), graph.op("Cast", whole, to=TensorProto.INT32))
+    late = graph.op(
+        "Sub", graph.op("Cast", samples, to=TensorProto.INT32), graph.op("Cast", whole, to=TensorProto.INT32)
+    )
     values = []
     for earlier in (0, 1):
         index = graph.op("Max", graph.op("Sub", late, graph.constant(earlier, np.int32)), graph.constant(0, np.int32))

@@ -59,6 +59,16 @@ def load_weights(path: Path) -> dict[str, FloatArray]:
         return {name: np.asarray(file[name], np.float32) for name in weight_shapes()}
 
 
+def normalized(energies: FloatArray) -> FloatArray:
+    """Energies as features: their logarithm, 0 in silence."""
+    return np.asarray(_FEATURE_SCALE * np.log1p(energies / _QUIET), np.float32)
+
+
+def denormalized(features: FloatArray) -> FloatArray:
+    """Features back to energies."""
+    return np.asarray(_QUIET * np.expm1(features / _FEATURE_SCALE), np.float32)
+
+
 def build_encoder(weights: Weights) -> onnx.ModelProto:
     """Graph `audio [B, 2, N * hop]` f32 -> `latents [B, N, 64]` f32.
 
@@ -80,7 +90,7 @@ def build_encoder(weights: Weights) -> onnx.ModelProto:
 
 
 def build_features() -> onnx.ModelProto:
-    """The encode graph's first half: `audio [B, 2, N * hop]` f32 -> `features [B, NUM_FEATURES, N]` f32, for training."""
+    """The encode graph's first half, for training: `audio [B, 2, N * hop]` f32 -> `features [B, NUM_FEATURES, N]`."""
     graph = GraphWriter("codec_features")
     features = _features(graph, graph.input("audio", ("batch", 2, "samples")))
     graph.output("features", features, ("batch", NUM_FEATURES, "frames"))
@@ -119,9 +129,7 @@ def _semitones(graph: GraphWriter, mono: str) -> str:
 def _kernels(graph: GraphWriter) -> list[str]:
     """Windowed cosines and sines f32 `[semitones, 1, samples]` as nodes over constants, which an engine folds once."""
     turns = kernel_positions()[None, None]
-    radians = graph.op(
-        "Mul", graph.constant(turns), graph.constant(2 * np.pi * kernel_frequencies_hz()[:, None, None])
-    )
+    radians = graph.op("Mul", graph.constant(turns), graph.constant(2 * np.pi * kernel_frequencies_hz()[:, None, None]))
     window = graph.constant(kernel_windows()[:, None], np.float16)
     window = graph.op("Cast", window, to=onnx.TensorProto.FLOAT)
     return [graph.op("Mul", window, graph.op(wave, radians)) for wave in ("Cos", "Sin")]

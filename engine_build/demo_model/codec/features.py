@@ -1,5 +1,6 @@
-"""What the encode graph hears: magnitudes of every semitone, and the energy of bands four times per frame. Pure numpy."""
+"""What the encode graph hears: magnitudes of semitones, and the energies of bands four times per frame. Pure numpy."""
 
+import itertools
 from typing import Final
 
 import numpy as np
@@ -66,7 +67,12 @@ def block_transform() -> Float64Array:
 def band_sums() -> Float64Array:
     """Which of a block's squares `[2 * bins]` belong to which band: `[2 * bins, NUM_BANDS]` of 0 and 1."""
     frequencies = np.arange(BLOCK_SAMPLES // 2 + 1) * SAMPLE_RATE_HZ / BLOCK_SAMPLES
-    bands = np.stack(
-        [(frequencies >= low) & (frequencies < high) for low, high in zip(BAND_EDGES_HZ, BAND_EDGES_HZ[1:], strict=False)]
-    )
+    bands = np.stack([(frequencies >= low) & (frequencies < high) for low, high in itertools.pairwise(BAND_EDGES_HZ)])
     return np.asarray(np.tile(bands.T, (2, 1)), np.float64)
+
+
+def feature_octaves() -> Float64Array:
+    """How far each feature lies above middle C, in octaves / 4, `[NUM_FEATURES]`."""
+    edges = np.array(BAND_EDGES_HZ)
+    bands = np.tile(np.sqrt(edges[1:] * edges[:-1]), BLOCKS_PER_FRAME)
+    return np.asarray(np.log2(np.append(kernel_frequencies_hz(), bands) / 262.0) / 4.0)
