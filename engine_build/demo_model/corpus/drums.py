@@ -21,10 +21,9 @@ def write_drums(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterat
     grid = grid_of(song)
     for bar in bars:
         for channel, hit in _bar_hits(song, bar, groove.kick, groove.snare, groove.hat, fill if has_fills else ""):
-            velocity = bar.velocity * hit.weight * (weights[hit.step] if channel == HAT else 1.0)
-            envelope = _ENVELOPES[channel] if hit.letter != "O" else "open hat"
+            accent = weights[hit.step] if channel == HAT and hit.letter != "O" else 1.0
             start = bar.start_beat + grid[hit.step]
-            yield Note(channel, start, start, min(velocity, 1.0), envelope)
+            yield Note(channel, start, start, min(bar.velocity * hit.weight * accent, 1.0), _ENVELOPES[channel])
 
 
 _ENVELOPES: Final = {KICK: "kick", SNARE: "snare", HAT: "hat"}

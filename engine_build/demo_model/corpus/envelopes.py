@@ -29,7 +29,7 @@ class Envelope:
 
 ENVELOPES: Final[dict[str, Envelope]] = {
     "piano": Envelope((1.0, 0.92), 0.965, 0.0, (0.3,), 2),
-    "electric piano": Envelope((0.95, 0.9), 0.975, 0.0, (0.5, 0.2), 2, 4.2, 0.1),
+    "electric piano": Envelope((0.95, 0.9), 0.975, 0.0, (0.5, 0.2), 2, 4.2, 0.06),
     "guitar": Envelope((1.0, 0.85), 0.95, 0.0, (0.35,), 3),
     "organ": Envelope((0.8, 0.85), 1.0, 1.0, (0.3,)),
     "strings": Envelope((0.3, 0.55, 0.75, 0.9), 0.998, 0.0, (0.6, 0.25), 2),
@@ -49,10 +49,9 @@ ENVELOPES: Final[dict[str, Envelope]] = {
     "upright bass": Envelope((1.0, 0.8), 0.92, 0.0, (0.35,), 1),
     "synth bass": Envelope((1.0, 0.85), 0.985, 0.6, (0.25,)),
     "sub bass": Envelope((0.8, 1.0), 0.995, 0.5, (0.45, 0.2), 1),
-    "kick": Envelope((1.0, 0.4, 0.1), release=(), ring_frames=1),
-    "snare": Envelope((1.0, 0.45, 0.15), release=(), ring_frames=1),
+    "kick": Envelope((1.0, 0.3), release=()),
+    "snare": Envelope((1.0, 0.35), release=()),
     "hat": Envelope((0.8, 0.2), release=()),
-    "open hat": Envelope((0.85, 0.6, 0.42, 0.3, 0.2, 0.1), release=(), ring_frames=4),
 }
 ENVELOPE_INDEX: Final = {name: index for index, name in enumerate(ENVELOPES)}
 

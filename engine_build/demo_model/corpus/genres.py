@@ -1,8 +1,8 @@
 """The genres: each a rule for tempo, meter, swing, harmony, layers, instruments and the patterns of its groove.
 
 A pattern has one character for each step of a bar: 16 steps in 4/4, 12 in 3/4 and 6/8. Drums and chords: `X` always
-hits, `x` in medium and dense songs, `o` softly in dense ones, `O` is an open hat. Bass: `R` root, `F` fifth, `T` third,
-`A` the scale's step to the next root, small letters in medium and dense songs. `-` holds the note, `.` is a rest.
+hits, `x` in medium and dense songs, `o` softly in dense ones, `O` is an accented hat. Bass: `R` root, `F` fifth,
+`T` third, `A` the scale's step to the next root, small letters in medium and dense songs. `-` holds, `.` is a rest.
 """
 
 from dataclasses import dataclass

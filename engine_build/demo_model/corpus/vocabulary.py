@@ -1,7 +1,7 @@
 """What a prompt can ask for: concepts, the condition tokens that they become, and which of them are true of a song.
 
 A *concept* is the meaning of a word, such as `key:a`, `tempo:slow` or `instrument:piano`; several words map to one.
-`meaning.tokens_of` makes *token names* of a prompt's concepts: one row each of the decoder's table of tokens.
+The text encoder makes *token names* of a prompt's concepts: one row each of the decoder's table of tokens.
 """
 
 from collections.abc import Callable, Iterable
@@ -67,6 +67,21 @@ FIRST_TEMPO_ID: Final = TOKEN_IDS[BPM_CONCEPTS[0]]
 NUM_TOKENS: Final = len(TOKENS)
 MAX_CONDITION_TOKENS: Final = 32
 
+# Concepts of words that the text encoder replaces by tokens: instruments by those of their layers, tempo words by bpm.
+PLAYED_BY: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(layer for layer in LAYERS if name in INSTRUMENTS[layer])
+    for name in dict.fromkeys(name for layer in LAYERS for name in INSTRUMENTS[layer])
+}
+# An instrument and a layer named together, where it can play in several: "piano chords".
+PAIR_CONCEPTS: Final = tuple(player for player in PLAYERS if len(PLAYED_BY[player.split(":")[1]]) > 1)
+INSTRUMENT_CONCEPTS: Final = tuple(f"instrument:{name}" for name in PLAYED_BY)
+TEMPO_WORDS: Final = ("tempo:very slow", "tempo:slow", "tempo:medium", "tempo:fast", "tempo:very fast")
+WORD_CONCEPTS: Final = (
+    *BPM_CONCEPTS, *TEMPO_WORDS, *METER_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *INSTRUMENT_CONCEPTS,
+    *PAIR_CONCEPTS,    *GENRE_CONCEPTS, *KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS,
+)  # fmt: skip
+WORD_IDS: Final[dict[str, int]] = {concept: index for index, concept in enumerate(WORD_CONCEPTS)}
+
 _ANCHORS_BPM: Final = np.arange(BPM_RANGE[0], BPM_RANGE[1] + 1, 15)
 
 
@@ -112,7 +127,7 @@ def draw_concepts(
     """Draw the token names of a prompt about a song: always its tempo and meter, because every prompt has them.
 
     Where layers are named, all of them are, and the others are excluded. A genre and instruments are named only
-    together with layers, as `meaning.tokens_of` does it.
+    together with layers, as the text encoder does it.
 
     Args:
         song: what the names are true of.
