@@ -120,8 +120,8 @@ def _option_rules() -> Iterator[tuple[str, str]]:
     yield r"<(?:bpm|key|meter):>", ""
     number = rf"(?<![/.]){_NOT_IN_WORD}(?:[3-9][0-9]|[12][0-9][0-9])(?![/])(?:\.[0-9]+)?(?:[ -]?bpm)?{_WORD_ENDS}"
     yield rf"(?i){number}(?=[\s\S]*<bpm:)", ""
-    for number, word in _OPTION_METERS.items():
-        yield rf"<meter:{number}>", f" optionmeter {word} "
+    for beats, word in _OPTION_METERS.items():
+        yield rf"<meter:{beats}>", f" optionmeter {word} "
 
 
 def _phrase_rules() -> Iterator[tuple[str, str]]:

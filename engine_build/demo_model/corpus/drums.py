@@ -11,7 +11,6 @@ from engine_build.demo_model.latents import HAT, KICK, SNARE
 
 # What the snare plays in the last steps of a phrase; 4/4 and 3/4 share their last beats.
 _FILLS: Final = ("x-x-xxXx", "X.x.XxXX", "..x.x.XX", "x.xxX.x.")
-_BREAK_KICK: Final = "X" + "." * 15
 
 
 def write_drums(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterator[Note]:
@@ -32,7 +31,7 @@ _ENVELOPES: Final = {KICK: "kick", SNARE: "snare", HAT: "hat"}
 def _bar_hits(song: Song, bar: Bar, kick: str, snare: str, hat: str, fill: str) -> Iterator[tuple[int, Hit]]:
     """Channel and hit of everything that is struck in a bar."""
     if song.section == "break":
-        kick, snare, fill = _BREAK_KICK[: len(kick)], "." * len(snare), ""
+        kick, snare, hat = "X".ljust(len(kick), "."), "", "X..." * (len(hat) // 4)
     elif song.section == "build" and bar.index % 8 >= 4:
         snare = _roll(bar.index % 8, len(snare))
     elif bar.position == PHRASE_BARS - 1 and bar.density > 0:

@@ -75,7 +75,7 @@ GENRES: Final[dict[str, Genre]] = {
         (60, 84), "pad arp", ("lydian", "major", "dorian", "pentatonic"),
         _players("synth, choir, strings", "bells, harp", "flute, whistle", "sub bass", "electronic kit"),
         Groove(
-            "X...............", "........o.......", "x.......x...o...",
+            "X.......x.......", "........x.......", "X.o.X.o.X.o.X.o.",
             ("R---------------",), ("X---------------",),
         ),
         chord_size=5, progressions="drone", arp=("0213", "0312"),
@@ -137,7 +137,7 @@ GENRES: Final[dict[str, Genre]] = {
         (72, 132), "pad arp melody", ("major", "minor", "harmonic minor"),
         _players("strings, piano", "piano, harp, pizzicato", "violin, flute, piano", "upright bass", "brushes"),
         Groove(
-            "X...............", "........o.......", "....o.......o...",
+            "X.......x.......", "........x...o...", "....X.......X...",
             ("R-------F-------", "R---F---R---a---"), ("X---------------", "X-------x-------"),
         ),
         progressions="classical", arp=("0212", "0121"),
@@ -173,7 +173,7 @@ GENRES: Final[dict[str, Genre]] = {
         (84, 124), "pad bass melody", ("major", "dorian", "mixolydian", "pentatonic"),
         _players("guitar", "guitar, harp", "flute, violin, whistle", "upright bass", "brushes"),
         Groove(
-            "X.......X.......", "....x.......x...", "....o...x...o...",
+            "X.......X.......", "....x.......x...", "....X...x...X...",
             ("R-------F-------", "R-----r-F---a---"), ("X---x-x-..x-X-x-", "X---x---X-x-x-x-"),
         ),
         progressions="folk", arp=("0213", "0321", "0121"),

@@ -60,7 +60,7 @@ def write_bass(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterato
         for hit in _split(hits, 6) if bar.density == 2 else hits:
             start, end = _span(song, bar, hit, grid)
             channel = (_bass_pitch_class(hit.letter.upper(), bar, classes) - _BASS_LOW) % 12
-            velocity = bar.velocity * hit.weight * max(weights[hit.step], 0.7)
+            velocity = bar.velocity * hit.weight * max(weights[hit.step], 0.85)
             yield Note(_BASS_LOW - FIRST_PITCH + channel, start, end, velocity, song.instruments["bass"])
 
 

@@ -41,7 +41,9 @@ class Request:
 def draw_request(song: Song, rng: np.random.Generator) -> Request:
     """Draw a sentence about a song: its layers mostly, with instruments and genre, key and mode, tempo, meter, mood."""
     names_layers, names_key, names_tempo = (bool(rng.random() < share) for share in (0.85, 0.75, 0.8))
-    players = {layer: song.instruments[layer] for layer in LAYERS if layer in song.layers and rng.random() < 0.5}
+    players: dict[str, str] = {
+        layer: song.instruments[layer] for layer in LAYERS if layer in song.layers and rng.random() < 0.5
+    }
     players = players if names_layers else {}
     genre = [song.genre] if names_layers and rng.random() < 0.4 else []
     adjectives = [_word(mood, rng) for mood in moods_of(song) if rng.random() < 0.2]

@@ -16,6 +16,9 @@ from engine_build.demo_model.corpus.songs import Song
 from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, timbre_levels
 from engine_build.demo_model.latents import CHANNELS, FloatArray
 
+Rows = npt.NDArray[np.float64]
+Frames = npt.NDArray[np.int64]
+
 HALF_FRAME: Final = 0.501
 _MIN_FRAMES: Final = 2
 _WRITERS: Final[dict[str, Callable[[Song, list[Bar], np.random.Generator], Iterator[Note]]]] = {
@@ -43,38 +46,31 @@ def notes_of(song: Song, num_beats: float, layers: Iterable[str] = LAYERS) -> di
     return {layer: list(_WRITERS[layer](song, bars, rng)) for layer, rng in rngs.items()}
 
 
-def nearest_frames(positions: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def nearest_frames(positions: Rows) -> Frames:
     """The frames nearest to positions in frames; halves go down, also where floating point leaves them a bit above."""
     return np.ceil(positions - HALF_FRAME).astype(np.int64)
 
 
 def _write(levels: FloatArray, notes: list[Note], frames_per_beat: float) -> None:
     """Write the curves of notes; a note ends where the next one of its channel begins."""
-    channel, start, end, velocity, envelope = _note_arrays(notes, frames_per_beat)
-    same = channel[1:] == channel[:-1]
-    end[:-1] = np.where(same, np.minimum(end[:-1], start[1:]), end[:-1])
+    rows = np.array([(n.channel, n.start_beat, n.end_beat, n.velocity, ENVELOPE_INDEX[n.envelope]) for n in notes])
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    channel, envelope = rows[:, 0].astype(np.int64), rows[:, 4].astype(np.int64)
+    start, end = _note_frames(rows, channel, envelope, frames_per_beat)
     lengths = np.maximum(end - start, 0)
     note = np.repeat(np.arange(len(lengths)), lengths)
     into = np.arange(len(note)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     left = np.minimum(lengths[note] - 1 - into, RELEASE_FRAMES)
-    values = velocity[note] * CURVES[envelope[note], into] * RELEASES[envelope[note], left]
+    values = rows[note, 3] * CURVES[envelope[note], into] * RELEASES[envelope[note], left]
     frame = start[note] + into
     is_inside = frame < len(levels)
     levels[frame[is_inside], channel[note[is_inside]]] = values[is_inside]
 
 
-def _note_arrays(notes: list[Note], frames_per_beat: float) -> tuple[npt.NDArray[np.int64], ...]:
-    """Channel, first frame, frame after the last, velocity and envelope of notes, by channel and time."""
-    rows = np.array([(n.channel, n.start_beat, n.end_beat, n.velocity, ENVELOPE_INDEX[n.envelope]) for n in notes])
-    channel, envelope = rows[:, 0].astype(np.int64), rows[:, 4].astype(np.int64)
+def _note_frames(rows: Rows, channel: Frames, envelope: Frames, frames_per_beat: float) -> tuple[Frames, Frames]:
+    """First frame and the frame after the last of notes, in the order of their channels and starts."""
     start = nearest_frames(rows[:, 1] * frames_per_beat)
     end = np.maximum(nearest_frames(rows[:, 2] * frames_per_beat), start + _MIN_FRAMES) + RINGS[envelope]
-    order = np.lexsort((start, channel))
-    velocity = rows[:, 3].astype(np.float32)
-    return (
-        channel[order],
-        start[order],
-        np.minimum(end, start + CURVES.shape[1])[order],
-        velocity[order],
-        envelope[order],
-    )
+    end = np.minimum(end, start + CURVES.shape[1])
+    end[:-1] = np.where(channel[1:] == channel[:-1], np.minimum(end[:-1], start[1:]), end[:-1])
+    return start, end

@@ -94,13 +94,16 @@ def scale_pitches(root: int, mode: str, low: int, high: int) -> tuple[int, ...]:
 def chord_pitch_classes(root: int, mode: str, degree: int, size: int) -> tuple[int, ...]:
     """Pitch classes of the chord on a scale degree, root first.
 
-    `size` 2 is root and fifth, 3 a triad, 4 a seventh, 5 a ninth without its fifth. All belong to the scale.
+    `size` 2 is root and fifth, 3 a triad, 4 a seventh, 5 a ninth without its fifth, or a seventh where the ninth would
+    lie a semitone from the third. All belong to the scale.
     """
     if mode in _CHORDS:
         chord = _CHORDS[mode][degree]
         return tuple((root + step) % 12 for step in (chord[::2] if size == 2 else chord[:size]))
     classes = scale_pitch_classes(root, mode)
-    return tuple(classes[(degree + third) % 7] for third in _THIRDS[size])
+    third, ninth = classes[(degree + 2) % 7], classes[(degree + 8) % 7]
+    thirds = _THIRDS[4 if size == 5 and (third - ninth) % 12 == 1 else size]
+    return tuple(classes[(degree + step) % 7] for step in thirds)
 
 
 def chord_pitches(classes: tuple[int, ...], low: int, high: int) -> tuple[int, ...]:
