@@ -13,6 +13,7 @@ from engine_build.demo_model.instruments import REGISTERS
 from engine_build.demo_model.latents import FIRST_PITCH
 
 _STACCATO_SHARE: Final = 0.5
+_STACCATO_REST_BEATS: Final = 0.5
 _BASS_LOW: Final = REGISTERS["bass"][0]
 
 
@@ -88,8 +89,9 @@ def _split(hits: tuple[Hit, ...], steps: int) -> Iterator[Hit]:
 
 
 def _span(song: Song, bar: Bar, hit: Hit, grid: tuple[float, ...]) -> tuple[float, float]:
-    """Start and end of a hit in beats of the song; staccato ones are shorter."""
+    """Start and end of a hit in beats of the song; staccato ones are shorter, long ones end a little earlier."""
     start, end = grid[hit.step], grid[hit.end]
     if song.articulation == 0:
-        end = start + max(_STACCATO_SHARE * (end - start), 0.5 / STEPS_PER_BEAT[song.meter])
+        shorter = start + max(_STACCATO_SHARE * (end - start), 0.5 / STEPS_PER_BEAT[song.meter])
+        end = max(shorter, end - _STACCATO_REST_BEATS)
     return bar.start_beat + start, bar.start_beat + end
