@@ -23,7 +23,8 @@ ENSEMBLE_FRAMES: Final = 128  # the detuned copies' common period
 
 _SEED: Final = 5
 _FRAME_S: Final = 1.0 / FRAME_RATE_HZ
-_DETUNE_CENTS: Final = (5.0, -7.0)
+_DETUNE_CENTS: Final = (4.0, -6.0, 9.0)
+_COPY_GAIN: Final = 0.55
 _LARGEST_BEAT_HZ: Final = 4.5
 
 
@@ -46,10 +47,10 @@ class LayerSound:
 
 
 SOUNDS: Final[dict[str, LayerSound]] = {
-    "bass": LayerSound(0.26, 2600.0, 20, 0.0, 0.0, 0.06, 480),
-    "pad": LayerSound(0.11, 5200.0, 20, 0.2, 0.12, 0.4, 480),
-    "arp": LayerSound(0.15, 9000.0, 16, 0.35, 0.04, 0.45, 960),
-    "melody": LayerSound(0.22, 10_300.0, 14, 0.06, 0.02, 0.35, 960),
+    "bass": LayerSound(0.2, 2600.0, 20, 0.0, 0.0, 0.06, 480),
+    "pad": LayerSound(0.105, 5200.0, 20, 0.2, 0.12, 0.4, 480),
+    "arp": LayerSound(0.2, 9000.0, 16, 0.35, 0.04, 0.45, 960),
+    "melody": LayerSound(0.25, 10_300.0, 14, 0.06, 0.02, 0.35, 960),
 }
 
 
@@ -90,21 +91,21 @@ def layer_partials(layer: str) -> Partials:
     pan = 1.0 + side * sound.pan * np.where(pitches % 2, 1.0, -1.0)
     damping = 1.0 / (1.0 + (frequencies_hz / 3500.0) ** 2)
     reverb = sound.reverb * damping * np.exp(2j * np.pi * rng.random((2, len(rows))))
-    gains = [np.zeros((len(INSTRUMENTS[layer]), len(rows)), np.float32) for _ in range(2)]
+    soft, loud = np.zeros((2, len(INSTRUMENTS[layer]), len(rows)), np.float32)
     for index, instrument in enumerate(INSTRUMENTS[layer]):
+        voice = voice_of(layer, instrument)
+        gain = sound.gain / math.sqrt(1.0 + len(_DETUNE_CENTS) * (_COPY_GAIN * voice.ensemble) ** 2)
         for pitch in range(low, high + 1):
-            of_pitch = pitches == pitch
-            pair = amplitudes(voice_of(layer, instrument), ratios[of_pitch], frequencies_hz[of_pitch])
-            for gain, values in zip(gains, pair, strict=True):
-                gain[index, of_pitch] = sound.gain * values
+            own = pitches == pitch
+            soft[index, own], loud[index, own] = amplitudes(voice, gain, ratios[own], frequencies_hz[own])
     return Partials(
         pitch_index=np.asarray(pitches - low, np.int64),
         cycles=cycles,
         direct=pan * np.exp(2j * np.pi * turns),
         reverb=reverb,
         copies=_copies(frequencies_hz, rng),
-        soft=gains[0],
-        loud=gains[1],
+        soft=soft,
+        loud=loud,
     )
 
 
@@ -116,7 +117,7 @@ def _ratios(layer: str, pitch: int) -> list[float]:
 
 
 def _copies(frequencies_hz: npt.NDArray[np.float64], rng: np.random.Generator) -> ComplexArray:
-    """Two detuned copies of each partial relative to it, other ones left and right: `[2, P, K]`."""
+    """Detuned copies of each partial relative to it, other ones left and right: `[2, P, K]`."""
     period_s = ENSEMBLE_FRAMES * _FRAME_S
     frames = np.arange(ENSEMBLE_FRAMES)[None, :, None]
     copies = np.zeros((2, ENSEMBLE_FRAMES, len(frequencies_hz)), complex)
@@ -125,5 +126,5 @@ def _copies(frequencies_hz: npt.NDArray[np.float64], rng: np.random.Generator) -
         beats = np.round(np.clip(beat_hz, -_LARGEST_BEAT_HZ, _LARGEST_BEAT_HZ) * period_s)
         beats = np.where(beats == 0, np.sign(cents), beats)
         turns = beats[:, None] * frames / ENSEMBLE_FRAMES + rng.random((2, 1, len(frequencies_hz)))
-        copies += 0.7 * np.exp(2j * np.pi * turns)
+        copies += _COPY_GAIN * np.exp(2j * np.pi * turns)
     return copies

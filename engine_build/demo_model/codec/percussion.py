@@ -18,7 +18,6 @@ Float64Array = npt.NDArray[np.float64]
 
 DRUM_FRAMES: Final = 8
 STRIKE_FRAMES: Final = 3
-DRUM_PEAKS: Final = (0.85, 0.6, 0.34)  # kick, snare, hat
 
 _SEED: Final = 6
 _METAL_HZ: Final = (2053.0, 3044.0, 3696.0, 5227.0, 5400.0, 8000.0)
@@ -27,7 +26,7 @@ _METAL_HZ: Final = (2053.0, 3044.0, 3696.0, 5227.0, 5400.0, 8000.0)
 @dataclass(frozen=True)
 class Kit:
     """A kit's kick (lowest frequency, start of its sweep, decay, click), snare (tone, noise band, decay, swish), hat
-    (band, decay, share of metal) and room (level, decay)."""
+    (band, decay, share of metal), room (level, decay), and the peaks of kick, snare and hat at level 1."""
 
     kick_hz: float
     kick_sweep_hz: float
@@ -43,17 +42,26 @@ class Kit:
     hat_metal: float
     room: float
     room_decay_s: float
+    peaks: tuple[float, float, float]
 
 
 KITS: Final[dict[str, Kit]] = {
     "acoustic kit": Kit(
-        58, 120, 0.09, 0.25, 190, 0.55, (900, 10_000), 0.075, 0.0005, (6500, 17_000), 0.045, 0.5, 0.2, 0.09
+        58, 120, 0.075, 0.25, 190, 0.4, (1200, 12_000), 0.085, 0.0005, (6500, 17_000), 0.055, 0.5, 0.2, 0.09,
+        (0.62, 0.65, 0.5),
     ),
     "electronic kit": Kit(
-        47, 190, 0.14, 0.35, 220, 0.4, (1800, 13_000), 0.06, 0.0005, (8000, 18_500), 0.03, 0.2, 0.1, 0.06
+        47, 190, 0.105, 0.35, 220, 0.3, (1800, 13_000), 0.06, 0.0005, (8000, 18_500), 0.03, 0.2, 0.1, 0.06,
+        (0.62, 0.65, 0.5),
     ),
-    "brushes": Kit(62, 60, 0.06, 0.05, 200, 0.08, (1500, 8000), 0.09, 0.018, (4000, 15_000), 0.11, 0.8, 0.22, 0.1),
-    "lo-fi kit": Kit(54, 100, 0.08, 0.12, 175, 0.5, (600, 5200), 0.06, 0.001, (3500, 9500), 0.035, 0.3, 0.12, 0.05),
+    "brushes": Kit(
+        62, 60, 0.06, 0.05, 200, 0.08, (1500, 8000), 0.09, 0.018, (4000, 15_000), 0.11, 0.8, 0.22, 0.1,
+        (0.45, 0.4, 0.32),
+    ),
+    "lo-fi kit": Kit(
+        54, 100, 0.07, 0.12, 175, 0.4, (700, 6500), 0.06, 0.001, (3500, 9500), 0.035, 0.3, 0.12, 0.05,
+        (0.58, 0.6, 0.45),
+    ),
 }  # fmt: skip
 
 
@@ -101,7 +109,7 @@ def _kit_hits(kit: Kit, seed: int) -> FloatArray:
     seconds = _seconds(DRUM_FRAMES)
     sounds: tuple[Callable[[Kit, Float64Array, np.random.Generator], Float64Array], ...] = (_kick, _snare, _hat)
     hits = []
-    for sound, peak, room in zip(sounds, DRUM_PEAKS, (0.35, 1.0, 0.7), strict=True):
+    for sound, peak, room in zip(sounds, kit.peaks, (0.35, 1.0, 0.7), strict=True):
         dry = sound(kit, seconds, rng)
         hit = dry + room * kit.room * _room(dry, kit.room_decay_s, rng)
         hit *= _fade_out(seconds, 0.08)
@@ -113,7 +121,7 @@ def _kick(kit: Kit, seconds: Float64Array, rng: np.random.Generator) -> Float64A
     """`[2, N]`: a sine that falls to its pitch, driven so that small speakers have its overtones, and a click."""
     sweep_s = 0.025
     turns = kit.kick_hz * seconds - sweep_s * kit.kick_sweep_hz * (np.exp(-seconds / sweep_s) - 1.0)
-    body = np.tanh(2.2 * np.sin(2 * np.pi * turns) * np.exp(-seconds / kit.kick_decay_s)) / np.tanh(2.2)
+    body = np.tanh(1.8 * np.sin(2 * np.pi * turns) * np.exp(-seconds / kit.kick_decay_s)) / np.tanh(1.8)
     click = band_noise(rng, len(seconds), 1500.0, 6500.0) * _envelope(seconds, 0.0004, 0.004)
     return np.asarray(body * np.clip(seconds / 0.0012, 0.0, 1.0) + kit.kick_click * click)
 
