@@ -39,7 +39,7 @@ def train(
 @app.command("train-encoder")
 def train_encoder(
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="How long to train, after the songs are played.")] = 7.0,
+    minutes: Annotated[float, typer.Option(help="Longest time to train, after the songs are played.")] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the songs.")] = 1,
 ) -> None:
     """Train the codec's encoder on the corpus; its weights lie beside the checkpoint. Needs torch."""

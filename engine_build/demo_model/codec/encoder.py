@@ -25,9 +25,13 @@ from engine_build.demo_model.codec.features import (
     kernel_positions,
     kernel_windows,
 )
+from engine_build.demo_model.instruments import INSTRUMENTS, timbre_levels
 from engine_build.demo_model.latents import CHANNELS, HOP_SAMPLES, LATENT_SCALE, SILENCE, FloatArray
 from engine_build.graphs.graph_writer import GraphWriter
 
+NUM_NOTES: Final = 55  # channels of pitches and drums
+# What the network tells apart besides notes: logits of each layer's instruments, then of each layer's presence.
+NUM_OUTPUTS: Final = NUM_NOTES + sum(len(names) for names in INSTRUMENTS.values()) + len(INSTRUMENTS)
 WIDTH: Final = 192
 NUM_BLOCKS: Final = 2
 ENCODE_MARGIN_FRAMES: Final = KERNEL_FRAMES // 2 + NUM_BLOCKS + 2
@@ -45,7 +49,7 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     for index in range(NUM_BLOCKS):
         shapes |= {f"blocks.{index}.wide.weight": (WIDTH, WIDTH, 3), f"blocks.{index}.wide.bias": (WIDTH,)}
         shapes |= {f"blocks.{index}.point.weight": (WIDTH, WIDTH, 1), f"blocks.{index}.point.bias": (WIDTH,)}
-    return shapes | {"output.weight": (CHANNELS, WIDTH, 3), "output.bias": (CHANNELS,)}
+    return shapes | {"output.weight": (NUM_OUTPUTS, WIDTH, 3), "output.bias": (NUM_OUTPUTS,)}
 
 
 def save_weights(path: Path, weights: Weights) -> None:
@@ -81,12 +85,24 @@ def build_encoder(weights: Weights) -> onnx.ModelProto:
         inner = graph.op("Relu", _convolved(graph, values, weights, f"blocks.{index}.wide"))
         inner = _convolved(graph, inner, weights, f"blocks.{index}.point")
         values = graph.op("Relu", graph.op("Add", values, inner))
-    levels = graph.op("Transpose", _convolved(graph, values, weights, "output"), perm=[0, 2, 1])
-    heard = graph.op("Greater", levels, graph.constant(_LEAST_LEVEL))
-    levels = graph.op("Min", graph.op("Where", heard, levels, graph.constant(0.0)), graph.constant(1.2))
+    outputs = graph.op("Transpose", _convolved(graph, values, weights, "output"), perm=[0, 2, 1])
+    sizes = [NUM_NOTES, *(len(names) for names in INSTRUMENTS.values()), *(1 for _ in INSTRUMENTS)]
+    parts = graph.ops("Split", len(sizes), outputs, graph.constant(sizes, np.int64), axis=2)
+    logits, presences = parts[1 : 1 + len(INSTRUMENTS)], parts[1 + len(INSTRUMENTS) :]
+    timbres = [_timbre(graph, *values) for values in zip(INSTRUMENTS, logits, presences, strict=True)]
+    heard = graph.op("Greater", parts[0], graph.constant(_LEAST_LEVEL))
+    notes = graph.op("Min", graph.op("Where", heard, parts[0], graph.constant(0.0)), graph.constant(1.2))
+    levels = graph.op("Concat", notes, *timbres, axis=2)
     latents = graph.op("Add", graph.op("Mul", levels, graph.constant(LATENT_SCALE)), graph.constant(SILENCE))
     graph.output("latents", latents, ("batch", "frames", CHANNELS))
     return graph.model()
+
+
+def _timbre(graph: GraphWriter, layer: str, logits: str, presence: str) -> str:
+    """A layer's timbre channels `[B, N, 1 or 2]`: the mean place of its likely instruments, 0 where it is absent."""
+    places = graph.constant([timbre_levels(layer, name) for name in INSTRUMENTS[layer]])
+    place = graph.op("MatMul", graph.op("Softmax", logits, axis=2), places)
+    return graph.op("Where", graph.op("Greater", presence, graph.constant(0.0)), place, graph.constant(0.0))
 
 
 def build_features() -> onnx.ModelProto:

@@ -12,10 +12,13 @@ import onnx
 import torch
 from onnxruntime import InferenceSession
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine_build.demo_model.codec.decoder import build_decoder
 from engine_build.demo_model.codec.encoder import (
     NUM_BLOCKS,
+    NUM_NOTES,
+    NUM_OUTPUTS,
     WIDTH,
     build_features,
     denormalized,
@@ -25,22 +28,23 @@ from engine_build.demo_model.codec.encoder import (
 from engine_build.demo_model.codec.features import NUM_FEATURES, feature_octaves
 from engine_build.demo_model.corpus.rendering import render
 from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, channels_of
-from engine_build.demo_model.latents import CHANNELS, FloatArray, latents_from_levels
+from engine_build.demo_model.instruments import INSTRUMENTS, pitch_channels
+from engine_build.demo_model.latents import FloatArray, latents_from_levels
 
 _LAYER_SHARE: Final = 0.6
 _SILENT_SHARE: Final = 0.02
 _NOTE_WEIGHT: Final = 6.0
-_TIMBRE_WEIGHT: Final = 0.5
-_SKIPPED_FRAMES: Final = 16
+_TIMBRE_WEIGHT: Final = 0.004
+_LATEST_START: Final = 272
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The recipe. minutes: of training, after the songs are played; the learning rate decays to fit."""
+    """The recipe. It ends at `steps` or at `minutes` of training; the learning rate decays to either end."""
 
-    minutes: float = 7.0
-    num_clips: int = 1800
+    steps: int = 9000
+    minutes: float = 8.0
+    num_clips: int = 2400
     clip_frames: int = 160
     batch_size: int = 24
     learning_rate: float = 2e-3
@@ -49,20 +53,20 @@ class EncoderConfig:
 
 
 class EncoderNetwork(nn.Module):
-    """`features [B, F, N]` -> `levels [B, N, 64]`; its parameters have the names that `build_encoder` takes."""
+    """`features [B, F, N]` -> `[B, N, NUM_OUTPUTS]`; its parameters have the names that `build_encoder` takes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.input = nn.Conv1d(NUM_FEATURES, WIDTH, 3, padding=1)
         self.blocks = nn.ModuleList(_Block() for _ in range(NUM_BLOCKS))
-        self.output = nn.Conv1d(WIDTH, CHANNELS, 3, padding=1)
+        self.output = nn.Conv1d(WIDTH, NUM_OUTPUTS, 3, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
         values = torch.relu(self.input(features))
         for block in self.blocks:
             values = block(values)
-        levels: Tensor = self.output(values).transpose(1, 2)
-        return levels
+        outputs: Tensor = self.output(values).transpose(1, 2)
+        return outputs
 
 
 class _Block(nn.Module):
@@ -95,53 +99,54 @@ def _session(model: onnx.ModelProto) -> InferenceSession:
     return InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def draw_levels(rng: np.random.Generator, frames: int) -> FloatArray:
-    """A part of a song `[T, C]` with any set of its layers."""
-    levels = render(draw_song(rng), _SKIPPED_FRAMES + frames + 256)
-    start = int(rng.integers(_SKIPPED_FRAMES + 256))
-    levels = levels[start : start + frames]
-    silent = rng.random() < _SILENT_SHARE
-    for layer in LAYERS:
-        if silent or rng.random() > _LAYER_SHARE:
-            levels[:, list(channels_of(layer))] = 0.0
-    return levels
+@dataclass(frozen=True)
+class Clips:
+    """Parts of songs. instruments: index of each layer's instrument, -1 where the layer is absent."""
+
+    features: npt.NDArray[np.float16]  # [N, F, T]
+    notes: npt.NDArray[np.float16]  # [N, T, NUM_NOTES]
+    instruments: npt.NDArray[np.int64]  # [N, layers]
 
 
-def make_clips(config: EncoderConfig) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]:
-    """Features `[N, F, T]` and levels `[N, T, C]` of `num_clips` clips."""
+def draw_clip(rng: np.random.Generator, frames: int) -> tuple[FloatArray, list[int]]:
+    """Levels `[T, C]` of a part of a song with any set of its layers, and its instruments."""
+    song, start = draw_song(rng), int(rng.integers(_LATEST_START))
+    share = 0.0 if rng.random() < _SILENT_SHARE else _LAYER_SHARE
+    layers = [layer for layer in INSTRUMENTS if rng.random() < share]
+    indices = [names.index(song.instruments[n]) if n in layers else -1 for n, names in INSTRUMENTS.items()]
+    return render(song, start + frames, layers)[start:], indices
+
+
+def make_clips(config: EncoderConfig) -> Clips:
+    """Draw and play `num_clips` clips."""
     player = Player()
-    features, levels = [], []
+    rows = []
     for index in range(config.num_clips):
         rng = np.random.default_rng([config.seed, index])
-        clip = draw_levels(rng, config.clip_frames)
-        features.append(player.features(clip, rng).astype(np.float16))
-        levels.append(clip.astype(np.float16))
-    return np.stack(features), np.stack(levels)
+        levels, instruments = draw_clip(rng, config.clip_frames)
+        features = player.features(levels, rng).astype(np.float16)
+        rows.append((features, levels[:, :NUM_NOTES].astype(np.float16), instruments))
+    features_, notes, instruments_ = zip(*rows, strict=True)
+    return Clips(np.stack(features_), np.stack(notes), np.array(instruments_, np.int64))
 
 
 def train_encoder(config: EncoderConfig, path: Path) -> EncoderNetwork:
     """Train the network and write its weights."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    network = EncoderNetwork()
-    begin = time.monotonic()
-    features, levels = make_clips(config)
+    network, begin = EncoderNetwork(), time.monotonic()
+    clips = make_clips(config)
     _log(clips=config.num_clips, played_s=round(time.monotonic() - begin, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=0.01)
     rng, step, begin, losses = np.random.default_rng([config.seed, 0]), 0, time.monotonic(), []
-    while (progress := (time.monotonic() - begin) / (60.0 * config.minutes)) < 1.0:
+    while (progress := max(step / config.steps, (time.monotonic() - begin) / (60.0 * config.minutes))) < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (step + 1) / 100) * min(1.0, 1.4 * (1.0 - progress))
-        rows = rng.integers(len(features), size=config.batch_size)
-        heard = torch.from_numpy(recoloured(features[rows].astype(np.float32), rng))
-        loss = level_loss(network(heard), torch.from_numpy(levels[rows].astype(np.float32)))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
+        losses.append(
+            _train_step(network, optimizer, clips, rng.integers(config.num_clips, size=config.batch_size), rng)
+        )
         step += 1
-        losses.append(loss.item())
-        if step % 100 == 0:
+        if step % 200 == 0:
             _log(step=step, loss=round(float(np.mean(losses)), 5), elapsed_s=round(time.monotonic() - begin, 1))
             losses.clear()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,19 +154,50 @@ def train_encoder(config: EncoderConfig, path: Path) -> EncoderNetwork:
     return network
 
 
+def _train_step(
+    network: EncoderNetwork,
+    optimizer: torch.optim.Optimizer,
+    clips: Clips,
+    rows: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+) -> float:
+    heard = torch.from_numpy(recoloured(clips.features[rows].astype(np.float32), rng))
+    notes = torch.from_numpy(clips.notes[rows].astype(np.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(heard)
+    loss = encoder_loss(outputs.float(), notes, torch.from_numpy(clips.instruments[rows]))
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.item())
+
+
 def recoloured(features: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Features `[B, F, T]` as if the audio were up to 12 dB louder or softer, and brighter or darker."""
     gain_db = rng.uniform(-12.0, 12.0, (len(features), 1, 1))
     tilt_db = rng.uniform(-8.0, 8.0, (len(features), 1, 1)) * feature_octaves()[None, :, None]
     energies = denormalized(features) * 10.0 ** ((gain_db + tilt_db) / 10.0)
-    return np.asarray(normalized(energies), np.float32)
+    return normalized(np.asarray(energies, np.float32))
 
 
-def level_loss(found: Tensor, levels: Tensor) -> Tensor:
-    """Mean squared error; where a note sounds it counts more."""
-    weight = 1.0 + _NOTE_WEIGHT * (levels > 0.02)
-    weight[..., [channel for channels in TIMBRE_CHANNELS.values() for channel in channels]] = _TIMBRE_WEIGHT
-    return torch.mean(weight * (found - levels) ** 2)
+def encoder_loss(outputs: Tensor, notes: Tensor, instruments: Tensor) -> Tensor:
+    """Squared error of notes `[B, N, NUM_NOTES]`, more where one sounds, and cross entropies of the layers.
+
+    instruments `[B, layers]`: an instrument counts in the frames in which its layer sounds.
+    """
+    weight = 1.0 + _NOTE_WEIGHT * (notes > 0.02)
+    loss = torch.mean(weight * (outputs[..., :NUM_NOTES] - notes) ** 2)
+    sizes = [len(names) for names in INSTRUMENTS.values()]
+    logits = outputs[..., NUM_NOTES:].split([*sizes, len(sizes)], dim=2)
+    present = (instruments >= 0).float()[:, None].expand(logits[-1].shape)
+    loss = loss + _TIMBRE_WEIGHT * functional.binary_cross_entropy_with_logits(logits[-1], present)
+    for index, layer in enumerate(INSTRUMENTS):
+        sounds = notes[..., list(pitch_channels(layer))].amax(dim=2) > 0.05
+        labels = torch.where(sounds, instruments[:, index, None], -1)
+        entropy = functional.cross_entropy(logits[index].transpose(1, 2), labels, ignore_index=-1, reduction="sum")
+        loss = loss + _TIMBRE_WEIGHT * entropy / labels.numel()
+    return loss
 
 
 def _log(**fields: float) -> None:
