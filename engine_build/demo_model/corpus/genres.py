@@ -107,7 +107,7 @@ GENRES: Final[dict[str, Genre]] = {
         (110, 140), "pad bass melody drums", ("major", "dorian", "minor"),
         _players("guitar", "guitar, electric piano", "flute, saxophone, whistle", "upright bass", "brushes"),
         Groove(
-            "X.....x.X.....x.", "X..x..X...x..x..", "x.x.x.x.x.x.x.x.",
+            "X.....x.X.....x.", "X..x..X...x..x..", "X.x.X.x.X.x.X.x.",
             ("R-----F-F-----R-", "R-----f-F-----r-"), ("X--x--X...x--X..", "X-..x--.x-.x--x-"),
         ),
         chord_size=5, progressions="jazz",

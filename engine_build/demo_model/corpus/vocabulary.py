@@ -88,8 +88,9 @@ _ANCHORS_BPM: Final = np.arange(BPM_RANGE[0], BPM_RANGE[1] + 1, 15)
 def token_ids(names: Iterable[str]) -> list[int]:
     """Sorted ids of token names, with the scales of their keys and modes, without ALWAYS_ID."""
     named = set(names)
-    scales = {scale for scale in SCALES if set(scale.split("/")) <= named}
-    return sorted(TOKEN_IDS[name] for name in named | scales)
+    keys = [name for name in named if name.startswith("key:")]
+    modes = [name for name in named if name.startswith("mode:")]
+    return sorted(TOKEN_IDS[name] for name in (*named, *(f"{key}/{mode}" for key in keys for mode in modes)))
 
 
 def fixed_columns() -> FloatArray:
