@@ -13,8 +13,8 @@ from engine_build.demo_model.corpus.batches import OVERLAP_FRAMES
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
-    FRAMES_PER_CODE,
     FRAME_RATE_HZ,
+    FRAMES_PER_CODE,
     HOP_SAMPLES,
     NUM_CODES,
     SAMPLE_RATE_HZ,

@@ -97,7 +97,7 @@ class ClockedDecoder(nn.Module):
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
     def pulses(self, rhythm: Tensor, frames: Tensor) -> Tensor:
-        """1 in the frames nearest to a possible note start `[B, T, 4]`: bars, beats, halves or thirds, half of those."""
+        """1 in the frames nearest to a possible note start `[B, T, 4]`: of bars, beats, their parts and half parts."""
         beats, bars, in_three = rhythm[:, :1], rhythm[:, :1] * rhythm[:, 1:2], rhythm[:, 2:3]
         parts = beats * (2.0 + in_three)
         rates = torch.cat([bars, beats, parts, 2.0 * parts], dim=-1)[:, None, :]

@@ -57,9 +57,15 @@ class StructureTokenizer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         patch = FRAMES_PER_CODE * NOTE_CHANNELS
-        self.encoder = nn.Sequential(nn.Conv1d(patch, _WIDTH, 1), nn.SiLU(), _Residual(), nn.Conv1d(_WIDTH, CODE_DIGITS, 1))
+        self.encoder = nn.Sequential(
+            nn.Conv1d(patch, _WIDTH, 1), nn.SiLU(), _Residual(), nn.Conv1d(_WIDTH, CODE_DIGITS, 1)
+        )
         self.decoder = nn.Sequential(
-            nn.Conv1d(CODE_DIGITS, _WIDTH, 3, padding=1), nn.SiLU(), _Residual(), _Residual(), nn.Conv1d(_WIDTH, patch, 1)
+            nn.Conv1d(CODE_DIGITS, _WIDTH, 3, padding=1),
+            nn.SiLU(),
+            _Residual(),
+            _Residual(),
+            nn.Conv1d(_WIDTH, patch, 1),
         )
 
     def digits(self, latents: Tensor) -> Tensor:
@@ -74,7 +80,7 @@ class StructureTokenizer(nn.Module):
         return patches.unflatten(2, (FRAMES_PER_CODE, NOTE_CHANNELS)).flatten(1, 2)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Levels `[B, Q * 5, 55]` of latents `[B, Q * 5, C]` by way of rounded digits, whose gradient passes through."""
+        """Levels `[B, Q * 5, 55]` of latents `[B, Q * 5, C]` by way of rounded digits; gradients pass."""
         digits = self.digits(latents)
         return self.levels(digits + (torch.round(digits) - digits).detach())
 
@@ -207,6 +213,8 @@ def export_structure(tokenizer: StructureTokenizer, folder: Path) -> None:
         wanted = decode(codes_of).numpy()
     found = open_without_copies(folder / ENCODE_FILE).run(None, {"latents": latents.numpy()})[0]
     if (share := float(np.mean(found != codes_of.numpy()))) > MAX_UNEQUAL:
-        raise RuntimeError(f"{ENCODE_FILE}: {share:.0%} of the codes differ from torch's, allowed are {MAX_UNEQUAL:.0%}")
+        raise RuntimeError(
+            f"{ENCODE_FILE}: {share:.0%} of the codes differ from torch's, allowed are {MAX_UNEQUAL:.0%}"
+        )
     if (error := graph_error(folder / DECODE_FILE, [{"codes": codes_of}], [wanted])) > MAX_ERROR:
         raise RuntimeError(f"{DECODE_FILE} differs from torch by {error:.1e}, allowed is {MAX_ERROR:.0e}")

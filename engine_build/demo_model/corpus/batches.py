@@ -1,4 +1,4 @@
-"""Training batches: crops of songs with noise, prompt, flow time, known frames, hints of a song's structure, a reference.
+"""Training batches: crops of songs with noise, prompt, flow time, known frames, hints and a reference.
 
 A pool renders every layer of its songs once; a row of a batch has the layers that it draws, the others are silent.
 """
@@ -16,6 +16,7 @@ from engine_build.demo_model.corpus.vocabulary import (
     ALWAYS_ID,
     BPM_CONCEPTS,
     KEY_CONCEPTS,
+    MAX_CONDITION_TOKENS,
     MODE_CONCEPTS,
     draw_concepts,
     token_ids,
@@ -130,7 +131,7 @@ def draw_batch(pool: Pool, rng: np.random.Generator, size: int, frames: int) -> 
 
 def _draw_row(pool: Pool, rng: np.random.Generator, frames: int) -> Row:
     index = int(rng.integers(len(pool.songs)))
-    song, is_hinted = pool.songs[index], rng.random() < HINTED
+    song, is_hinted, partner = pool.songs[index], rng.random() < HINTED, index ^ int(rng.random() < 0.5)
     kind = str(rng.choice(("free", "known", "source"), p=(0.65, 0.3, 0.05) if is_hinted else (0.5, 0.42, 0.08)))
     start = 0 if kind == "free" and not is_hinted else int(rng.integers(SONG_FRAMES - frames + 1))
     layers = draw_layers(song, rng)
@@ -141,7 +142,7 @@ def _draw_row(pool: Pool, rng: np.random.Generator, frames: int) -> Row:
     is_misled = is_hinted and rng.random() < 0.5
     return Row(
         latents=latents,
-        given=_hints(pool.hints[index ^ int(rng.random() < 0.5)], start, frames, rng) if is_hinted else _silence(frames),
+        given=_hints(pool.hints[partner], start, frames, rng) if is_hinted else _silence(frames),
         generate=draw_generate_mask(rng, frames) if kind == "known" else np.ones(frames, bool),
         reference=_reference(pool.levels[index, :1], layers, rng) if is_referred else _silence(REFERENCE_FRAMES),
         names=_misled(names, rng) if is_misled else tuple(names),
@@ -227,10 +228,9 @@ def make_context(latents: FloatArray, given: FloatArray, generate: Mask) -> Floa
 
 
 def pack_tokens(rows: list[list[int]]) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Token ids int64 `[B, L]` with ALWAYS_ID first, and the mask f32 `[B, L]`, 1 keep."""
-    width = 1 + max(len(row) for row in rows)
-    tokens = np.full((len(rows), width), ALWAYS_ID, np.int64)
-    mask = np.zeros((len(rows), width), np.float32)
+    """Token ids int64 `[B, MAX_CONDITION_TOKENS]` with ALWAYS_ID first, and the mask f32 of the same shape, 1 keep."""
+    tokens = np.full((len(rows), MAX_CONDITION_TOKENS), ALWAYS_ID, np.int64)
+    mask = np.zeros(tokens.shape, np.float32)
     for index, row in enumerate(rows):
         tokens[index, 1 : 1 + len(row)] = row
         mask[index, : 1 + len(row)] = 1.0
