@@ -15,16 +15,18 @@ from engine_build.demo_model.bundle_text import (
     write_codec,
     write_text_side,
 )
+from engine_build.demo_model.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TOKEN_IDS
 from engine_build.demo_model.latents import CHANNELS
 from engine_build.demo_model.model import CONDITION_WIDTH, DemoModel, TimbreEncoder, num_parameters
 from engine_build.demo_model.structure import StructureTokenizer, export_structure
 from engine_build.export.cleanup import paths_in
-from engine_build.export.masked_decoder import DecoderShape, export_decoder, max_error
-from engine_build.export.torch_export import MAX_BATCH, export_graph, free
+from engine_build.export.masked_decoder import DecoderShape, decoder_examples, export_decoder
+from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs
 from engine_build.graphs.adapter_graph import linear_matrices
 
 SHAPE: Final = DecoderShape(CHANNELS, 2 * CHANNELS, CONDITION_WIDTH, frame_multiple=2)
 _CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
+_RHYTHM: Final = (TOKEN_IDS["always"], TOKEN_IDS["bpm:97"], TOKEN_IDS["meter:6/8"])
 _ERROR_LIMIT: Final = 1e-4
 _RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
 
@@ -58,7 +60,8 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     _export_timbre(model.timbre, folder / "timbre_encoder.onnx")
     write_text_side(folder, model.token_table().detach().numpy())
     write_codec(folder, checkpoint.with_name(ENCODER_FILE))
-    error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
+    examples = [_example(model, *size) for size in _CHECKED_SIZES]
+    error = graph_error(folder / "decoder.onnx", examples, module_outputs(model.decoder, examples))
     matrices = linear_matrices(onnx.load(folder / "decoder.onnx"))
     write_bundle_file(
         folder,
@@ -67,6 +70,17 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
         {path: matrix.model_dump() for path, matrix in matrices.items()},
     )
     _check(folder, error)
+
+
+def _example(model: DemoModel, rows: int, frames: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Random inputs of the decoder, but for the condition: a prompt's tokens, of one tempo and one meter."""
+    example = decoder_examples(SHAPE, rows, frames, tokens, seed=tokens)
+    others = torch.randint(
+        TOKEN_IDS[LAYER_CONCEPTS[0]], NUM_TOKENS, (rows, tokens), generator=torch.Generator().manual_seed(tokens)
+    )
+    others[:, : len(_RHYTHM)] = torch.tensor(_RHYTHM[:tokens])
+    example["condition_mask"][:, : len(_RHYTHM)] = 1.0
+    return example | {"encoder_hidden_states": model.token_table().detach()[others]}
 
 
 def _export_timbre(encoder: TimbreEncoder, file: Path) -> None:

@@ -22,7 +22,7 @@ from engine_build.demo_model.latents import (
     FloatArray,
 )
 from engine_build.demo_model.text_encoder import build_text_encoder
-from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
+from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
 
 BUNDLE_FILE: Final = "bundle.toml"
@@ -74,6 +74,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "text_encoder": {
         "graph": "text_encoder.onnx",
         "tokenizer": "tokenizer.json",
+        "template": TEMPLATE,
         "max_tokens": MAX_TOKENS,
         "prefix_tokens": TIMBRE_TOKENS,
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},

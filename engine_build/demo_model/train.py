@@ -3,7 +3,7 @@
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -50,7 +50,6 @@ class TrainConfig:
     seed: int = 1
     threads: int = 2
     exact_share: float = 0.04
-    is_compiled: bool = True  # for bfloat16 batches of the usual shape; needs a C++ compiler
     checkpoint_every: int = 500
     log_every: int = 100
     tokenizer_steps: int = 1500
@@ -66,7 +65,6 @@ class Trainer:
         torch.set_num_threads(config.threads)
         self.config, self.tokenizer = config, tokenizer
         self.model = new_model(config.seed)
-        self._compiled = torch.compile(self.model.clean) if config.is_compiled else self.model.clean
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -88,9 +86,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step, self.progress)
         coarse = self.progress < 1.0 - self.config.exact_share
-        is_usual = coarse and batch.latents.shape[:2] == (self.config.batch_size, CANVAS_FRAMES)
         with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
-            loss = flow_loss(self._compiled if is_usual else self.model.clean, batch)
+            loss = flow_loss(self.model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -135,16 +132,16 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     return config.learning_rate * warm * decay
 
 
-def flow_loss(estimate: Callable[..., Tensor], batch: Batch) -> Tensor:
+def flow_loss(model: DemoModel, batch: Batch) -> Tensor:
     """Mean squared error of the velocity `noise - clean` at `t noise + (1 - t) clean` (Lipman et al., 2023).
 
-    It is that of the clean latents, which `DemoModel.clean` estimates, over t^2; t counts as `WEIGHT_TIME` at least.
+    It is that of the clean latents over t^2; t counts as `WEIGHT_TIME` at least.
     """
     clean, noise, at = (torch.from_numpy(array) for array in (batch.latents, batch.noise, batch.time))
     at, time = at[:, None, None], at
     arrays = (batch.token_ids, batch.mask, batch.reference, batch.context, batch.weight)
     ids, mask, reference, context, weight = (torch.from_numpy(array) for array in arrays)
-    found = estimate(at * noise + (1.0 - at) * clean, time, ids, mask, reference, context)
+    found = model.clean(at * noise + (1.0 - at) * clean, time, ids, mask, reference, context)
     return torch.mean(weight * ((found.float() - clean) / at.clamp(min=WEIGHT_TIME)) ** 2)
 
 
@@ -165,7 +162,7 @@ def held_out_batches(tokenizer: StructureTokenizer, num_batches: int = 4) -> lis
 def held_out_loss(model: DemoModel, batches: list[Batch]) -> float:
     """Loss in float32."""
     with torch.no_grad():
-        return float(np.mean([flow_loss(model.clean, batch).item() for batch in batches]))
+        return float(np.mean([flow_loss(model, batch).item() for batch in batches]))
 
 
 def train(config: TrainConfig, checkpoint: Path) -> Trainer:

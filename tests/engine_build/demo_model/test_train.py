@@ -25,7 +25,6 @@ CONFIG = TrainConfig(
     warmup_steps=1,
     minutes=5.0,
     tokenizer_steps=2,
-    is_compiled=False,
 )
 
 
