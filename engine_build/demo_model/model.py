@@ -18,7 +18,7 @@ NUM_FIXED: Final = 15
 TIMBRE_TOKENS: Final = 2
 DECODER_CONFIG: Final = {
     "hidden_size": 256,
-    "intermediate_size": 640,
+    "intermediate_size": 608,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
