@@ -1,6 +1,7 @@
 """The melody: motifs repeated and varied over the phrases, an arc of contour, phrase ends on chord tones and rests."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,7 +37,13 @@ _CADENCES: Final[dict[str, tuple[str, ...]]] = {
 }
 # Where in the register the bars of a phrase begin.
 _ARCS: Final = ((0.35, 0.5, 0.75, 0.45), (0.6, 0.75, 0.5, 0.3), (0.45, 0.6, 0.65, 0.35), (0.3, 0.45, 0.6, 0.7))
-_STEPS: Final = (-2, -1, -1, 1, 1, 2)
+# Steps in the scale from note to note of a motif: runs, arches, turns, leaps that are filled in; also upside down.
+_SHAPES: Final = (
+    (1, 1, 1, -1, -1), (1, 1, -1, -1, 1), (2, -1, 2, -1, -1), (3, -1, -1, -1, 1), (1, -1, 2, -1, -1), (0, 1, 1, -2, 1),
+    (2, 2, -1, -1, -1), (4, -1, -1, -2, 1), (1, -1, -1, 1, 2),
+)  # fmt: skip
+_CLOSING_MOVES: Final = ((-1, -1, 1, -1), (1, 1, -1, -1), (-1, -1, -1, 1))
+_ANCHOR_STEPS: Final = {"4/4": 8, "3/4": 12, "6/8": 6}  # chord tones stand where these begin
 
 
 class MotifNote(NamedTuple):
@@ -59,9 +66,9 @@ def write_melody(song: Song, bars: list[Bar], rng: np.random.Generator) -> Itera
         position = _nearest(scale, bar.triad, phrases[bar.phrase].first_position(bar, len(scale)))
         motif = phrases[bar.phrase].motif(bar)
         for index, (step, end, move) in enumerate(motif):
-            position = min(max(position + (move if index else 0), 0), len(scale) - 1)
-            is_anchor = step % 8 == 0 or index == len(motif) - 1
-            position = _nearest(scale, bar.triad, position) if is_anchor else position
+            before, position = position, _moved(position, move if index else 0, len(scale))
+            if step % _ANCHOR_STEPS[song.meter] == 0 or index == len(motif) - 1:
+                position = _nearest(scale, bar.triad, position, other_than=before if index and move else -1)
             velocity = bar.velocity * max(weights[step], 0.7)
             start = bar.start_beat + grid[step]
             length = (grid[end] - grid[step]) * (0.55, 0.92, 1.0)[song.articulation]
@@ -69,21 +76,20 @@ def write_melody(song: Song, bars: list[Bar], rng: np.random.Generator) -> Itera
 
 
 class _Phrase:
-    """The material of one kind of phrase: three motifs for each density, and an arc."""
+    """The material of one kind of phrase: a call, an answer and a close for each density, and an arc."""
 
     def __init__(self, song: Song, rng: np.random.Generator) -> None:
         self._is_riff = song.rule.is_riff
         self._lift = {"verse": -0.15, "chorus": 0.15}.get(song.section or "", 0.0)
         self._arc = _ARCS[int(rng.integers(len(_ARCS)))]
-        moves = [_STEPS[index] for index in rng.integers(len(_STEPS), size=36)]
-        choices = rng.integers(60, size=2)
-        rhythms = _RHYTHMS[song.meter]
+        choices, shapes = rng.integers(60, size=2), rng.integers(2 * len(_SHAPES), size=2)
+        moves = [[(-1) ** int(shape % 2) * step for step in _SHAPES[shape // 2]] for shape in shapes]
         self._motifs = [
-            [_motif(options[int(choice) % len(options)], moves[12 * index : 12 * index + 12])
-             for index, choice in enumerate(choices)]
-            for options in rhythms
-        ]  # fmt: skip
-        self._closes = [_motif(pattern, moves[24:]) for pattern in _CADENCES[song.meter]]
+            [_motif(options[choice % len(options)], moves[index]) for index, choice in enumerate(choices)]
+            for options in _RHYTHMS[song.meter]
+        ]
+        closing = _CLOSING_MOVES[int(rng.integers(len(_CLOSING_MOVES)))]
+        self._closes = [_motif(pattern, closing) for pattern in _CADENCES[song.meter]]
 
     def motif(self, bar: Bar) -> Motif:
         if bar.position == 3:
@@ -98,18 +104,19 @@ class _Phrase:
         return round(min(max(share + varied + self._lift, 0.0), 1.0) * (scale_size - 1))
 
 
-def _motif(pattern: str, moves: list[int]) -> Motif:
-    """The notes of a rhythm, moved as listed; repeated from the first where the rhythm has more notes."""
-    starts = [step for step, letter in enumerate(pattern) if letter == "x"]
-    ends = [
-        len(pattern[: step + 1]) + len(pattern[step + 1 :]) - len(pattern[step + 1 :].lstrip("-")) for step in starts
-    ]
-    return tuple(
-        MotifNote(s, e, moves[index % len(moves)]) for index, (s, e) in enumerate(zip(starts, ends, strict=True))
-    )
+def _motif(pattern: str, moves: Sequence[int]) -> Motif:
+    """The notes of a rhythm, moved as listed after the first, again from the front where it has more notes."""
+    notes = re.finditer("x-*", pattern)
+    return tuple(MotifNote(*note.span(), moves[(index - 1) % len(moves)]) for index, note in enumerate(notes))
 
 
-def _nearest(scale: tuple[int, ...], chord: tuple[int, ...], position: int) -> int:
+def _moved(position: int, move: int, scale_size: int) -> int:
+    """A position after a move, turned back where it would leave the scale."""
+    target = position + move if 0 <= position + move < scale_size else position - move
+    return min(max(target, 0), scale_size - 1)
+
+
+def _nearest(scale: tuple[int, ...], chord: tuple[int, ...], position: int, other_than: int = -1) -> int:
     """Index of the scale pitch nearest to `position` that belongs to the chord; the lower one of two."""
-    tones = [index for index, pitch in enumerate(scale) if pitch % 12 in chord]
+    tones = [index for index, pitch in enumerate(scale) if pitch % 12 in chord and index != other_than]
     return min(tones, key=lambda index: (abs(index - position), index))

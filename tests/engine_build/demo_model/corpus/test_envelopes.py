@@ -8,7 +8,8 @@ from engine_build.demo_model.latents import FloatArray
 
 
 def curve(name: str) -> FloatArray:
-    return CURVES[ENVELOPE_INDEX[name]]
+    found: FloatArray = CURVES[ENVELOPE_INDEX[name]]
+    return found
 
 
 def test_every_pitched_instrument_has_an_envelope() -> None:
