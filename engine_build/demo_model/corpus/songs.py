@@ -93,5 +93,5 @@ def draw_instruments(rng: np.random.Generator, genre: str) -> Mapping[str, str]:
 
 
 def _draw_instrument(layer: str, rule: Genre, rng: np.random.Generator) -> str:
-    options = rule.instruments[layer] if rng.random() < 0.55 else INSTRUMENTS[layer]
+    options = rule.instruments[layer] if rng.random() < 0.6 else INSTRUMENTS[layer]
     return options[int(rng.integers(len(options)))]

@@ -54,6 +54,16 @@ def test_named_layers_are_all_layers_and_true() -> None:
             assert not any(name.startswith("genre:") for name in names)
 
 
+def test_what_a_genre_does_not_suggest_is_said() -> None:
+    for song, names in drawn(600):
+        if f"genre:{song.genre}" not in names:
+            continue
+        assert song.mode in song.rule.modes or f"mode:{song.mode}" in names
+        for layer in song.layers:
+            is_usual = song.instruments[layer] in song.rule.instruments[layer]
+            assert is_usual or f"{layer}:{song.instruments[layer]}" in names
+
+
 def test_other_layers_can_be_named_than_those_of_the_song() -> None:
     song, rng = draw_song(np.random.default_rng(1)), np.random.default_rng(2)
     found = [set(draw_concepts(song, rng, frozenset({"arp"}), names_instruments=False)) for _ in range(50)]
