@@ -1,7 +1,10 @@
 """The word lists: every concept has words, every word one concept, nothing is written with an accent."""
 
+import doctest
 import re
+from pathlib import Path
 
+from engine_build.demo_model.corpus.genres import GENRES
 from engine_build.demo_model.corpus.vocabulary import (
     BPM_CONCEPTS,
     KEY_CONCEPTS,
@@ -27,3 +30,12 @@ def test_words_are_plain_letters() -> None:
 
 def test_there_are_a_few_hundred_words() -> None:
     assert len(PHRASES) > 700
+
+
+def test_the_readme_lists_every_genre_and_its_example_runs() -> None:
+    path = Path(__file__).parents[3] / "engine_build" / "README.md"
+    section = path.read_text(encoding="utf-8").partition("### What a prompt of the demo can say")[2]
+    assert all(re.search(rf"\b{genre}\b", section) for genre in GENRES)
+    found = doctest.testfile(str(path), module_relative=False)
+    assert found.attempted >= 2
+    assert not found.failed
