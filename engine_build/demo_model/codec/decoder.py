@@ -14,7 +14,14 @@ import onnx
 from onnx import TensorProto
 
 from engine_build.demo_model.codec.partials import ENSEMBLE_FRAMES, PHASE_STEPS, SOUNDS, Partials, layer_partials
-from engine_build.demo_model.codec.percussion import DRUM_FRAMES, STRIKE_FRAMES, drum_hits, strikes
+from engine_build.demo_model.codec.percussion import (
+    DRUM_FRAMES,
+    STRIKE_FRAMES,
+    TAKE_FRAMES,
+    drum_hits,
+    strikes,
+    take_shares,
+)
 from engine_build.demo_model.codec.voices import voice_of
 from engine_build.demo_model.instruments import INSTRUMENTS, TIMBRE_CHANNELS, pitch_channels, timbre_levels
 from engine_build.demo_model.latents import (
@@ -62,7 +69,7 @@ def build_decoder() -> onnx.ModelProto:
     melody = _doubled(graph, _joined(graph, parts["melody"]))
     tones = graph.op("Add", _doubled(graph, low), _vibrato(graph, melody, frames, weights["melody"]))
     tones = graph.op("Reshape", tones, graph.constant([0, 2, -1, HOP_SAMPLES], np.int64))
-    mixed = graph.op("Add", tones, _struck(graph, levels, weights))
+    mixed = graph.op("Add", tones, _struck(graph, levels, frames, weights))
     audio = graph.op("Tanh", graph.op("Mul", mixed, graph.constant(_DRIVE)))
     graph.output("audio", _joined(graph, audio), ("batch", 2, "samples"))
     return graph.model()
@@ -300,15 +307,11 @@ def _delayed(graph: GraphWriter, audio: str, delay: str) -> str:
     return graph.op("Add", values[0], graph.op("Mul", graph.op("Sub", values[1], values[0]), share))
 
 
-def _struck(graph: GraphWriter, levels: str, weights: dict[str, str]) -> str:
+def _struck(graph: GraphWriter, levels: str, frames: str, weights: dict[str, str]) -> str:
     """Drums and the noise of attacks `[B, 2, T, hop]`: every rise of a level starts a sound."""
     rise = graph.op("Sub", levels, _earlier(graph, levels, 1))
     onset = graph.op("Relu", graph.op("Sub", rise, graph.constant(_ONSET_GATE)))
-    drums = _columns(graph, onset, list(pitch_channels("drums")))
-    drums = graph.op("Unsqueeze", drums, graph.constant([2], np.int64))
-    kits = graph.op("Mul", graph.op("Unsqueeze", weights["drums"], graph.constant([3], np.int64)), drums)
-    kits = graph.op("Reshape", kits, graph.constant([0, 0, 12], np.int64))  # [B, T, kit * drum]
-    audio = _rung(graph, kits, drum_hits().reshape(12, 2, -1), DRUM_FRAMES)
+    audio = _rung(graph, _hits(graph, onset, frames, weights["drums"]), drum_hits().reshape(24, 2, -1), DRUM_FRAMES)
     notes = []
     for layer in SOUNDS:
         struck = _columns(graph, onset, list(pitch_channels(layer)))
@@ -316,6 +319,17 @@ def _struck(graph: GraphWriter, levels: str, weights: dict[str, str]) -> str:
         notes.append(graph.op("Mul", weights[layer], struck))
     sounds = np.concatenate([strikes(layer) for layer in SOUNDS])
     return graph.op("Add", audio, _rung(graph, graph.op("Concat", *notes, axis=2), sounds, STRIKE_FRAMES))
+
+
+def _hits(graph: GraphWriter, onset: str, frames: str, kits: str) -> str:
+    """What each drum of each kit in each take is struck with, `[B, T, takes * kits * drums]`."""
+    index = graph.op("Mod", frames, graph.constant(TAKE_FRAMES, np.int64))
+    takes = graph.op("Gather", graph.constant(take_shares()), index, axis=0)  # [B, T, 2]
+    drums = _columns(graph, onset, list(pitch_channels("drums")))
+    axes = ((takes, [3, 4]), (kits, [2, 4]), (drums, [2, 3]))
+    takes, kits, drums = (graph.op("Unsqueeze", value, graph.constant(axis, np.int64)) for value, axis in axes)
+    struck = graph.op("Mul", graph.op("Mul", takes, kits), drums)
+    return graph.op("Reshape", struck, graph.constant([0, 0, 24], np.int64))
 
 
 def _rung(graph: GraphWriter, onsets: str, sounds: npt.NDArray[np.float32], num_frames: int) -> str:

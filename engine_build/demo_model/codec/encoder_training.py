@@ -34,7 +34,7 @@ from engine_build.demo_model.latents import FloatArray, latents_from_levels
 _LAYER_SHARE: Final = 0.6
 _SILENT_SHARE: Final = 0.02
 _NOTE_WEIGHT: Final = 6.0
-_TIMBRE_WEIGHT: Final = 0.004
+_TIMBRE_WEIGHT: Final = 0.008
 _LATEST_START: Final = 272
 
 

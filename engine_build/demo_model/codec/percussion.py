@@ -18,6 +18,7 @@ Float64Array = npt.NDArray[np.float64]
 
 DRUM_FRAMES: Final = 8
 STRIKE_FRAMES: Final = 3
+TAKE_FRAMES: Final = 64
 
 _SEED: Final = 6
 _METAL_HZ: Final = (2053.0, 3044.0, 3696.0, 5227.0, 5400.0, 8000.0)
@@ -48,19 +49,19 @@ class Kit:
 KITS: Final[dict[str, Kit]] = {
     "acoustic kit": Kit(
         58, 120, 0.075, 0.25, 190, 0.4, (1200, 12_000), 0.085, 0.0005, (6500, 17_000), 0.055, 0.5, 0.2, 0.09,
-        (0.62, 0.65, 0.5),
+        (0.75, 0.85, 0.6),
     ),
     "electronic kit": Kit(
         47, 190, 0.105, 0.35, 220, 0.3, (1800, 13_000), 0.06, 0.0005, (8000, 18_500), 0.03, 0.2, 0.1, 0.06,
-        (0.62, 0.65, 0.5),
+        (0.75, 0.85, 0.6),
     ),
     "brushes": Kit(
-        62, 60, 0.06, 0.05, 200, 0.08, (1500, 8000), 0.09, 0.018, (4000, 15_000), 0.11, 0.8, 0.22, 0.1,
-        (0.45, 0.4, 0.32),
+        62, 60, 0.06, 0.05, 200, 0.08, (1500, 8000), 0.09, 0.018, (5000, 13_000), 0.05, 0.25, 0.22, 0.1,
+        (0.55, 0.5, 0.22),
     ),
     "lo-fi kit": Kit(
         54, 100, 0.07, 0.12, 175, 0.4, (700, 6500), 0.06, 0.001, (3500, 9500), 0.035, 0.3, 0.12, 0.05,
-        (0.58, 0.6, 0.45),
+        (0.72, 0.8, 0.55),
     ),
 }  # fmt: skip
 
@@ -100,12 +101,20 @@ _STRIKES: Final[dict[str, Strike]] = {
 
 @cache
 def drum_hits() -> FloatArray:
-    """Hits at level 1: f32 `[4 kits, 3, 2, DRUM_FRAMES * hop]`; kick, snare, hat; left and right."""
-    return np.stack([_kit_hits(KITS[name], index) for index, name in enumerate(INSTRUMENTS["drums"])])
+    """Hits at level 1: f32 `[2 takes, 4 kits, 3, 2, DRUM_FRAMES * hop]`; kick, snare, hat; left and right."""
+    kits = [KITS[name] for name in INSTRUMENTS["drums"]]
+    return np.stack([[_kit_hits(kit, [_SEED, take, index]) for index, kit in enumerate(kits)] for take in range(2)])
 
 
-def _kit_hits(kit: Kit, seed: int) -> FloatArray:
-    rng = np.random.default_rng([_SEED, seed])
+@cache
+def take_shares() -> FloatArray:
+    """How much of each take a hit has, by the frame of the hit: f32 `[TAKE_FRAMES, 2]`. So no two hits are the same."""
+    share = np.random.default_rng(_SEED).random(TAKE_FRAMES)
+    return np.asarray(np.stack([1.0 - share, share], axis=1), np.float32)
+
+
+def _kit_hits(kit: Kit, seed: list[int]) -> FloatArray:
+    rng = np.random.default_rng(seed)
     seconds = _seconds(DRUM_FRAMES)
     sounds: tuple[Callable[[Kit, Float64Array, np.random.Generator], Float64Array], ...] = (_kick, _snare, _hat)
     hits = []
@@ -122,8 +131,9 @@ def _kick(kit: Kit, seconds: Float64Array, rng: np.random.Generator) -> Float64A
     sweep_s = 0.025
     turns = kit.kick_hz * seconds - sweep_s * kit.kick_sweep_hz * (np.exp(-seconds / sweep_s) - 1.0)
     body = np.tanh(1.8 * np.sin(2 * np.pi * turns) * np.exp(-seconds / kit.kick_decay_s)) / np.tanh(1.8)
+    knock = np.sin(2 * np.pi * (3.1 * kit.kick_hz * seconds)) * np.exp(-seconds / 0.03)
     click = band_noise(rng, len(seconds), 1500.0, 6500.0) * _envelope(seconds, 0.0004, 0.004)
-    return np.asarray(body * np.clip(seconds / 0.0012, 0.0, 1.0) + kit.kick_click * click)
+    return np.asarray((0.75 * body + 0.35 * knock) * np.clip(seconds / 0.0012, 0.0, 1.0) + kit.kick_click * click)
 
 
 def _snare(kit: Kit, seconds: Float64Array, rng: np.random.Generator) -> Float64Array:

@@ -52,7 +52,7 @@ VOICES: Final[dict[str, Voice]] = {
     ),
     "synth bass": Voice(slope=1.0, even=0.8, body=((900, 160, 1.3),), cutoff_hz=2100, dark_hz=600),
     "sub bass": Voice(partials=(1.0, 0.45, 0.25, 0.14, 0.08, 0.05, 0.03), attack=0.6),
-    "piano": Voice(slope=1.15, pluck=0.125, cutoff_hz=8800, dark_hz=1600, ensemble=0.07),
+    "piano": Voice(slope=1.4, pluck=0.125, cutoff_hz=8800, dark_hz=1600, ensemble=0.07),
     "electric piano": Voice(partials=(1.0, 0.32, 0.1, 0.05, 0.02, 0.02, 0.08, 0.03), dark_hz=1400, ensemble=0.1),
     "organ": Voice(partials=(1.0, 0.85, 0.6, 0.45, 0.05, 0.28, 0.02, 0.3), attack=0.8, ensemble=0.3),
     "strings": Voice(
@@ -105,6 +105,7 @@ def amplitudes(
     source = np.array([_source(voice, ratio) for ratio in ratios])
     resonances = (peak / (1.0 + ((frequencies_hz - centre) / width) ** 2) for centre, width, peak in voice.body)
     full = source * (voice.floor + sum(resonances)) / (1.0 + (frequencies_hz / voice.cutoff_hz) ** 2)
+    full *= _tone(frequencies_hz)
     full *= gain / np.sqrt(np.sum((full * _ear(frequencies_hz)) ** 2))
     soft = full / np.sqrt(1.0 + (frequencies_hz / voice.dark_hz) ** 2)
     return soft, full - soft
@@ -119,6 +120,12 @@ def _source(voice: Voice, ratio: float) -> float:
         return voice.partials[harmonic - 1] if harmonic <= len(voice.partials) else 0.0
     comb = 1.0 if voice.pluck is None else abs(np.sin(np.pi * harmonic * voice.pluck))
     return float(harmonic**-voice.slope * comb * (1.0 if harmonic % 2 else voice.even))
+
+
+def _tone(frequencies_hz: Float64Array) -> Float64Array:
+    """The mix's equalizer: less below 80 Hz, which small speakers lack, and up to 6 dB more above 2 kHz."""
+    low = frequencies_hz**2 / (frequencies_hz**2 + 75.0**2)
+    return np.asarray(low * np.sqrt((1.0 + (frequencies_hz / 1600.0) ** 2) / (1.0 + (frequencies_hz / 3200.0) ** 2)))
 
 
 def _ear(frequencies_hz: Float64Array) -> Float64Array:
