@@ -13,7 +13,6 @@ from typing import Any, Final
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from engine_build.demo_model.corpus.songs import BPM_RANGE
 from engine_build.demo_model.corpus.theory import NOTE_NAMES
 from engine_build.demo_model.corpus.vocabulary import BPMS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
 from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
@@ -39,6 +38,8 @@ _GERMAN_PITCH_CLASSES: Final = {"h": 11, "b": 10, "as": 8, "es": 3} | {
     for ending, step in (("is", 1), ("es", -1))
 }
 _SYLLABLE_PITCH_CLASSES: Final = {"do|ut": 0, "re": 2, "mi": 4, "fa": 5, "sol": 7, "la": 9, "si": 11}
+# Numbers beyond the range of tempos mean its ends.
+_FARTHER_BPMS: Final = {60: "[3-5][0-9]|60", 180: "1[89][0-9]|[23][0-9][0-9]"}
 _METER_WORDS: Final = {"3/4": "waltztime", "6/8": "sixeight", "12/8": "sixeight", "4/4": "fourfour", "2/4": "fourfour"}
 _OPTION_METERS: Final = {2: "fourfour", 3: "threefour", 4: "fourfour", 6: "sixeight"}
 
@@ -174,12 +175,13 @@ def _word_rules() -> Iterator[tuple[str, str]]:
     modes, meters = _words_of("mode:"), _words_of("meter:")
     yield rf"{_WORD_BEGINS}(?:key[a-g]s?|{modes}){_WORD_STOPS}(?=[\s\S]*<key:)", ""
     yield rf"{_WORD_BEGINS}(?:{meters}){_WORD_STOPS}(?=[\s\S]*optionmeter)", ""
-    yield r"<key:|<bpm:|optionmeter", " "
+    yield r"<key:|optionmeter", " "
     yield r"(?<=key[a-g]|key[a-g]s)\s+blues\b", " bluesscale "
+    for bpm in BPMS:
+        number = _FARTHER_BPMS.get(bpm, str(bpm))
+        unit = r"(?:\.[0-9]+)?[ -]?(?:bpm|beats per minute)\b"
+        yield rf"(?<![0-9a-z#.])(?:{number}){unit}|<bpm:(?:{number})>", f" {bpm} "
     yield r"(?<=[0-9])\.[0-9]+(?![0-9a-z])", ""
-    yield r"(?<=[0-9])[ -]?(?:bpm|beats per minute)\b", " bpm "
-    yield r"(?<![0-9a-z#.])(?:[3-5][0-9])(?=[ ]bpm|>)", str(BPM_RANGE[0])
-    yield r"(?<![0-9a-z#.])(?:18[1-9]|19[0-9]|[23][0-9][0-9])(?=[ ]bpm|>)", str(BPM_RANGE[1])
     for layer in LAYERS:
         yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?(?:{_layer_names(layer)})\b", f" no{layer} "
     for layer in LAYERS:

@@ -144,7 +144,7 @@ WORDS: Final[dict[str, str]] = {
 
 FILLERS: Final = (
     "a an and as at by for from in is it its just key mode music of on only or piece scale solo some song sound style"
-    " tempo the to track very with bpm"
+    " tempo the to track very with"
     " das dem den der die ein eine einem einen einer im ist mit musik stuck takt und von zu"
     " au avec ce dans de des du en est et la le les morceau musique piste pour sur un une"
     " al con cancion del el es las los musica para por su tema unos y"
