@@ -36,6 +36,9 @@ _SILENT_SHARE: Final = 0.02
 _NOTE_WEIGHT: Final = 6.0
 _TIMBRE_WEIGHT: Final = 0.008
 _LATEST_START: Final = 272
+_DETUNE_SEMITONES: Final = 0.1
+_EQUALIZER_KNOTS: Final = 7
+_EQUALIZER_DB: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,20 @@ class Player:
         self._decoder = _session(build_decoder())
         self._features = _session(build_features())
 
-    def features(self, levels: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """`[F, T]` of levels `[T, C]`, played somewhere in a stream, with a little noise."""
+    def play(self, levels: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+        """Features `[F, T]` of levels `[T, C]`, played somewhere in a stream, a bit out of tune, with some noise.
+
+        Returns them and the levels in time with them.
+        """
         start = np.array([rng.integers(2**15)], np.int64)
-        audio = self._decoder.run(None, {"latents": latents_from_levels(levels)[None], "start_frame": start})[0]
-        noise = np.float32(10.0 ** rng.uniform(-5.0, -3.0)) * rng.standard_normal(audio.shape, np.float32)
-        features: FloatArray = self._features.run(None, {"audio": audio + noise})[0][0]
-        return features
+        audio = self._decoder.run(None, {"latents": latents_from_levels(levels)[None], "start_frame": start})[0][0]
+        speed = 2.0 ** (np.clip(rng.normal(0.0, _DETUNE_SEMITONES), -0.35, 0.35) / 12.0)
+        read = np.minimum(np.arange(audio.shape[1]) * speed, audio.shape[1] - 1)
+        audio = np.stack([np.interp(read, np.arange(audio.shape[1]), channel) for channel in audio])
+        audio = audio + 10.0 ** rng.uniform(-5.0, -3.0) * rng.standard_normal(audio.shape)
+        frames = np.minimum(np.round((np.arange(len(levels)) + 0.5) * speed - 0.5), len(levels) - 1).astype(np.int64)
+        features: FloatArray = self._features.run(None, {"audio": audio[None].astype(np.float32)})[0][0]
+        return features, levels[frames]
 
 
 def _session(model: onnx.ModelProto) -> InferenceSession:
@@ -124,8 +134,8 @@ def make_clips(config: EncoderConfig) -> Clips:
     for index in range(config.num_clips):
         rng = np.random.default_rng([config.seed, index])
         levels, instruments = draw_clip(rng, config.clip_frames)
-        features = player.features(levels, rng).astype(np.float16)
-        rows.append((features, levels[:, :NUM_NOTES].astype(np.float16), instruments))
+        features, levels = player.play(levels, rng)
+        rows.append((features.astype(np.float16), levels[:, :NUM_NOTES].astype(np.float16), instruments))
     features_, notes, instruments_ = zip(*rows, strict=True)
     return Clips(np.stack(features_), np.stack(notes), np.array(instruments_, np.int64))
 
@@ -174,10 +184,13 @@ def _train_step(
 
 
 def recoloured(features: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Features `[B, F, T]` as if the audio were up to 12 dB louder or softer, and brighter or darker."""
-    gain_db = rng.uniform(-12.0, 12.0, (len(features), 1, 1))
-    tilt_db = rng.uniform(-8.0, 8.0, (len(features), 1, 1)) * feature_octaves()[None, :, None]
-    energies = denormalized(features) * 10.0 ** ((gain_db + tilt_db) / 10.0)
+    """Features `[B, F, T]` as if the audio were up to 12 dB louder or softer, through another equalizer."""
+    octaves = feature_octaves()
+    knots = np.linspace(octaves.min(), octaves.max(), _EQUALIZER_KNOTS)
+    curves_db = rng.normal(0.0, _EQUALIZER_DB, (len(features), _EQUALIZER_KNOTS))
+    gain_db = rng.uniform(-12.0, 12.0, (len(features), 1))
+    gain_db = gain_db + np.stack([np.interp(octaves, knots, curve) for curve in curves_db])
+    energies = denormalized(features) * 10.0 ** (gain_db[..., None] / 10.0)
     return normalized(np.asarray(energies, np.float32))
 
 

@@ -72,7 +72,7 @@ def band_sums() -> Float64Array:
 
 
 def feature_octaves() -> Float64Array:
-    """How far each feature lies above middle C, in octaves / 4, `[NUM_FEATURES]`."""
+    """How far each feature lies above middle C, in octaves, `[NUM_FEATURES]`."""
     edges = np.array(BAND_EDGES_HZ)
     bands = np.tile(np.sqrt(edges[1:] * edges[:-1]), BLOCKS_PER_FRAME)
-    return np.asarray(np.log2(np.append(kernel_frequencies_hz(), bands) / 262.0) / 4.0)
+    return np.asarray(np.log2(np.append(kernel_frequencies_hz(), bands) / 262.0))

@@ -52,4 +52,4 @@ def test_bands_hold_the_energy_of_their_sines() -> None:
 def test_octaves_are_those_of_the_features() -> None:
     octaves = feature_octaves()
     assert len(octaves) == NUM_FEATURES
-    assert octaves[12] - octaves[0] == pytest.approx(0.25)
+    assert octaves[12] - octaves[0] == pytest.approx(1.0)
