@@ -14,6 +14,7 @@ from engine_build.demo_model.corpus.theory import (
     Progression,
     chord_pitch_classes,
     lead_voices,
+    num_clashes,
 )
 from engine_build.demo_model.instruments import REGISTERS
 
@@ -75,14 +76,17 @@ def bars_of(song: Song, num_bars: int) -> list[Bar]:
     bars: list[Bar] = []
     voicing: tuple[int, ...] = ()
     for index in range(num_bars):
-        voicing = lead_voices(chords[index], voicing, *REGISTERS["pad"])
+        chord, previous = chords[index], voicing
+        voicing = lead_voices(chord, previous, *REGISTERS["pad"])
+        if num_clashes(voicing):
+            chord, voicing = triads[index], lead_voices(triads[index], previous, *REGISTERS["pad"])
         phrase_index, position = divmod(index, PHRASE_BARS)
         density, velocity = _dynamics(song, index)
         bars.append(
             Bar(
                 index=index,
                 start_beat=index * song.beats_per_bar,
-                chord=chords[index],
+                chord=chord,
                 triad=triads[index],
                 voicing=voicing,
                 next_root=chords[index + 1][0],

@@ -121,11 +121,11 @@ def lead_voices(classes: tuple[int, ...], previous: tuple[int, ...], low: int, h
     options = [[pitch for pitch in range(low, high + 1) if pitch % 12 == pitch_class] for pitch_class in classes]
     voicings = [tuple(sorted(voicing)) for voicing in product(*options)]
     target = previous or ((low + high) // 2,) * len(classes)
-    return min(voicings, key=lambda voicing: (_clashes(voicing), _movement(voicing, target), voicing))
+    return min(voicings, key=lambda voicing: (num_clashes(voicing), _movement(voicing, target), voicing))
 
 
-def _clashes(voicing: tuple[int, ...]) -> int:
-    """How many neighbours are only a semitone apart."""
+def num_clashes(voicing: tuple[int, ...]) -> int:
+    """How many neighbours of a voicing are only a semitone apart."""
     return sum(upper - lower == 1 for lower, upper in pairwise(voicing))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from engine_build.demo_model.corpus.form import accents, bars_of, degrees_of, hits_of, step_beats
 from engine_build.demo_model.corpus.songs import draw_song
+from engine_build.demo_model.corpus.theory import num_clashes
 from engine_build.demo_model.instruments import REGISTERS
 
 SONG = replace(draw_song(np.random.default_rng(3)), genre="pop", mode="major", meter="4/4", section=None)
@@ -36,6 +37,7 @@ def test_voicings_stay_in_the_register_of_chords() -> None:
         for bar in bars_of(song, 8):
             assert all(low <= pitch <= high for pitch in bar.voicing)
             assert {pitch % 12 for pitch in bar.voicing} == set(bar.chord)
+            assert not num_clashes(bar.voicing)
 
 
 def test_a_density_keeps_the_hits_of_its_letters() -> None:
