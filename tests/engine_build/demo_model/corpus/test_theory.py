@@ -27,7 +27,7 @@ def test_chords_are_stacked_thirds() -> None:
     assert chord_pitch_classes(0, "major", 0, 3) == (0, 4, 7)
     assert chord_pitch_classes(0, "major", 4, 4) == (7, 11, 2, 5)
     assert chord_pitch_classes(0, "major", 0, 5) == (0, 4, 11, 2)
-    assert chord_pitch_classes(0, "major", 2, 5) == (4, 7, 11, 2), "a ninth would lie a semitone from the third"
+    assert chord_pitch_classes(0, "major", 1, 5) == (2, 5, 9, 0), "a ninth would lie a semitone from the third"
     assert chord_pitch_classes(9, "harmonic minor", 4, 3) == (4, 8, 11)
     assert chord_pitch_classes(0, "minor", 0, 2) == (0, 7)
     assert chord_pitches((0, 4, 7), 60, 72) == (60, 64, 67, 72)
