@@ -136,7 +136,7 @@ def _draw_row(pool: Pool, rng: np.random.Generator, frames: int) -> Row:
     start = 0 if kind == "free" and not is_hinted else int(rng.integers(SONG_FRAMES - frames + 1))
     layers = draw_layers(song, rng)
     latents = _crop(pool.levels[index], start, frames, layers)
-    is_referred, names = rng.random() < 0.12, ()
+    is_referred, names = rng.random() < 0.12, tuple[str, ...]()
     if rng.random() >= 0.1:
         names = draw_concepts(song, rng, layers, names_instruments=not is_referred)
     is_misled = is_hinted and rng.random() < 0.5
