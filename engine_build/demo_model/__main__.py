@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | export | evaluate | plot (`evaluate --write` fills bundle.toml)."""
+"""python -m engine_build.demo_model train | train-encoder | export | evaluate | plot (`train` does all but plot)."""
 
 import json
 from pathlib import Path
@@ -23,17 +23,23 @@ Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; 
 def train(
     folder: Folder = DEFAULT_FOLDER,
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 50.0,
+    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 75.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
-    """Train on the corpus and export the bundle. Needs pip install 'tickrt[export]'."""
+    """Train every part on the corpus, export the bundle and evaluate it. Needs pip install 'tickrt[export]'.
+
+    A part that lies beside the checkpoint is not trained again.
+    """
     need_packages(*TRAINING)
     from engine_build.demo_model import train
-    from engine_build.demo_model.bundle import export_bundle
+    from engine_build.demo_model.bundle_text import ENCODER_FILE
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if not checkpoint.with_name(ENCODER_FILE).exists():
+        train_encoder(checkpoint, seed=seed)
     train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
-    export_bundle(checkpoint, folder)
+    export(folder, checkpoint)
+    evaluate(folder, write=True)
 
 
 @app.command("train-encoder")
@@ -74,7 +80,8 @@ def evaluate(
         figures = evaluate(player)
     print_line(json.dumps(figures))
     if write:
-        write_bundle_file(folder, read_bundle_file(folder)["training"], figures)
+        tables = read_bundle_file(folder)
+        write_bundle_file(folder, tables["training"], figures, tables.get("adapters", {}).get("matrices", {}))
 
 
 @app.command()

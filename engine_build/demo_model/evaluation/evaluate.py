@@ -46,7 +46,7 @@ NUM_FINISHED: Final = 6
 FINISHED_S: Final = 25.0
 
 # What a layer is called alone, and in combinations; every layer is asked for and not asked for in several.
-_LAYER_PROMPTS: Final[dict[str, tuple[str, ...]]] = {
+LAYER_PROMPTS: Final[dict[str, tuple[str, ...]]] = {
     "pads": ("pad",),
     "arpeggios": ("arp",),
     "bass": ("bass",),
@@ -127,20 +127,20 @@ def seed_figures(player: Player, requests: Sequence[Request], rolls: FloatArray)
     return {"seeds_differ": share, "seeds_difference_min": round(min(differences), 4)}
 
 
-def layer_figures(player: Player) -> Figures:
+def layer_figures(player: Player, seeds: int = SEEDS_PER_LAYER) -> Figures:
     """Per layer, over prompts and seeds: how often it sounds where asked for, and is silent elsewhere; the worst count.
 
     drums_in_pads_db: what the drums' channels add to the audio of pads alone, at most, below the pads.
     """
-    prompts = [prompt for prompt in _LAYER_PROMPTS for _ in range(SEEDS_PER_LAYER)]
+    prompts = [prompt for prompt in LAYER_PROMPTS for _ in range(seeds)]
     latents = player.play(prompts, seed=4000)
     heard = [layers_present(levels) for levels in levels_from_latents(latents)]
-    asked = [_LAYER_PROMPTS[prompt] for prompt in prompts]
+    asked = [LAYER_PROMPTS[prompt] for prompt in prompts]
     found: dict[str, tuple[list[bool], list[bool]]] = {layer: ([], []) for layer in LAYERS}
     for layer, (present, absent) in found.items():
         for names, sounding in zip(asked, heard, strict=True):
             (present if layer in names else absent).append((layer in sounding) == (layer in names))
-    drums = max(_drums_db(player, latents[index]) for index in range(SEEDS_PER_LAYER))
+    drums = max(_drums_db(player, latents[index]) for index in range(seeds))
     return {
         "present_worst_layer": round(min(float(np.mean(present)) for present, _ in found.values()), 4),
         "absent_worst_layer": round(min(float(np.mean(absent)) for _, absent in found.values()), 4),
@@ -155,9 +155,9 @@ def _drums_db(player: Player, latents: FloatArray) -> float:
     return sound.level_db(player.decode(latents) - without) - sound.level_db(without)
 
 
-def continuation_figures(player: Player) -> Figures:
+def continuation_figures(player: Player, count: int = NUM_LONG) -> Figures:
     """Pieces of three minutes: the share of windows in which every layer that was asked for sounds, and no other."""
-    requests = [request for request in held_out_requests() if len(request.layers_asked) > 1][:NUM_LONG]
+    requests = [request for request in held_out_requests() if len(request.layers_asked) > 1][:count]
     pieces = [Piece(request.prompt, 3000 + i, {"seconds": LONG_S}) for i, request in enumerate(requests)]
     size = round(WINDOW_S * FRAME_RATE_HZ)
     kept, silent, in_key = [], [], []
@@ -178,7 +178,7 @@ def cover_figures(player: Player) -> Figures:
     ceiling: the same notes by those instruments, as the corpus writes them.
     """
     sources = [cover_source(index) for index in range(NUM_COVERS)]
-    audio = [player.decode(_latents_of(song)) for song, _, _ in sources]
+    audio = [player.decode(latents_of(song)) for song, _, _ in sources]
     encoded = [player.encode(one) for one in audio]
     found: Figures = {}
     for strength in (1.0, 0.0):
@@ -188,7 +188,7 @@ def cover_figures(player: Player) -> Figures:
         ]
         covers = [player.decode(latents) for latents in player.generate(pieces)]
         found |= _similarities(audio, covers, f"cover_{strength:.0f}_")
-    return found | _similarities(audio, [player.decode(_latents_of(song)) for _, song, _ in sources], "cover_ceiling_")
+    return found | _similarities(audio, [player.decode(latents_of(song)) for _, song, _ in sources], "cover_ceiling_")
 
 
 def cover_source(index: int) -> tuple[Song, Song, str]:
@@ -209,7 +209,8 @@ def _player_words(layer: str, instrument: str) -> str:
     return f"{instrument} {_LAYER_WORDS[layer]}"
 
 
-def _latents_of(song: Song) -> FloatArray:
+def latents_of(song: Song) -> FloatArray:
+    """A canvas of a song's layers, as the corpus writes it."""
     return latents_from_levels(render(song, CANVAS_FRAMES, song.layers))
 
 

@@ -1,6 +1,6 @@
 """Which instrument plays: the nearest centroid among a layer's instruments, learned on the corpus's audio."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,7 +9,7 @@ import numpy as np
 from engine_build.demo_model.corpus.rendering import render
 from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.evaluation.sound import Values, timbre_features
-from engine_build.demo_model.instruments import INSTRUMENTS
+from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
 from engine_build.demo_model.latents import FloatArray, latents_from_levels
 
 SONGS_PER_INSTRUMENT: Final = 8
@@ -33,14 +33,16 @@ class InstrumentEar:
         return INSTRUMENTS[layer][int(np.argmin(np.square(differences).sum(axis=1)))]
 
 
-def train_ear(decode: Decode, seed: int = _SEED, songs_per_instrument: int = SONGS_PER_INSTRUMENT) -> InstrumentEar:
+def train_ear(
+    decode: Decode, layers: Sequence[str] = LAYERS, songs_per_instrument: int = SONGS_PER_INSTRUMENT
+) -> InstrumentEar:
     """Learn from songs of the corpus with one layer, decoded by the codec."""
     centroids, whitening = {}, {}
-    for layer in INSTRUMENTS:
+    for layer in layers:
         features = np.stack(
             [
                 [
-                    timbre_features(decode(solo(layer, name, [seed, index, song])))
+                    timbre_features(decode(solo(layer, name, [_SEED, index, song])))
                     for song in range(songs_per_instrument)
                 ]
                 for index, name in enumerate(INSTRUMENTS[layer])

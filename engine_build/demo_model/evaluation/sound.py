@@ -13,7 +13,7 @@ Values = npt.NDArray[np.float64]
 
 CHROMA_SIZE: Final = 8192
 CHROMA_HOP: Final = 4800
-CHROMA_HZ: Final = (60.0, 1500.0)
+CHROMA_HZ: Final = (100.0, 2000.0)
 ONSET_SIZE: Final = 2048
 ONSET_HOP: Final = 960
 NUM_MELS: Final = 40
