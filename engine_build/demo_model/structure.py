@@ -156,7 +156,8 @@ def train_tokenizer(
         schedule.step()
         if step % config.log_every == 0:
             log(tokenizer_step=step, tokenizer_loss=loss.item())
-    return tokenizer.eval()
+    tokenizer.eval()
+    return tokenizer
 
 
 def _draw_levels(songs: Sequence[Song], levels: Bytes, size: int, rng: np.random.Generator) -> FloatArray:

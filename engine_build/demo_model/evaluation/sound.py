@@ -82,9 +82,8 @@ def mel_bands(audio: FloatArray) -> Values:
 @cache
 def _mel_weights() -> Values:
     """Triangles `[bins, NUM_MELS]` at equal distances in mel from 40 Hz to 12 kHz (O'Shaughnessy's formula)."""
-    edges = 700 * (
-        10 ** (np.linspace(*(2595 * np.log10(1 + np.array([40.0, 12_000.0]) / 700)), NUM_MELS + 2) / 2595) - 1
-    )
+    low_mel, high_mel = 2595 * np.log10(1 + np.array([40.0, 12_000.0]) / 700)
+    edges = 700 * (10 ** (np.linspace(float(low_mel), float(high_mel), NUM_MELS + 2) / 2595) - 1)
     frequencies = np.fft.rfftfreq(ONSET_SIZE, 1 / SAMPLE_RATE_HZ)[:, None]
     low, peak, high = edges[:-2], edges[1:-1], edges[2:]
     triangles: Values = np.maximum(
