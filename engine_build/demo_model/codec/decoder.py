@@ -46,7 +46,6 @@ _ATTACK_S: Final = 0.004
 _VIBRATO_HZ: Final = 5.6
 _FILTER_TAPS: Final = 32
 _BLOCK_SAMPLES: Final = 96
-_DRIVE: Final = 1.0
 
 
 def build_decoder() -> onnx.ModelProto:
@@ -69,8 +68,7 @@ def build_decoder() -> onnx.ModelProto:
     melody = _doubled(graph, _joined(graph, parts["melody"]))
     tones = graph.op("Add", _doubled(graph, low), _vibrato(graph, melody, frames, weights["melody"]))
     tones = graph.op("Reshape", tones, graph.constant([0, 2, -1, HOP_SAMPLES], np.int64))
-    mixed = graph.op("Add", tones, _struck(graph, levels, frames, weights))
-    audio = graph.op("Tanh", graph.op("Mul", mixed, graph.constant(_DRIVE)))
+    audio = graph.op("Tanh", graph.op("Add", tones, _struck(graph, levels, frames, weights)))
     graph.output("audio", _joined(graph, audio), ("batch", 2, "samples"))
     return graph.model()
 
@@ -116,13 +114,23 @@ def _columns(graph: GraphWriter, values: str, columns: npt.ArrayLike) -> str:
     return graph.op("Gather", values, graph.constant(columns, np.int64), axis=-1)
 
 
+def _sliced(graph: GraphWriter, values: str, begin: int, end: int, axis: int) -> str:
+    return graph.op("Slice", values, *(graph.constant([bound], np.int64) for bound in (begin, end, axis)))
+
+
 def _earlier(graph: GraphWriter, values: str, num_frames: int, axis: int = 1, rank: int = 3) -> str:
     """Values moved `num_frames` later along `axis`; before the first frame there is silence."""
     pads = [0] * (2 * rank)
     pads[axis] = num_frames
-    padded = graph.op("Pad", values, graph.constant(pads, np.int64))
-    bounds = (graph.constant([value], np.int64) for value in (0, -num_frames, axis))
-    return graph.op("Slice", padded, *bounds)
+    return _sliced(graph, graph.op("Pad", values, graph.constant(pads, np.int64)), 0, -num_frames, axis)
+
+
+def _start_radians(graph: GraphWriter, frames: str, cycles: npt.ArrayLike) -> str:
+    """Phases `[B, T, K]` at the starts of frames, for `cycles [K]` per PHASE_STEPS frames; exact."""
+    frames = graph.op("Cast", graph.op("Unsqueeze", frames, graph.constant([2], np.int64)), to=TensorProto.INT32)
+    steps = graph.op("Mul", frames, graph.constant(np.asarray(cycles) % PHASE_STEPS, np.int32))
+    steps = graph.op("Cast", graph.op("Mod", steps, graph.constant(PHASE_STEPS, np.int32)), to=TensorProto.FLOAT)
+    return graph.op("Mul", steps, graph.constant(2 * np.pi / PHASE_STEPS))
 
 
 # Tones ---------------------------------------------------------------------------------------------------------------
@@ -142,7 +150,8 @@ def _tones(graph: GraphWriter, levels: str, frames: str, weights: str, layer: st
     rise = graph.op("Mul", rise, share)
     attack = [graph.op("Mul", rise, graph.constant(part[:, None])) for part in _parts(partials.direct)]
     start = [graph.op("Add", _earlier(graph, e, 1, axis=2, rank=4), a) for e, a in zip(envelope, attack, strict=True)]
-    basis, turn = _basis(graph, partials, hop), _phases(graph, frames, partials)
+    radians = graph.op("Unsqueeze", _start_radians(graph, frames, partials.cycles), graph.constant([1], np.int64))
+    basis, turn = _basis(graph, partials, hop), (graph.op("Cos", radians), graph.op("Sin", radians))
     ramp = np.arange(hop) / hop
     ending, starting = (
         graph.op("Mul", graph.op("MatMul", _coefficients(graph, values, turn), basis), graph.constant(share))
@@ -187,15 +196,6 @@ def _envelope(graph: GraphWriter, tone: str, echo: str, frames: str, weights: st
     return envelope
 
 
-def _phases(graph: GraphWriter, frames: str, partials: Partials) -> tuple[str, str]:
-    """Cosine and sine `[B, 1, T, K]` of each partial's phase at the start of each frame."""
-    frames = graph.op("Cast", graph.op("Unsqueeze", frames, graph.constant([1, 3], np.int64)), to=TensorProto.INT32)
-    steps = graph.op("Mul", frames, graph.constant(partials.cycles % PHASE_STEPS, np.int32))
-    steps = graph.op("Mod", steps, graph.constant(PHASE_STEPS, np.int32))
-    radians = graph.op("Mul", graph.op("Cast", steps, to=TensorProto.FLOAT), graph.constant(2 * np.pi / PHASE_STEPS))
-    return graph.op("Cos", radians), graph.op("Sin", radians)
-
-
 def _coefficients(graph: GraphWriter, envelope: list[str], turn: tuple[str, str]) -> str:
     """What meets the basis, `[B, 2, T, 2K]`: imaginary and real part of an envelope at the partial's phase."""
     (real, imaginary), (cosine, sine) = envelope, turn
@@ -223,9 +223,8 @@ def _attack_samples(hop: int) -> int:
 def _attack_basis(graph: GraphWriter, basis: str, hop: int) -> str:
     """f32 `[2K, attack]`: what an attack lacks at first of its full level."""
     samples = _attack_samples(hop)
-    bounds = (graph.constant([value], np.int64) for value in (0, samples, 1))
     missing = -(0.5 + 0.5 * np.cos(np.pi * np.arange(samples) / samples))
-    return graph.op("Mul", graph.op("Slice", basis, *bounds), graph.constant(missing))
+    return graph.op("Mul", _sliced(graph, basis, 0, samples, 1), graph.constant(missing))
 
 
 # Samples -------------------------------------------------------------------------------------------------------------
@@ -243,19 +242,12 @@ def _doubled(graph: GraphWriter, audio: str) -> str:
     """
     blocks = graph.op("Reshape", audio, graph.constant([0, 2, -1, _BLOCK_SAMPLES], np.int64))
     reach = _FILTER_TAPS // 2
-    before = _earlier(graph, _last(graph, blocks, _BLOCK_SAMPLES - reach, _BLOCK_SAMPLES), 1, axis=2, rank=4)
-    after = graph.op("Pad", _last(graph, blocks, 0, reach), graph.constant([0, 0, 0, 0, 0, 0, 1, 0], np.int64))
-    bounds = (graph.constant([value], np.int64) for value in (1, np.iinfo(np.int64).max, 2))
-    after = graph.op("Slice", after, *bounds)
-    around = graph.op("Concat", before, blocks, after, axis=3)
-    odd = graph.op("MatMul", around, graph.constant(_half_band()))
+    before = _earlier(graph, _sliced(graph, blocks, _BLOCK_SAMPLES - reach, _BLOCK_SAMPLES, 3), 1, axis=2, rank=4)
+    after = _sliced(graph, _sliced(graph, blocks, 0, reach, 3), 1, np.iinfo(np.int64).max, 2)
+    after = graph.op("Pad", after, graph.constant([0, 0, 0, 0, 0, 0, 1, 0], np.int64))
+    odd = graph.op("MatMul", graph.op("Concat", before, blocks, after, axis=3), graph.constant(_half_band()))
     pair = [graph.op("Unsqueeze", value, graph.constant([4], np.int64)) for value in (blocks, odd)]
     return _joined(graph, graph.op("Concat", *pair, axis=4))
-
-
-def _last(graph: GraphWriter, blocks: str, begin: int, end: int) -> str:
-    bounds = (graph.constant([value], np.int64) for value in (begin, end, 3))
-    return graph.op("Slice", blocks, *bounds)
 
 
 def _half_band() -> npt.NDArray[np.float64]:
@@ -272,22 +264,16 @@ def _half_band() -> npt.NDArray[np.float64]:
 def _vibrato(graph: GraphWriter, audio: str, frames: str, weights: str) -> str:
     """`[B, 2, N]` read at a position that swings around each sample, as far as the instrument has vibrato."""
     cycles = round(_VIBRATO_HZ / FRAME_RATE_HZ * PHASE_STEPS)
-    steps = graph.op(
-        "Mod", graph.op("Mul", frames, graph.constant(cycles, np.int64)), graph.constant(PHASE_STEPS, np.int64)
-    )
-    turns = graph.op("Mul", graph.op("Cast", steps, to=TensorProto.FLOAT), graph.constant(1.0 / PHASE_STEPS))
-    turns = graph.op("Unsqueeze", turns, graph.constant([2], np.int64))
     within = np.arange(HOP_SAMPLES) / HOP_SAMPLES
-    radians = graph.op(
-        "Mul", graph.op("Add", turns, graph.constant(within * cycles / PHASE_STEPS)), graph.constant(2 * np.pi)
-    )
+    radians = _start_radians(graph, frames, [cycles])
+    radians = graph.op("Add", radians, graph.constant(2 * np.pi * cycles / PHASE_STEPS * within))
     swing = graph.op("Add", graph.op("Sin", radians), graph.constant(1.0))  # [B, T, hop]
     cents = np.array([[voice_of("melody", name).vibrato_cents] for name in INSTRUMENTS["melody"]])
-    depth = (2.0 ** (cents / 1200.0) - 1.0) * SAMPLE_RATE_HZ / (2 * np.pi * _VIBRATO_HZ)
-    now = graph.op("MatMul", weights, graph.constant(depth))
+    most = (2.0 ** (cents / 1200.0) - 1.0) * SAMPLE_RATE_HZ / (2 * np.pi * _VIBRATO_HZ)
+    now = graph.op("MatMul", weights, graph.constant(most))
     before = _earlier(graph, now, 1)
-    depth_ = graph.op("Add", before, graph.op("Mul", graph.op("Sub", now, before), graph.constant(within)))
-    delay = graph.op("Reshape", graph.op("Mul", swing, depth_), graph.constant([0, 1, -1], np.int64))
+    depth = graph.op("Add", before, graph.op("Mul", graph.op("Sub", now, before), graph.constant(within)))
+    delay = graph.op("Reshape", graph.op("Mul", swing, depth), graph.constant([0, 1, -1], np.int64))
     return _delayed(graph, audio, delay)
 
 
@@ -297,9 +283,7 @@ def _delayed(graph: GraphWriter, audio: str, delay: str) -> str:
     share = graph.op("Sub", delay, whole)
     count = graph.op("Squeeze", graph.op("Shape", audio, start=2, end=3))
     samples = graph.op("Range", graph.constant(0, np.int64), count, graph.constant(1, np.int64))
-    late = graph.op(
-        "Sub", graph.op("Cast", samples, to=TensorProto.INT32), graph.op("Cast", whole, to=TensorProto.INT32)
-    )
+    late = graph.op("Sub", *(graph.op("Cast", value, to=TensorProto.INT32) for value in (samples, whole)))
     values = []
     for earlier in (0, 1):
         index = graph.op("Max", graph.op("Sub", late, graph.constant(earlier, np.int32)), graph.constant(0, np.int32))
