@@ -8,7 +8,7 @@ from engine_build.demo_model.instruments import LAYERS
 from engine_build.demo_model.tokenizer import UNKNOWN, build_tokenizer
 
 
-def requests(count: int = 200) -> list[Request]:
+def requests(count: int = 100) -> list[Request]:
     rngs = [np.random.default_rng(seed) for seed in range(count)]
     return [draw_request(draw_song(rng), rng) for rng in rngs]
 
