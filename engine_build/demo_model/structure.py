@@ -21,6 +21,7 @@ from engine_build.demo_model.latents import (
     CODE_LEVELS,
     FRAMES_PER_CODE,
     LATENT_SCALE,
+    NUM_PITCHES,
     SILENCE,
     FloatArray,
     latents_from_levels,
@@ -36,6 +37,8 @@ MAX_ERROR: Final = 1e-4
 NOTE_CHANNELS: Final = 55
 PIECE_FRAMES: Final = CANVAS_FRAMES // FRAMES_PER_CODE * FRAMES_PER_CODE
 _WIDTH: Final = 256
+# Drums are short: their few frames count more than pitches.
+DRUM_WEIGHT: Final = 4.0
 _HALF: Final = CODE_LEVELS ** (CODE_DIGITS // 2)
 
 
@@ -136,7 +139,7 @@ def train_tokenizer(
 ) -> StructureTokenizer:
     """Train on songs' levels uint8 `[N, T, C]`, with any of their layers.
 
-    Noise and gain make codes of encoded audio like those of songs. A sounding level counts more than a silent one.
+    Noise and gain make codes of encoded audio like those of songs. Sounding levels and drums count more.
     """
     torch.manual_seed(config.seed)
     tokenizer, rng = StructureTokenizer(), np.random.default_rng([config.seed, 2])
@@ -144,11 +147,13 @@ def train_tokenizer(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, config.learning_rate, total_steps=config.steps, pct_start=min(0.1, 100 / config.steps)
     )
+    importance = torch.ones(NOTE_CHANNELS)
+    importance[NUM_PITCHES:] = DRUM_WEIGHT
     for step in range(1, config.steps + 1):
         clean = torch.from_numpy(_draw_levels(songs, levels, config.batch_size, rng))
         gain = torch.from_numpy(rng.uniform(0.6, 1.2, (len(clean), 1, 1)).astype(np.float32))
         heard = LATENT_SCALE * (gain * clean + 0.04 * torch.randn_like(clean)) + SILENCE
-        loss = torch.mean((1.0 + 4.0 * clean) * (tokenizer(heard) - clean) ** 2)
+        loss = torch.mean(importance * (1.0 + 4.0 * clean) * (tokenizer(heard) - clean) ** 2)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(tokenizer.parameters(), 1.0)
         optimizer.step()

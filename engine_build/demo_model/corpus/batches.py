@@ -25,7 +25,6 @@ from engine_build.demo_model.instruments import LAYERS, channels_of
 from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
 
 SONG_FRAMES: Final = 2 * CANVAS_FRAMES
-LONG_EVERY: Final = 8
 OVERLAP_FRAMES: Final = 64
 REFERENCE_FRAMES: Final = 6
 HINTED: Final = 0.26

@@ -12,9 +12,16 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus.batches import LONG_EVERY, Pool, make_pool  # noqa: E402
+from engine_build.demo_model.corpus.batches import Pool, make_pool  # noqa: E402
 from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
-from engine_build.demo_model.train import TrainConfig, Trainer, learning_rate, train, training_batch  # noqa: E402
+from engine_build.demo_model.train import (  # noqa: E402
+    SHORT_EVERY,
+    TrainConfig,
+    Trainer,
+    learning_rate,
+    train,
+    training_batch,
+)
 
 CONFIG = TrainConfig(
     steps=4,
@@ -40,10 +47,10 @@ def test_the_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
     assert learning_rate(config, 100, 1.0) == 0.0
 
 
-def test_some_batches_are_long() -> None:
+def test_some_batches_are_short() -> None:
     songs = pool()
-    shapes = [training_batch(songs, CONFIG, step).latents.shape[:2] for step in range(LONG_EVERY)]
-    assert shapes == [(2, 256)] * (LONG_EVERY - 1) + [(1, 512)]
+    shapes = [training_batch(songs, CONFIG, step).latents.shape[:2] for step in range(SHORT_EVERY)]
+    assert shapes == [(2, 256)] * (SHORT_EVERY - 1) + [(4, 128)]
 
 
 def test_steps_on_one_batch_lower_its_loss() -> None:
