@@ -145,7 +145,7 @@ def flow_loss(model: DemoModel, batch: Batch) -> Tensor:
 
 
 def training_batch(pool: Pool, config: TrainConfig, step: int) -> Batch:
-    """The batch of a step, the same whether or not the run was interrupted; some have twice the rows of half a canvas."""
+    """The batch of a step, the same in an interrupted run; some have twice the rows of half a canvas."""
     rng = np.random.default_rng([config.seed, step])
     if step % SHORT_EVERY == SHORT_EVERY - 1:
         return draw_batch(pool, rng, 2 * config.batch_size, CANVAS_FRAMES // 2)

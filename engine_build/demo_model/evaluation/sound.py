@@ -46,7 +46,8 @@ def _pitch_classes() -> Values:
     frequencies = np.fft.rfftfreq(CHROMA_SIZE, 1 / SAMPLE_RATE_HZ)
     inside = (frequencies > CHROMA_HZ[0]) & (frequencies < CHROMA_HZ[1])
     pitch = np.round(12 * np.log2(np.maximum(frequencies, 1.0) / 440.0) + 69).astype(int) % 12
-    return (pitch[:, None] == np.arange(12)) * inside[:, None].astype(np.float64)
+    weights: Values = (pitch[:, None] == np.arange(12)) * inside[:, None].astype(np.float64)
+    return weights
 
 
 def spectrogram(audio: FloatArray, size: int, hop: int) -> Values:
@@ -70,7 +71,8 @@ def onsets(audio: FloatArray) -> Values:
     """Rise of the mel bands' levels `[frames]`."""
     bands = np.log1p(1e4 * mel_bands(audio))
     rise = np.maximum(np.diff(bands, axis=0), 0.0).sum(axis=1)
-    return np.convolve(rise, np.hanning(7)[1:-1] / np.hanning(7).sum(), "same")
+    smooth: Values = np.convolve(rise, np.hanning(7)[1:-1] / np.hanning(7).sum(), "same")
+    return smooth
 
 
 def mel_bands(audio: FloatArray) -> Values:
