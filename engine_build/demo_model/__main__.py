@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from runtime.command_line import CommandLine, need_packages
+from runtime.errors import ConfigError
 from runtime.terminal import print_line
 
 app = CommandLine(add_completion=False, help="Train, export, evaluate and plot the demo bundle.")
@@ -55,6 +56,23 @@ def train_encoder(
 
     config = encoder_training.EncoderConfig(minutes=minutes, seed=seed)
     encoder_training.train_encoder(config, checkpoint.with_name(ENCODER_FILE))
+
+
+@app.command("train-adapter")
+def train_adapter(
+    style: Annotated[str, typer.Argument(help="music box, or aggressive.")],
+    file: Annotated[Path | None, typer.Option(help="The .safetensors file; by default beside the checkpoint.")] = None,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    steps: Annotated[int, typer.Option(help="How long to train.")] = 400,
+) -> None:
+    """Train a LoRA adapter of the decoder for songs in one style. Needs pip install 'tickrt[export]'."""
+    need_packages(*TRAINING)
+    from engine_build.demo_model import adapter
+
+    if style not in adapter.STYLES:
+        raise ConfigError(f"there is no style {style!r}", fix=f"one of {', '.join(adapter.STYLES)}")
+    out = file or checkpoint.with_name(f"{style.replace(' ', '-')}.safetensors")
+    adapter.train_style(style, checkpoint, out, adapter.AdapterConfig(steps=steps))
 
 
 @app.command()

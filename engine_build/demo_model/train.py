@@ -154,7 +154,7 @@ def training_batch(pool: Pool, config: TrainConfig, step: int) -> Batch:
 
 def held_out_batches(tokenizer: StructureTokenizer, num_batches: int = 4) -> list[Batch]:
     """Batches of songs that training never sees."""
-    pool = make_pool(64, HELD_OUT_SEED, partial(hints_of, tokenizer))
+    pool = make_pool(draw_songs(64, HELD_OUT_SEED), HELD_OUT_SEED, partial(hints_of, tokenizer))
     return [draw_batch(pool, np.random.default_rng([7, index]), 16, CANVAS_FRAMES) for index in range(num_batches)]
 
 
@@ -174,7 +174,7 @@ def train(config: TrainConfig, checkpoint: Path) -> Trainer:
             trainer.tokenizer = new_tokenizer(config)
         trainer.save(checkpoint)
     _log(parameters=num_parameters(trainer.model), songs=config.num_songs, resumed_at=trainer.step)
-    pool = make_pool(config.num_songs, config.seed, partial(hints_of, trainer.tokenizer))
+    pool = make_pool(draw_songs(config.num_songs, config.seed), config.seed, partial(hints_of, trainer.tokenizer))
     held_out = held_out_batches(trainer.tokenizer)
     losses: list[float] = []
     while trainer.progress < 1.0:

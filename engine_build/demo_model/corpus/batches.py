@@ -3,7 +3,7 @@
 A pool renders every layer of its songs once; a row of a batch has the layers that it draws, the others are silent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,7 +85,7 @@ def draw_songs(num_songs: int, seed: int) -> tuple[Song, ...]:
     return tuple(songs)
 
 
-def render_songs(songs: tuple[Song, ...]) -> Bytes:
+def render_songs(songs: Sequence[Song]) -> Bytes:
     """Levels of all layers, uint8 `[N, SONG_FRAMES, C]`."""
     levels = np.empty((len(songs), SONG_FRAMES, CHANNELS), np.uint8)
     for index, song in enumerate(songs):
@@ -93,14 +93,13 @@ def render_songs(songs: tuple[Song, ...]) -> Bytes:
     return levels
 
 
-def make_pool(num_songs: int, seed: int, make_hints: MakeHints) -> Pool:
+def make_pool(songs: Sequence[Song], seed: int, make_hints: MakeHints) -> Pool:
     """Write songs, and hints of each one's layers or of some of them; deterministic per seed."""
-    songs = draw_songs(num_songs, seed)
     levels, rng = render_songs(songs), np.random.default_rng([seed, 1])
     heard = levels.copy()
     for index, song in enumerate(songs):
         heard[index][:, silent_channels(draw_layers(song, rng))] = 0
-    return Pool(songs, levels, make_hints(heard))
+    return Pool(tuple(songs), levels, make_hints(heard))
 
 
 def draw_layers(song: Song, rng: np.random.Generator) -> frozenset[str]:

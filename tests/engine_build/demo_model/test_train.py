@@ -12,7 +12,7 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus.batches import Pool, make_pool  # noqa: E402
+from engine_build.demo_model.corpus.batches import Pool, draw_songs, make_pool  # noqa: E402
 from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
 from engine_build.demo_model.train import (  # noqa: E402
     SHORT_EVERY,
@@ -36,7 +36,7 @@ CONFIG = TrainConfig(
 
 
 def pool(num_songs: int = 2) -> Pool:
-    return make_pool(num_songs, 1, partial(hints_of, StructureTokenizer()))
+    return make_pool(draw_songs(num_songs, 1), 1, partial(hints_of, StructureTokenizer()))
 
 
 def test_the_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
@@ -63,7 +63,7 @@ def test_steps_on_one_batch_lower_its_loss() -> None:
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = train(CONFIG, tmp_path / "whole.pt")
     half = Trainer(CONFIG, whole.tokenizer)
-    songs = make_pool(CONFIG.num_songs, CONFIG.seed, partial(hints_of, whole.tokenizer))
+    songs = make_pool(draw_songs(CONFIG.num_songs, CONFIG.seed), CONFIG.seed, partial(hints_of, whole.tokenizer))
     for step in range(2):
         half.train_step(training_batch(songs, CONFIG, step))
     half.save(tmp_path / "half.pt")

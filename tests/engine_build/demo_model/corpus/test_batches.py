@@ -11,6 +11,7 @@ from engine_build.demo_model.corpus.batches import (
     Pool,
     draw_batch,
     draw_generate_mask,
+    draw_songs,
     draw_time,
     make_context,
     make_pool,
@@ -30,7 +31,7 @@ def half(levels: Bytes) -> Bytes:
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    return make_pool(12, 3, half)
+    return make_pool(draw_songs(12, 3), 3, half)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +40,11 @@ def batch(pool: Pool) -> Batch:
 
 
 def test_a_pool_is_deterministic(pool: Pool) -> None:
-    again = make_pool(12, 3, half)
+    again = make_pool(draw_songs(12, 3), 3, half)
     assert pool.songs == again.songs
     assert np.array_equal(pool.levels, again.levels)
     assert np.array_equal(pool.hints, again.hints)
-    assert make_pool(12, 4, half).songs != pool.songs
+    assert draw_songs(12, 4) != pool.songs
 
 
 def test_songs_come_in_pairs_with_the_same_notes(pool: Pool) -> None:
