@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | train-encoder | export | evaluate | plot (`train` does all but plot)."""
+"""python -m engine_build.demo_model train | train-encoder | train-adapter | export | evaluate | plot."""
 
 import json
 from pathlib import Path

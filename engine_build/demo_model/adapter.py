@@ -66,8 +66,9 @@ class LowRank(nn.Module):
         return output + (inputs[0] @ self.a.T) @ self.b.T
 
 
-def add_terms(model: DemoModel) -> dict[str, LowRank]:
+def add_terms(model: DemoModel, seed: int) -> dict[str, LowRank]:
     """Give every matrix of the blocks a low-rank term; the weights themselves stay. Returns the terms by path."""
+    torch.manual_seed(seed)
     model.requires_grad_(False)
     decoder = model.decoder.get_submodule("masked.decoder")
     terms: dict[str, LowRank] = {}
@@ -91,13 +92,11 @@ def adapter_batch(pool: Pool, config: AdapterConfig, step: int) -> Batch:
     return replace(batch, mask=batch.mask * np.isin(batch.token_ids, PLAIN_IDS).astype(np.float32))
 
 
-def train_adapter(
-    model: DemoModel, pool: Pool, config: AdapterConfig
-) -> Iterator[tuple[int, float, dict[str, LowRank]]]:
-    """Fine-tune; yields the step, the loss and the terms after every step."""
+def train_terms(
+    model: DemoModel, terms: dict[str, LowRank], pool: Pool, config: AdapterConfig
+) -> Iterator[tuple[int, float]]:
+    """Train the terms of a model; yields the number and the loss of every step."""
     torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
-    terms = add_terms(model)
     parameters = [parameter for term in terms.values() for parameter in term.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.learning_rate, total_steps=config.steps)
@@ -109,16 +108,15 @@ def train_adapter(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
-        yield step + 1, float(loss.item()), terms
+        yield step + 1, float(loss.item())
 
 
 def train_style(style: str, checkpoint: Path, file: Path, config: AdapterConfig) -> None:
     """Train an adapter of a checkpoint's averaged weights and write it."""
     model, tokenizer, _ = load_average(checkpoint)
     pool = styled_pool(style, config, partial(hints_of, tokenizer))
-    losses: list[float] = []
-    terms: dict[str, LowRank] = {}
-    for step, loss, terms in train_adapter(model, pool, config):
+    terms, losses = add_terms(model, config.seed), list[float]()
+    for step, loss in train_terms(model, terms, pool, config):
         losses.append(loss)
         if step % 50 == 0:
             print_line(json.dumps({"step": step, "loss": round(float(np.mean(losses[-50:])), 5)}))

@@ -20,7 +20,7 @@ from engine_build.demo_model.adapter import (  # noqa: E402
     add_terms,
     save_adapter,
     styled_pool,
-    train_adapter,
+    train_terms,
 )
 from engine_build.demo_model.corpus.batches import Pool  # noqa: E402
 from engine_build.demo_model.corpus.songs import draw_song  # noqa: E402
@@ -56,7 +56,7 @@ def test_terms_start_at_nothing_and_learn(pool: Pool) -> None:
     batch = adapter_batch(pool, CONFIG, 0)
     before = flow_loss(model, batch).item()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    terms = add_terms(model)
+    terms = add_terms(model, 1)
     assert flow_loss(model, batch).item() == pytest.approx(before, rel=1e-6)
     assert len(terms) == 4 * 11
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
@@ -64,12 +64,11 @@ def test_terms_start_at_nothing_and_learn(pool: Pool) -> None:
 
 def test_the_runtime_reads_what_was_trained(pool: Pool, tmp_path: Path) -> None:
     model = new_model(0)
-    steps = list(train_adapter(model, pool, CONFIG))
-    terms = steps[-1][2]
+    terms = add_terms(model, CONFIG.seed)
+    steps = list(train_terms(model, terms, pool, CONFIG))
     save_adapter(tmp_path / "music-box.safetensors", terms)
     matrices = {
-        path: AdapterMatrix(weight=path, inputs=term.a.shape[1], outputs=term.b.shape[0])
-        for path, term in terms.items()
+        path: AdapterMatrix(weight=path, inputs=term.a.shape[1], outputs=len(term.b)) for path, term in terms.items()
     }
     adapter = read_adapter(tmp_path / "music-box.safetensors", AdapterSpec(matrices=matrices))
     assert [step for step, *_ in steps] == [1, 2, 3]

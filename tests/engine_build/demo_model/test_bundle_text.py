@@ -90,9 +90,8 @@ def test_the_bundle_is_small() -> None:
 def test_the_figures_are_there() -> None:
     tables = read_bundle_file(FOLDER)
     assert tables["training"]["parameters"] == pytest.approx(4.7e6, rel=0.02)
-    assert {"in_key", "tempo", "absent_worst_layer", "cover_1_chroma", "instruments", "true_peak_dbtp"} <= set(
-        tables["evaluation"]
-    )
+    names = {"in_key", "tempo", "absent_worst_layer", "cover_1_chroma", "instruments", "true_peak_dbtp"}
+    assert names <= set(tables["evaluation"])
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
