@@ -18,7 +18,7 @@ from engine_build.demo_model.corpus.vocabulary import BPMS, KEY_CONCEPTS, PAIR_C
 from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
 from engine_build.demo_model.words import ARTICLES, FILLERS, NEGATIONS, WORDS
 
-MAX_TOKENS: Final = 64
+MAX_TOKENS: Final = 62  # 64 with those of the timbre
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"
 SPECIAL_WORDS: Final = (PAD, UNKNOWN, START)
 
