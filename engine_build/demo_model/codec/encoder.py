@@ -154,7 +154,8 @@ def _kernels(graph: GraphWriter) -> list[str]:
 def _bands(graph: GraphWriter, mono: str) -> str:
     """Energies of the bands `[B, NUM_BANDS * BLOCKS_PER_FRAME, N]`."""
     blocks = graph.op("Reshape", mono, graph.constant([0, -1, BLOCK_SAMPLES], np.int64))
-    spectrum = graph.op("MatMul", blocks, graph.constant(block_transform()))
+    waves = graph.op("Cast", graph.constant(block_transform(), np.float16), to=onnx.TensorProto.FLOAT)
+    spectrum = graph.op("MatMul", blocks, waves)
     bands = graph.op("MatMul", graph.op("Mul", spectrum, spectrum), graph.constant(band_sums()))
     framed = graph.op("Reshape", bands, graph.constant([0, -1, BLOCKS_PER_FRAME * NUM_BANDS], np.int64))
     return graph.op("Transpose", framed, perm=[0, 2, 1])
