@@ -37,15 +37,16 @@ _CYCLES_PER_BEAT: Final = (1 / 2, 1.0, 2.0, 3.0, 4.0)
 _CYCLES_PER_BAR: Final = (1 / 4, 1 / 2, 1.0)
 NUM_WAVES: Final = 2 * (len(_CYCLES_PER_BEAT) + len(_CYCLES_PER_BAR))
 NUM_CLOCKS: Final = NUM_WAVES + 4
+NUM_SPARE: Final = NUM_CLOCKS + 12  # clocks and scale
 
 
 class ClockedDecoder(nn.Module):
-    """A decoder with time inputs: the clocks of the prompt's tempo and meter replace spare mask channels.
+    """A decoder with inputs of time and scale: both replace spare mask channels.
 
     The transformer knows only distances between frames, and the mask is the same in all of its C channels. The first
     columns of the condition are beats per frame, bars per beat, and whether beats are in three; the clocks (sines and
     cosines of four bars, bar, beat and their parts, and pulses where notes of a piece that begins at frame 0 may start)
-    replace the last mask channels.
+    replace the last mask channels. The columns behind those are the scale's pitch classes; they replace 12 more.
 
     The transformer estimates the clean latents, which is the easier task where they are mostly silence (Li & He, "Back
     to Basics: Let Denoising Generative Models Denoise", 2025); the velocity is `(latents - clean) / time`.
@@ -84,8 +85,10 @@ class ClockedDecoder(nn.Module):
         known, generate = context_latents.split([CHANNELS, CHANNELS], dim=-1)
         is_from_the_top = generate.amin(dim=(1, 2)) * (known - SILENCE).abs().amax(dim=(1, 2)).lt(1e-3)  # [B]
         pulses = self.pulses(rhythm, frames) * is_from_the_top[:, None, None]
-        kept = generate[:, :, : CHANNELS - NUM_CLOCKS]
-        context = torch.cat([known, kept, self.waves(rhythm, frames), pulses], dim=-1)
+        scale = (encoder_hidden_states[:, :, 3:NUM_FIXED] * condition_mask[:, :, None]).sum(dim=1)  # [B, 12]
+        scales = scale[:, None].expand(-1, hidden_states.shape[1], -1)
+        kept = generate[:, :, : CHANNELS - NUM_SPARE]
+        context = torch.cat([known, kept, scales, self.waves(rhythm, frames), pulses], dim=-1)
         estimate: Tensor = self.masked(hidden_states, timestep, encoder_hidden_states, condition_mask, context)
         return estimate
 

@@ -12,7 +12,7 @@ pytest.importorskip("diffusers")
 from engine_build.demo_model.corpus.rendering import nearest_frames  # noqa: E402
 from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, FIRST_TEMPO_ID, TOKEN_IDS, token_ids  # noqa: E402
 from engine_build.demo_model.latents import CHANNELS, SILENCE  # noqa: E402
-from engine_build.demo_model.model import MIN_TIME, NUM_FIXED, DemoModel, new_model, num_parameters  # noqa: E402
+from engine_build.demo_model.model import MIN_TIME, NUM_FIXED, NUM_SPARE, DemoModel, new_model, num_parameters  # noqa: E402
 
 FRAMES = 64
 
@@ -71,6 +71,20 @@ def test_the_tempo_and_the_meter_move_the_clocks(model: DemoModel) -> None:
     slow, fast = (clean(model, [f"bpm:{bpm}", "meter:4/4"]) for bpm in (70, 71))
     assert np.abs(slow - fast).max() > 1e-4
     assert np.abs(slow - clean(model, ["bpm:70", "meter:3/4"])).max() > 1e-4
+
+
+def test_the_scale_stands_in_every_frame(model: DemoModel) -> None:
+    captured = []
+    handle = model.decoder.masked.register_forward_pre_hook(lambda _, args: captured.append(args[4]))
+    try:
+        clean(model, ["bpm:100", "meter:4/4", "key:c", "mode:major"])
+        clean(model, ["bpm:100", "meter:4/4", "key:c"])
+    finally:
+        handle.remove()
+    first = 2 * CHANNELS - NUM_SPARE
+    white_keys = [1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, 1]
+    assert torch.all(captured[0][0, :, first : first + 12] == torch.tensor(white_keys))
+    assert not captured[1][0, :, first : first + 12].any()
 
 
 def test_every_tempo_has_a_token_between_those_of_its_anchors(model: DemoModel) -> None:
