@@ -21,7 +21,7 @@ from engine_build.demo_model.corpus.vocabulary import (
     draw_concepts,
     token_ids,
 )
-from engine_build.demo_model.instruments import LAYERS, channels_of
+from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, channels_of
 from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
 
 SONG_FRAMES: Final = 2 * CANVAS_FRAMES
@@ -29,6 +29,8 @@ OVERLAP_FRAMES: Final = 64
 REFERENCE_FRAMES: Final = 6
 HINTED: Final = 0.26
 ABSENT_WEIGHT: Final = 2.0
+TIMBRE_WEIGHT: Final = 3.0
+FIRST_TIMBRE: Final = min(channel for channels in TIMBRE_CHANNELS.values() for channel in channels)
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -186,9 +188,10 @@ def _silence(frames: int) -> FloatArray:
 
 
 def _weight(row: Row) -> FloatArray:
-    """A layer that must not sound is easy in all frames but one: its channels count more."""
+    """A layer that must not sound is easy in all frames but one, and timbres are few channels: those count more."""
     weight = np.ones((1, CHANNELS), np.float32)
-    weight[:, silent_channels(row.layers)] = ABSENT_WEIGHT
+    weight[:, FIRST_TIMBRE:] = TIMBRE_WEIGHT
+    weight[:, silent_channels(row.layers)] *= ABSENT_WEIGHT
     return weight
 
 

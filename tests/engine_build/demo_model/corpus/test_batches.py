@@ -5,7 +5,9 @@ import pytest
 
 from engine_build.demo_model.corpus.batches import (
     ABSENT_WEIGHT,
+    FIRST_TIMBRE,
     OVERLAP_FRAMES,
+    TIMBRE_WEIGHT,
     Batch,
     Bytes,
     Pool,
@@ -105,7 +107,8 @@ def test_some_rows_have_a_reference_and_name_no_instrument(batch: Batch) -> None
 
 
 def test_silent_layers_weigh_more_and_are_exactly_silent(batch: Batch) -> None:
-    silent = batch.weight[:, 0] == ABSENT_WEIGHT
+    notes, timbres = batch.weight[:, 0, :FIRST_TIMBRE], batch.weight[:, 0, FIRST_TIMBRE:]
+    silent = np.hstack([notes, timbres / TIMBRE_WEIGHT]) == ABSENT_WEIGHT
     assert 0.2 < silent.mean() < 0.7
     for latents, channels in zip(batch.latents, silent, strict=True):
         assert np.all(latents[:, channels] == np.float32(SILENCE))
