@@ -2,8 +2,9 @@
 
 The rules: named layers are exactly those that sound. Where no layer is named, those of the genre are; an instrument
 plays those of these layers that it can play, else its home layers sound, too. Of two instruments in one layer the one
-with fewer home layers plays. Every prompt that is not empty has one tempo (a number, else a tempo word, a mood or the
-genre, else a pseudorandom one) and one meter (named, else the genre's, else 4/4).
+with fewer home layers plays. Every prompt that is not empty has one genre (`DEFAULT_GENRE` where none is named, with
+its layers where no instrument is), one tempo (a number, else a tempo word, a mood or the genre, else a pseudorandom
+one) and one meter (named, else the genre's, else 4/4).
 """
 
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ _CAN_PLAY: Final = np.array([[layer in layers for layer in LAYERS] for layers in
 _AT_HOME: Final = np.array(
     [[layer in HOME_LAYERS.get(name, layers) for layer in LAYERS] for name, layers in PLAYED_BY.items()], np.float32
 )
+DEFAULT_GENRE: Final = "pop"
 # Tempo ranges where no genre is named, by tempo word; the last where there is no word either.
 _BPM_RANGES: Final = ((60, 66), (66, 80), (92, 112), (128, 148), (156, 176), (84, 124))
 _MOOD_TEMPOS: Final = {
@@ -125,11 +127,14 @@ class _Meaning:
 
     def token_mask(self) -> str:
         """f32 `[B, NUM_TOKENS]`, in the order of `vocabulary.TOKENS`."""
-        genre = self._first(self._columns(GENRE_CONCEPTS))
-        layers, players = self._layers_and_players(genre)
+        named_genre = self._first(self._columns(GENRE_CONCEPTS))
+        genre = self._or_default(named_genre)
+        is_bare = self._not(self._most(self._columns(INSTRUMENT_CONCEPTS)))
+        band = self._add(self._multiply(genre, is_bare), self._multiply(named_genre, self._not(is_bare)))
+        layers, players = self._layers_and_players(band)
         parts = [
             self._add(self._not(self._any), self._any),
-            self._tempo(genre),
+            self._tempo(named_genre),
             self._meter(),
             *layers,
             players,
@@ -138,6 +143,12 @@ class _Meaning:
             self._columns((*KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS)),
         ]
         return self._graph.op("Concat", *parts, axis=1)
+
+    def _or_default(self, genre: str) -> str:
+        """One-hot of the named genre, else of the default; all 0 for the empty prompt."""
+        default = self._constant([[name == DEFAULT_GENRE for name in GENRES]])
+        is_open = self._multiply(self._any, self._not(self._most(genre)))
+        return self._add(genre, self._multiply(is_open, default))
 
     def _layers_and_players(self, genre: str) -> tuple[tuple[str, str], str]:
         """Layers that sound and layers that do not, `[B, 5]` each, and which instruments play in them."""

@@ -75,9 +75,9 @@ def draw_song(rng: np.random.Generator) -> Song:
         layers=rule.layer_set if rng.random() < 0.35 else _draw_layers(rng),
         instruments=draw_instruments(rng, genre),
         section=str(rng.choice(SECTIONS)) if rng.random() < 0.35 else None,
-        density=int(rng.choice(3, p=(0.3, 0.4, 0.3))),
-        loudness=int(rng.integers(3)),
-        articulation=int(rng.choice(3, p=(0.2, 0.55, 0.25))),
+        density=int(rng.choice(3, p=(0.2, 0.6, 0.2))),
+        loudness=int(rng.choice(3, p=(0.2, 0.6, 0.2))),
+        articulation=int(rng.choice(3, p=(0.12, 0.7, 0.18))),
         seed=int(rng.integers(2**31)),
     )
 

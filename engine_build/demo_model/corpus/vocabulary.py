@@ -66,6 +66,8 @@ ALWAYS_ID: Final = TOKEN_IDS[ALWAYS]
 FIRST_TEMPO_ID: Final = TOKEN_IDS[BPM_CONCEPTS[0]]
 NUM_TOKENS: Final = len(TOKENS)
 MAX_CONDITION_TOKENS: Final = 32
+# How often a training prompt says a mood that is true of its song: what stays unsaid is mostly medium.
+MOOD_SHARE: Final = 0.4
 
 # Concepts of words that the text encoder replaces by tokens: instruments by those of their layers, tempo words by bpm.
 PLAYED_BY: Final[dict[str, tuple[str, ...]]] = {
@@ -125,11 +127,10 @@ def moods_of(song: Song) -> tuple[str, ...]:
 def draw_concepts(
     song: Song, rng: np.random.Generator, layers: frozenset[str] | None = None, *, names_instruments: bool = True
 ) -> tuple[str, ...]:
-    """Draw the token names of a prompt about a song: always its tempo and meter, because every prompt has them.
+    """Draw the token names of a prompt about a song: always its tempo, meter, genre and layers; every prompt has them.
 
-    Where layers are named, all of them are, and the others are excluded. A genre and instruments are named only
-    together with layers, as the text encoder does it. What a song has of a named genre's defaults may stay unsaid, but
-    not an instrument or a mode that the genre does not suggest.
+    What a song has of its genre's defaults may stay unsaid, but not an instrument or a mode that the genre does not
+    suggest, or a section.
 
     Args:
         song: what the names are true of.
@@ -138,29 +139,26 @@ def draw_concepts(
         names_instruments: whether instruments may be named.
     """
     sounding = song.layers if layers is None else layers
-    choice = rng.random()
-    names = [f"bpm:{song.bpm}", f"meter:{song.meter}"]
-    if choice < 0.85:
-        names += _all_layers(song, rng, sounding, names_instruments)
-    elif choice < 0.9:
-        names += [f"no:{layer}" for layer in LAYERS if layer not in sounding and rng.random() < 0.3]
-    is_unusual = f"genre:{song.genre}" in names and song.mode not in song.rule.modes
+    names = [f"bpm:{song.bpm}", f"meter:{song.meter}", f"genre:{song.genre}"]
+    names += [f"layer:{layer}" if layer in sounding else f"no:{layer}" for layer in LAYERS]
+    if names_instruments:
+        names += _draw_players(song, rng, sounding)
     names_key = rng.random() < 0.6
     if names_key:
         names.append(KEY_CONCEPTS[song.root])
-    if is_unusual or rng.random() < (0.75 if names_key else 0.25):
+    if song.mode not in song.rule.modes or rng.random() < (0.75 if names_key else 0.25):
         names.append(f"mode:{song.mode}")
-    if song.section and rng.random() < 0.6:
+    if song.section:
         names.append(f"section:{song.section}")
-    return (*names, *(mood for mood in moods_of(song) if rng.random() < 0.2))
+    return (*names, *(mood for mood in moods_of(song) if rng.random() < MOOD_SHARE))
 
 
-def _all_layers(song: Song, rng: np.random.Generator, layers: frozenset[str], names_instruments: bool) -> list[str]:
-    """Every layer as sounding or not, with some of the instruments, and with the genre or without."""
-    unusual = {layer for layer in layers if song.instruments[layer] not in song.rule.instruments[layer]}
-    names_genre = rng.random() < 0.6 and (names_instruments or not unusual)
-    share = float(rng.choice((0.0, 0.5, 1.0), p=(0.3, 0.3, 0.4))) if names_instruments else 0.0
-    played = [x for x in LAYERS if x in layers and (rng.random() < share or (names_genre and x in unusual))]
-    names = [f"layer:{layer}" if layer in layers else f"no:{layer}" for layer in LAYERS]
-    names += [f"{layer}:{song.instruments[layer]}" for layer in played]
-    return [*names, f"genre:{song.genre}"] if names_genre else names
+def _draw_players(song: Song, rng: np.random.Generator, layers: frozenset[str]) -> list[str]:
+    """Instruments in their layers: those that the genre does not suggest, and some, none or all of the others."""
+    share = float(rng.choice((0.0, 0.5, 1.0), p=(0.3, 0.3, 0.4)))
+    options = song.rule.instruments
+    return [
+        f"{layer}:{song.instruments[layer]}"
+        for layer in LAYERS
+        if layer in layers and (song.instruments[layer] not in options[layer] or rng.random() < share)
+    ]
