@@ -8,13 +8,14 @@ from math import prod
 from typing import Any
 
 import onnx
+from onnx import TensorProto, helper
 
 from profiling.layers.kinds import node_kind
 from profiling.layers.origins import Graph, GraphNode, Origins
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
-from profiling.layers.value_shapes import item_bytes, value_shapes
 from runtime.engines.engine import NodeTimes
 from runtime.engines.operator_flops import Shape
+from runtime.engines.value_shapes import value_shapes
 
 FLOAT_BYTES = 4.0
 # Names of element types in the inspector's JSON -> bytes; a name before its prefixes.
@@ -26,17 +27,24 @@ DATATYPE = re.compile("|".join(DATATYPES), re.IGNORECASE)
 FLOATS = frozenset({"BFLOAT16", "BF16", "FP16", "HALF", "FP32", "FLOAT", "FP8", "FP4"})
 # ONNX Runtime's names of element types, where they differ from ONNX's.
 RUNTIME_NAMES = {"bool": "BOOL", "string": "STRING"}
+PACKED_BYTES = {TensorProto.INT4: 0.5, TensorProto.UINT4: 0.5, TensorProto.FLOAT4E2M1: 0.5}
 
 
 def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[str, Shape]) -> list[Work | None]:
     """Work of each layer, None where it is not known. `inputs`: the shapes that the graph's inputs had."""
     if origins.source is None:
         return [None] * len(nodes)
-    values = value_shapes(origins.source, inputs)
+    found = value_shapes(origins.source.model, inputs)
+    values = {name: Value(shape, item_bytes(element)) for name, (shape, element) in found.items()}
     if origins.engine is None:
         return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
     reported = _runtime_values(nodes, origins.engine, inputs)
     return [_kernel_work(origins.engine_node(node), reported, origins.of(node), values) for node in nodes]
+
+
+def item_bytes(element: int) -> float:
+    """Bytes per element of an ONNX element type."""
+    return PACKED_BYTES.get(element) or float(helper.tensor_dtype_to_np_dtype(element).itemsize)
 
 
 def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:

@@ -54,7 +54,8 @@ class CudaDevice:
         self._memory = Arena(cuda_calls.take_device, chunk_bytes)
         self._pinned = Arena(cuda_calls.take_pinned, PINNED_CHUNK_BYTES, self._record_all)
         self._zeroing = self.stream()
-        self._main = self.stream()
+        # Ticks go before the codec, text encoders and copies.
+        self._main = self._new_stream(is_urgent=True)
 
     @property
     def main(self) -> CudaStream:
@@ -78,11 +79,7 @@ class CudaDevice:
             try:
                 return CudaStream(self._idle_streams.popleft(), self._idle_streams, self._record)
             except IndexError:
-                self._streams.append(cuda_calls.new_stream())
-            stream = CudaStream(self._streams[-1], self._idle_streams, self._record)
-            if self._zeroed is not None:
-                stream.wait(self._zeroed)
-            return stream
+                return self._new_stream()
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled device memory, 256-byte aligned. Raises OutOfMemoryError, EngineError.
@@ -182,6 +179,13 @@ class CudaDevice:
                 self._release()
             except EngineDeadError as error:
                 logger.warning("the GPU's memory is released when the process ends: %s", error)
+
+    def _new_stream(self, *, is_urgent: bool = False) -> CudaStream:
+        self._streams.append(cuda_calls.new_stream(is_urgent=is_urgent))
+        stream = CudaStream(self._streams[-1], self._idle_streams, self._record)
+        if self._zeroed is not None:
+            stream.wait(self._zeroed)
+        return stream
 
     def _refuse_in_capture(self, what: str) -> None:
         """Raise EngineError in the capturing thread; other threads block on the lock until the capture ends."""

@@ -171,9 +171,14 @@ def copy_to_host(target: int, source: int, size_bytes: int, stream: int) -> None
 # Streams and events, as handles.
 
 
-def new_stream() -> int:
-    """A stream that does not wait for the legacy default stream. Raises EngineError."""
-    return _handle(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking), "making a stream")
+def new_stream(*, is_urgent: bool = False) -> int:
+    """A stream that does not wait for the legacy default stream. Raises EngineError.
+
+    Blocks of an urgent stream's kernels that wait for a free place on the GPU go before those of other streams.
+    """
+    least, greatest = check(cudart.cudaDeviceGetStreamPriorityRange(), "reading the range of stream priorities")
+    priority = greatest if is_urgent else least
+    return _handle(cudart.cudaStreamCreateWithPriority(cudart.cudaStreamNonBlocking, priority), "making a stream")
 
 
 def close_stream(stream: int) -> None:
@@ -231,7 +236,7 @@ def elapsed_ms(begin: int, end: int) -> float:
 
 
 def capture(stream: int, work: Callable[[], None]) -> int:
-    """Capture the work that `work` launches on the stream as an executable graph; none of it runs.
+    """Capture the work that `work` launches on the stream as an executable graph, on the GPU already; none of it runs.
 
     Raises EngineError and every exception of `work`; the capture is ended then, and the stream is unchanged.
     """
@@ -245,9 +250,15 @@ def capture(stream: int, work: Callable[[], None]) -> int:
             raise
         graph = _handle(cudart.cudaStreamEndCapture(stream), "ending a capture")
     try:
-        return _handle(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable")
+        executable = _handle(cudart.cudaGraphInstantiate(graph, 0), "making a captured graph executable")
     finally:
         check(cudart.cudaGraphDestroy(graph), "releasing a captured graph")
+    try:
+        check(cudart.cudaGraphUpload(executable, stream), "uploading a captured graph")
+    except EngineError:
+        close_graph(executable)
+        raise
+    return executable
 
 
 def _abandon_capture(stream: int) -> None:

@@ -42,7 +42,7 @@ def test_a_refused_call_returns_its_error_and_no_value(cuda: ModuleType, machine
 
 
 def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     address = value(cuda.cudaMalloc(64))
     cuda.cudaMalloc(1 << 50)
     with provoked(machine, "error 2", "never checked"):
@@ -52,7 +52,7 @@ def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine) 
 
 
 def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     event = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDefault))
     cuda.cudaEventRecord(event, stream)
     assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaErrorNotReady,)
@@ -63,7 +63,7 @@ def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine)
 
 
 def test_copies_to_the_device_and_back(cuda: ModuleType, machine: Machine) -> None:
-    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     source, values = pinned(cuda, machine, 16)
     target, result = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
@@ -77,7 +77,7 @@ def test_copies_to_the_device_and_back(cuda: ModuleType, machine: Machine) -> No
 
 
 def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     source, values = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
     values[:] = 1
@@ -89,7 +89,7 @@ def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, 
 
 @pytest.mark.parametrize("kind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToDevice", "cudaMemcpyHostToHost"])
 def test_a_copy_with_the_wrong_direction(cuda: ModuleType, machine: Machine, kind: str) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     target, _ = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
     with provoked(machine, "the direction is", kind):
@@ -97,7 +97,7 @@ def test_a_copy_with_the_wrong_direction(cuda: ModuleType, machine: Machine, kin
 
 
 def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     target, _ = pinned(cuda, machine, 32)
     device = value(cuda.cudaMalloc(16))
     with provoked(machine, "outside its allocation"):
@@ -105,7 +105,7 @@ def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine) -> None:
 
 
 def test_a_copy_of_pageable_memory_blocks_the_host(cuda: ModuleType, machine: Machine) -> None:
-    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     device, values = value(cuda.cudaMalloc(16)), np.arange(16, dtype=np.uint8)
     cuda.cudaMemcpyAsync(device, values.ctypes.data, 16, kinds.cudaMemcpyHostToDevice, stream)
     values[:] = 0
@@ -124,11 +124,11 @@ def test_freeing_memory_of_the_other_kind(cuda: ModuleType, machine: Machine) ->
 
 def test_streams_must_be_non_blocking(cuda: ModuleType, machine: Machine) -> None:
     with provoked(machine, "legacy default stream"):
-        cuda.cudaStreamCreateWithFlags(0)
+        cuda.cudaStreamCreateWithPriority(0, 0)
 
 
 def test_an_invalid_capture_returns_its_error_and_no_graph(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     assert cuda.cudaStreamBeginCapture(stream, mode) == (cuda.cudaError_t.cudaSuccess,)
     assert cuda.cudaMalloc(16) == (cuda.cudaError_t.cudaErrorStreamCaptureUnsupported, None)
@@ -138,7 +138,7 @@ def test_an_invalid_capture_returns_its_error_and_no_graph(cuda: ModuleType, mac
 
 
 def test_times_between_events(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
     begin, end = (value(cuda.cudaEventCreateWithFlags(cuda.cudaEventBlockingSync)) for _ in range(2))
     untimed = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming))
     for event in (begin, untimed, end):
@@ -151,7 +151,10 @@ def test_times_between_events(cuda: ModuleType, machine: Machine) -> None:
 
 
 def test_a_sticky_error_cannot_be_cleared(cuda: ModuleType, machine: Machine) -> None:
-    stream, address = value(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)), value(cuda.cudaMalloc(16))
+    stream, address = (
+        value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)),
+        value(cuda.cudaMalloc(16)),
+    )
     machine.faults = {"async_error_at": [1]}
     assert cuda.cudaMemsetAsync(address, 0, 16, stream)[0] == cuda.cudaError_t.cudaSuccess
     assert cuda.cudaStreamSynchronize(stream)[0] == cuda.cudaError_t.cudaErrorIllegalAddress

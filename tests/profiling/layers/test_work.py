@@ -7,10 +7,11 @@ from pathlib import Path
 import onnx
 import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
+from onnx import TensorProto
 
 from profiling.layers.origins import Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work
-from profiling.layers.work import float_bytes, layer_works
+from profiling.layers.work import float_bytes, item_bytes, layer_works
 from runtime.engines.engine import NodeTimes
 
 ROWS, FRAMES, WIDTH = SHAPES["x"]
@@ -98,3 +99,7 @@ def test_layers_are_compared_with_their_roofs(version: str, tmp_path: Path) -> N
     reached = [roof.reached for roof in roofs if roof is not None and roof.reached is not None]
     assert len(reached) > 10
     assert all(share > 0 for share in reached)
+
+
+def test_element_sizes() -> None:
+    assert [item_bytes(kind) for kind in (TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT4)] == [4, 2, 0.5]

@@ -70,6 +70,29 @@ def test_a_download_is_complete_only_after_its_event(late_device: CudaDevice, la
     assert event.is_done
 
 
+def test_ticks_go_before_all_other_streams(device: CudaDevice, machine: Machine) -> None:
+    others = [device.stream() for _ in range(2)]
+    ticks = machine.stream(device.main.handle)
+    assert ticks.priority == min(stream.priority for stream in machine.streams.values())
+    assert all(ticks.priority < machine.stream(other.handle).priority for other in others)
+
+
+def test_a_captured_graph_is_on_the_gpu_before_its_first_launch(device: CudaDevice, machine: Machine) -> None:
+    tensor = filled(device, np.ones(100, np.float32))
+    replay = device.capture(device.main, lambda: clear_half(device, tensor))
+    assert (machine.counters["graph_uploads"], machine.counters["graph_launches"]) == (1, 0)
+    replay.close()
+
+
+def test_the_simulator_counts_uploads(device: CudaDevice, machine: Machine) -> None:
+    tensor, before = filled(device, np.ones(100, np.float32)), machine.counters.copy()
+    device.upload(tensor, np.zeros(100, np.float32), device.main)
+    clear_half(device, tensor)
+    fetched(device, tensor)
+    done = machine.counters - before
+    assert (done["uploads"], done["uploaded_bytes"]) == (1, 400)
+
+
 def test_the_simulator_reports_streams_without_a_wait(device: CudaDevice, machine: Machine) -> None:
     tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
     copies = device.stream()
@@ -261,10 +284,11 @@ def test_random_sequences_of_operations_equal_plain_arrays(late: bool, steps: li
 # Faults
 
 
-def test_a_graph_that_cannot_be_instantiated(device: CudaDevice, machine: Machine) -> None:
+@pytest.mark.parametrize(("fault", "what"), [("oom_at_instantiation", "executable"), ("oom_at_graph_upload", "graph")])
+def test_a_graph_that_does_not_fit_into_memory(device: CudaDevice, machine: Machine, fault: str, what: str) -> None:
     tensor = filled(device, np.ones(100, np.float32))
-    machine.faults = {"oom_at_instantiation": [1]}
-    with pytest.raises(CaptureError, match="executable: cudaErrorMemoryAllocation"):
+    machine.faults = {fault: [1]}
+    with pytest.raises(CaptureError, match=f"{what}: cudaErrorMemoryAllocation"):
         device.capture(device.main, lambda: clear_half(device, tensor))
     assert "graphs" not in machine.alive()
     device.capture(device.main, lambda: clear_half(device, tensor)).close()

@@ -31,7 +31,9 @@ from simulated_parts import (
     CAPTURE_INVALIDATED,
     CAPTURE_UNSUPPORTED,
     CAPTURE_WRONG_THREAD,
+    GREATEST_PRIORITY,
     INVALID_VALUE,
+    LEAST_PRIORITY,
     MEMORY_ALLOCATION,
     RELAXED,
     Capture,
@@ -43,7 +45,7 @@ from simulated_streams import Streams
 
 # Exit status of a command that broke a rule.
 BROKEN_STATUS = 70
-__all__ = ["Machine", "RefusedError", "RuleBroken", "machine", "reset"]
+__all__ = ["GREATEST_PRIORITY", "LEAST_PRIORITY", "Machine", "RefusedError", "RuleBroken", "machine", "reset"]
 
 
 class Machine(Streams):
@@ -92,6 +94,16 @@ class Machine(Streams):
             if self.strikes("oom_at_instantiation"):
                 raise RefusedError(MEMORY_ALLOCATION, "instantiating a graph")
             return self._add_graph(Graph(self._graph(handle, executable=False).works, executable=True))
+
+    def upload_graph(self, handle: int, stream: int) -> None:
+        """Put what a launch of the graph needs on the device. Raises RefusedError."""
+        with self._lock:
+            self.check_alive()
+            self.stream(stream)
+            self._graph(handle, executable=True)
+            if self.strikes("oom_at_graph_upload"):
+                raise RefusedError(MEMORY_ALLOCATION, "uploading a graph")
+            self.counters["graph_uploads"] += 1
 
     def launch_graph(self, handle: int, stream: int) -> None:
         """Put a whole graph on a stream. Raises RefusedError."""

@@ -13,6 +13,7 @@ CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNMATCHED = 900, 901, 903
 CAPTURE_ISOLATION, CAPTURE_IMPLICIT, CAPTURED_EVENT, CAPTURE_WRONG_THREAD = 905, 906, 907, 908
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 LEGACY_STREAMS = (0, 1)
+LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
 OLDEST_DRIVER = 13000
 
 Range = tuple[int, int]
@@ -85,9 +86,10 @@ class Graph:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A stream; `queue` holds (number, function) of pending work."""
+    """A stream; `queue` holds (number, function) of pending work. A lower number is a higher priority."""
 
     handle: int
+    priority: int = LEAST_PRIORITY
     queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
     number: int = 0
     clock: Clock = field(default_factory=dict)

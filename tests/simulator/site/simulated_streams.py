@@ -13,8 +13,10 @@ from simulated_parts import (
     CAPTURE_INVALIDATED,
     CAPTURE_ISOLATION,
     CAPTURED_EVENT,
+    GREATEST_PRIORITY,
     ILLEGAL_ADDRESS,
     INVALID_HANDLE,
+    LEAST_PRIORITY,
     LEGACY_STREAMS,
     NOT_READY,
     Event,
@@ -167,12 +169,12 @@ class Streams(Driver):
 
     # Streams and events.
 
-    def create_stream(self) -> int:
-        """A non-blocking stream."""
+    def create_stream(self, priority: int = LEAST_PRIORITY) -> int:
+        """A non-blocking stream. CUDA moves a priority outside the device's range into it."""
         with self._lock:
             self.check_alive()
             handle = next(self._handles)
-            self.streams[handle] = Stream(handle)
+            self.streams[handle] = Stream(handle, min(max(priority, GREATEST_PRIORITY), LEAST_PRIORITY))
             return handle
 
     def stream(self, handle: int) -> Stream:

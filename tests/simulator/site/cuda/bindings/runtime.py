@@ -201,6 +201,9 @@ def cudaMemcpyAsync(dst: int, src: int, count: int, kind: cudaMemcpyKind, stream
     kinds = (machine.kind_of(src), machine.kind_of(dst))
     what = f"copy of {count} bytes, {kinds[0]} to {kinds[1]}"
     _check_direction(kinds, kind, what)
+    if kinds[1] == "device" != kinds[0]:
+        machine.counters["uploads"] += 1
+        machine.counters["uploaded_bytes"] += count
     if "pageable" in kinds:
         return _copy_pageable(dst, src, count, stream, kinds, what)
 
@@ -257,11 +260,17 @@ def _enqueue(stream: Any, work: Callable[[], None], **what: Any) -> None:
 # Streams and events.
 
 
+@_with_status(2)
+def cudaDeviceGetStreamPriorityRange() -> tuple[int, int]:
+    simulated.machine().check_alive()
+    return simulated.LEAST_PRIORITY, simulated.GREATEST_PRIORITY
+
+
 @_with_status(1)
-def cudaStreamCreateWithFlags(flags: int) -> cudaStream_t:
+def cudaStreamCreateWithPriority(flags: int, priority: int) -> cudaStream_t:
     if flags != cudaStreamNonBlocking:
         simulated.machine().break_rule("a blocking stream waits for the legacy default stream")
-    return cudaStream_t(simulated.machine().create_stream())
+    return cudaStream_t(simulated.machine().create_stream(priority))
 
 
 @_with_status(0)
@@ -331,6 +340,11 @@ def cudaGraphInstantiate(graph: Any, flags: int) -> cudaGraphExec_t:
 @_with_status(0)
 def cudaGraphDestroy(graph: Any) -> None:
     simulated.machine().destroy_graph(int(graph), executable=False)
+
+
+@_with_status(0)
+def cudaGraphUpload(graphExec: Any, stream: Any) -> None:
+    simulated.machine().upload_graph(int(graphExec), int(stream))
 
 
 @_with_status(0)

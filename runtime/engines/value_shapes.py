@@ -1,4 +1,7 @@
-"""Shapes of all values of an ONNX graph at given input shapes: inferred node by node, with constants folded."""
+"""Shapes of all values of an ONNX graph at given input shapes: inferred node by node, with constants folded.
+
+The module imports onnx: only builds and profiles use it, no server.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,47 @@ from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from profiling.layers.origins import Graph
-from profiling.layers.roofline import Value
 from runtime.engines.operator_flops import Shape
 
 # Constants of at most so many elements are folded: sizes, axes and ranges. Larger ones are weights.
 SMALL = 4096
 # What the reference evaluator raises for operators that it does not support.
 NOT_EVALUATED = (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError)
-PACKED_BYTES = {TensorProto.INT4: 0.5, TensorProto.UINT4: 0.5, TensorProto.FLOAT4E2M1: 0.5}
 
 
-def value_shapes(graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
-    """Value -> shape and element size. A value whose shape depends on data is left out."""
-    inference = _Inference(graph, inputs)
-    for node in graph.model.graph.node:
+def value_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, tuple[Shape, int]]:
+    """Value -> shape and ONNX element type. A value whose shape depends on data is left out."""
+    inference = _Inference(model, inputs)
+    for node in model.graph.node:
         inference.add(node)
-    return {name: value for name, kind in inference.types.items() if (value := _value(kind)) is not None}
+    shapes = {name: _shape(kind) for name, kind in inference.types.items()}
+    return {
+        name: (shape, inference.types[name].tensor_type.elem_type)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
+
+
+def evaluated(
+    node: onnx.NodeProto, feeds: Mapping[str, NDArray[np.generic]], opset: int
+) -> list[NDArray[np.generic]] | None:
+    """The outputs of a node of ONNX's own domain; None where the reference evaluator does not support it."""
+    try:
+        return [np.asarray(result) for result in ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))]
+    except NOT_EVALUATED:
+        return None
+
+
+def can_fold(node: onnx.NodeProto) -> bool:
+    """Whether a node of constant inputs is a constant: one of ONNX's own domain, without a body, not random."""
+    bodies = any(item.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for item in node.attribute)
+    return node.domain in ("", "ai.onnx") and not bodies and not node.op_type.startswith("Random")
 
 
 class _Inference:
     """What is known so far: the type of every value, and the elements of small ones."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Shape]) -> None:
-        model = graph.model
+    def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> None:
         self._opsets = list(model.opset_import)
         self._versions = {item.domain: item.version for item in model.opset_import}
         self._ir_version = model.ir_version
@@ -53,27 +73,19 @@ class _Inference:
     def add(self, node: onnx.NodeProto) -> None:
         """Evaluate or infer a node's outputs; leave out those that depend on data."""
         names = [name for name in node.input if name]
-        if node.op_type == "Shape" and (value := _value(self.types.get(node.input[0]))) is not None:
-            self._evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), value.shape)})
-        elif node.domain in ("", "ai.onnx") and self._can_fold(node) and all(name in self._elements for name in names):
+        if node.op_type == "Shape" and (shape := _shape(self.types.get(node.input[0]))) is not None:
+            self._evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), shape)})
+        elif can_fold(node) and all(name in self._elements for name in names):
             self._evaluate(node, {name: self._elements[name] for name in names})
         else:
             self._infer(node, names)
 
-    def _can_fold(self, node: onnx.NodeProto) -> bool:
-        """Whether a node can be folded: it has no body and is not random."""
-        bodies = any(item.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for item in node.attribute)
-        return not bodies and not node.op_type.startswith("Random")
-
     def _evaluate(self, node: onnx.NodeProto, feeds: Mapping[str, NDArray[np.generic]]) -> None:
-        version = {"": self._versions.get("", self._versions.get("ai.onnx", 1))}
-        try:
-            results = ReferenceEvaluator(node, opsets=version).run(None, dict(feeds))
-        except NOT_EVALUATED:
+        results = evaluated(node, feeds, self._versions.get("", self._versions.get("ai.onnx", 1)))
+        if results is None:
             self._infer(node, list(feeds))
             return
-        for name, result in zip(node.output, results, strict=True):
-            array = np.asarray(result)
+        for name, array in zip(node.output, results, strict=True):
             self.types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
             if array.size <= SMALL:
                 self._elements[name] = array
@@ -91,16 +103,9 @@ class _Inference:
         self.types.update(found)
 
 
-def _value(kind: onnx.TypeProto | None) -> Value | None:
-    """A tensor type's shape and element size; None where a dimension is not known."""
+def _shape(kind: onnx.TypeProto | None) -> Shape | None:
+    """A tensor type's shape; None where a dimension is not known."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
-    if any(not dim.HasField("dim_value") for dim in dims):
-        return None
-    return Value(tuple(dim.dim_value for dim in dims), item_bytes(kind.tensor_type.elem_type))
-
-
-def item_bytes(element: int) -> float:
-    """Bytes per element of an ONNX element type."""
-    return PACKED_BYTES.get(element) or float(helper.tensor_dtype_to_np_dtype(element).itemsize)
+    return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
