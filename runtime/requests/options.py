@@ -45,6 +45,7 @@ MAX_CODE_CHARACTERS = 32
 COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; the list has one value per latent channel.
 NEEDS_SOURCE: JsonDict = {"x-needs-source": True}
+NEEDS_SOURCE_OR_STRUCTURE: JsonDict = {**NEEDS_SOURCE, "x-or-structure": True}
 PER_CHANNEL: JsonDict = {"x-length": "latent_channels"}
 
 
@@ -330,13 +331,13 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None,
         description="How much of its source's melody and rhythm a cover keeps, from none (0) to all (1). Default: 1. "
         "For models with structure codes.",
-        json_schema_extra=NEEDS_SOURCE,
+        json_schema_extra=NEEDS_SOURCE_OR_STRUCTURE,
     )
     cover_strength: UnitCurve | None = Field(
         default=None,
         description="How much a cover follows the instruction for covers (1) or that for new music (0). Between them "
         "it takes two rows. Default: 1.",
-        json_schema_extra=NEEDS_SOURCE,
+        json_schema_extra=NEEDS_SOURCE_OR_STRUCTURE,
     )
     codes: Codes | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from runtime.sessions.controls import (
     LIVE_ONLY,
     NEEDS_SOURCE_NAMES,
     STEP_CONTROLS,
+    STRUCTURE_NAMES,
     check_controls,
     default_values,
     plain_values,
@@ -24,8 +25,6 @@ from runtime.sessions.playback.playhead import Playhead
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
 WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
-# Controls that need a source, or hints.
-STRUCTURE_NAMES = frozenset({"structure_strength", "cover_strength"})
 
 
 @dataclass(frozen=True)

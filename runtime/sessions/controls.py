@@ -9,12 +9,14 @@ from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from runtime.errors import RequestError
 from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
+    NEEDS_SOURCE_OR_STRUCTURE,
     AdapterOptions,
     DcwOptions,
     GenerationOptions,
@@ -66,11 +68,16 @@ LiveControls = create_model(
     **_control_fields(),
 )
 CONTROL_NAMES = tuple(LiveControls.model_fields)
-NEEDS_SOURCE_NAMES = frozenset(
-    name
-    for name, info in LiveControls.model_fields.items()
-    if isinstance(info.json_schema_extra, dict) and NEEDS_SOURCE.items() <= info.json_schema_extra.items()
-)
+
+
+def _names_with(mark: JsonDict) -> frozenset[str]:
+    extras = {name: info.json_schema_extra or {} for name, info in LiveControls.model_fields.items()}
+    return frozenset(name for name, extra in extras.items() if not callable(extra) and mark.items() <= extra.items())
+
+
+NEEDS_SOURCE_NAMES = _names_with(NEEDS_SOURCE)
+# Of these, those that a structure is enough for.
+STRUCTURE_NAMES = _names_with(NEEDS_SOURCE_OR_STRUCTURE)
 # What a step control is when it is not set; a model's own defaults come over these.
 STEP_DEFAULTS: dict[str, Any] = {name: getattr(NEUTRAL, name) for name in STEP_CONTROLS} | {
     "sde_curve": 1.0,

@@ -31,10 +31,11 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class ServerProcess:
-    """`tickrt-serve configs/demo.toml` on one port, with its sessions in `state`."""
+    """`tickrt-serve CONFIG` on one port, with its sessions in `state`."""
 
     state: Path
     environment: dict[str, str] = field(default_factory=dict)
+    config: Path = ROOT / "configs/demo.toml"
     port: int = field(init=False)
     process: subprocess.Popen[str] = field(init=False)
 
@@ -50,7 +51,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
-        command = [sys.executable, "-m", "server", str(ROOT / "configs/demo.toml"), "--port", str(self.port)]
+        command = [sys.executable, "-m", "server", str(self.config), "--port", str(self.port)]
         # Pages of earlier tests may still have sessions: no limit on these.
         limits = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "3600"}
         environment = {**os.environ, **limits, "TICKRT_STATE": str(self.state), **self.environment}
@@ -75,11 +76,11 @@ OpenPage = Callable[..., Any]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """`serve(TICKRT_API_KEY="k")`: a server for this test."""
+    """`serve(TICKRT_API_KEY="k")`: a server for this test; `config=PATH`: of another deployment than the demo."""
     with ExitStack() as closing:
 
-        def start(**environment: str) -> ServerProcess:
-            server = ServerProcess(tmp_path / "state", environment)
+        def start(config: Path = ServerProcess.config, **environment: str) -> ServerProcess:
+            server = ServerProcess(tmp_path / "state", environment, config)
             closing.callback(server.kill)
             return server
 

@@ -63,6 +63,7 @@ def controls() -> dict[str, dict[str, Any]]:
         ("track_classes", "names", ""),
         ("noise", "enum", "tickrt"),
         ("structure_strength", "number", 1),
+        ("timbre_strength", "number", 1),
         ("cfg_interval_start", "number", 0),
         ("cfg_interval_end", "number", 1),
         ("steps", "integer", 8),
@@ -76,9 +77,17 @@ def test_every_option_has_a_widget_of_its_kind(
 
 
 def test_what_the_page_cannot_give_has_no_widget(controls: dict[str, dict[str, Any]]) -> None:
-    assert not {"timbre_strength", "adapters", "seed"} & set(controls)
-    assert controls["structure_strength"]["needsSource"]
+    assert not {"adapters", "seed"} & set(controls)
     assert controls["time_signature"]["choices"] == ["", 2, 3, 4, 6]
+
+
+def test_what_needs_a_source_is_marked(controls: dict[str, dict[str, Any]]) -> None:
+    assert {id_ for id_, control in controls.items() if control["orStructure"]} == {
+        "structure_strength", "cover_strength"
+    }  # fmt: skip
+    assert [controls[id_]["needsSource"] for id_ in ("structure_strength", "denoise", "timbre_strength")] == [
+        True, True, False
+    ]  # fmt: skip
 
 
 @pytest.mark.page

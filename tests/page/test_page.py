@@ -344,7 +344,7 @@ def test_a_source_from_a_file_and_from_the_microphone(server: Any, open_page: Op
     page.wait_for_selector("#status[data-status=live]")
     play(page)
     page.set_input_files("#source-file", file)
-    page.wait_for_selector("#source-strength:not([hidden])")
+    page.wait_for_selector("#source-strength")
     assert page.inner_text("#source-name") == "tone.wav"
     page.click("#clear-source")
     page.click("#microphone")

@@ -6,7 +6,7 @@ import { Knob } from "./widgets/knob.js";
 /**
  * @typedef {{id: string, name: string, member: string, label: string, help: string,
  *   type: "number" | "integer" | "enum" | "entry" | "names" | "text" | "lines", min: number, max: number, default: any,
- *   choices: any[], takesCurve: boolean, needsSource: boolean, isStep: boolean}} Control
+ *   choices: any[], takesCurve: boolean, needsSource: boolean, orStructure: boolean, isStep: boolean}} Control
  */
 
 /** What is shown first, where the schema has it. The rest is behind "More". */
@@ -23,8 +23,8 @@ const FIRST = [
 ];
 /** What a control that is off by default is worth, where the schema gives no number. */
 const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
-/** Set elsewhere on the page, or without effect there: it sends no timbre. */
-const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters", "timbre_strength"];
+/** Set elsewhere on the page. */
+const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters"];
 const TYPES = ["number", "integer", "enum", "entry", "names", "text", "lines"];
 /** A text that may be longer has several lines. */
 const LINE_CHARACTERS = 4000;
@@ -86,6 +86,7 @@ function readControl(name, member, property, schema, outer = property) {
         !member &&
         all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
       needsSource: Boolean(outer["x-needs-source"]),
+      orStructure: Boolean(outer["x-or-structure"]),
       isStep: outer["x-kind"] === "step",
     },
   ];
@@ -109,11 +110,16 @@ export class ControlPanel extends EventTarget {
   /** @type {Map<string, HTMLInputElement | HTMLSelectElement>} */ fields = new Map();
   /** Values that are not the default. @type {Record<string, any>} */ values = {};
 
-  /** @param {HTMLElement} first @param {HTMLElement} more */
-  constructor(first, more) {
+  /**
+   * @param {HTMLElement} first
+   * @param {HTMLElement} more
+   * @param {Record<string, HTMLElement>} [places] of controls that are drawn elsewhere, by id
+   */
+  constructor(first, more, places = {}) {
     super();
     this.first = first;
     this.more = more;
+    this.places = places;
   }
 
   /** Draw the controls of a schema, once. @param {any} schema */
@@ -122,10 +128,11 @@ export class ControlPanel extends EventTarget {
     this.controls = readControls(schema);
     const rank = (/** @type {Control} */ control) => FIRST.indexOf(control.id);
     const first = this.controls.filter((control) => rank(control) >= 0).sort((a, b) => rank(a) - rank(b));
-    const rest = this.controls.filter((control) => rank(control) < 0);
+    const rest = this.controls.filter((control) => rank(control) < 0 && !(control.id in this.places));
     const byType = (/** @type {Control} */ control) => TYPES.indexOf(control.type);
     this.first.prepend(...first.map((control) => this.#widget(control)));
     this.more.prepend(...rest.sort((a, b) => byType(a) - byType(b)).map((control) => this.#widget(control)));
+    for (const control of this.controls) this.places[control.id]?.append(this.#widget(control));
   }
 
   /** @param {Control} control */
@@ -138,6 +145,7 @@ export class ControlPanel extends EventTarget {
           : this.#text(control);
     widget.dataset.control = control.id;
     widget.classList.toggle("needs-source", control.needsSource);
+    widget.classList.toggle("or-structure", control.orStructure);
     return widget;
   }
 

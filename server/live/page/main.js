@@ -48,11 +48,14 @@ const connection = new Connection({
   state: onState,
   canvas: (message) => canvas.show(message),
   refused: forgetWhatMayBeWrong,
-  problem: (problem) => notify([problem.detail, problem.fix].filter(Boolean).join(" — ")),
+  problem: showProblem,
 });
 const transport = new Transport({ connection, figures, notify });
 const { player } = transport;
-const panel = new ControlPanel(find("knobs"), find("more-knobs"));
+const panel = new ControlPanel(find("knobs"), find("more-knobs"), {
+  timbre_strength: find("timbre-strength"),
+  structure_strength: find("structure-strength"),
+});
 const pad = new PromptPad(
   find("pad"),
   /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")),
@@ -162,6 +165,7 @@ function onReady(ready) {
   panel.draw(ready.controls.schema);
   panel.show(ready.controls.values);
   midi.show();
+  sources.begin(!ready.resumed, panel.knobs);
   seed = ready.controls.seed;
   field("seed").value = String(seed);
   canvas.seconds = ready.canvas.seconds;
@@ -194,6 +198,12 @@ function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
+}
+
+/** @param {Message} problem */
+function showProblem(problem) {
+  sources.refused(problem.seq);
+  notify([problem.detail, problem.fix].filter(Boolean).join(" — "));
 }
 
 /** @param {import("./connection.js").Status} status @param {string} text */

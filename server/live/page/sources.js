@@ -1,6 +1,7 @@
-/** The source that generations start from: a file, or the microphone written into the canvas. */
+/** What generations are given besides text: files, and the microphone written into the canvas. */
 
 import { captureMicrophone } from "./audio/microphone.js";
+import { listenToDrops, Reference } from "./references.js";
 import { find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
 
@@ -8,12 +9,11 @@ import { Knob } from "./widgets/knob.js";
 const WRITE_AHEAD_S = 0.6;
 
 /**
- * @typedef {{connection: import("./connection.js").Connection, player: import("./audio/player.js").Player,
- *   canvas: import("./widgets/canvas_view.js").CanvasView, notify: (text: string, isNote?: boolean) => void}} Parts
+ * @typedef {import("./references.js").Parts & {player: import("./audio/player.js").Player,
+ *   canvas: import("./widgets/canvas_view.js").CanvasView}} Parts
  */
 
 export class Sources {
-  /** @type {string | null} */ id = null;
   /** @type {(() => void) | null} */ #stopMicrophone = null;
 
   /** @param {Parts} parts */
@@ -26,74 +26,41 @@ export class Sources {
       default: 0.5,
       help: "1 returns the source, 0 ignores it",
     });
-    this.strength.addEventListener("input", () => this.#send());
+    this.source = new Reference("source", parts, () => this.strength.value);
+    // The strengths of these are controls of the schema.
+    this.others = [new Reference("timbre", parts), new Reference("structure", parts)];
+    this.all = [this.source, ...this.others];
+    this.strength.addEventListener("input", () => this.source.send());
     find("source-strength").append(this.strength.root);
-    const file = /** @type {HTMLInputElement} */ (find("source-file"));
-    find("choose-source").addEventListener("click", () => file.click());
-    file.addEventListener("change", () => file.files?.[0] && this.upload(file.files[0]));
-    find("clear-source").addEventListener("click", () => {
-      this.forget();
-      this.#send();
-    });
     find("microphone").addEventListener("click", () => this.#toggleMicrophone());
-    this.#listenToDrops();
-  }
-
-  #listenToDrops() {
-    const area = /** @type {HTMLElement} */ (document.querySelector(".source"));
-    document.addEventListener("dragover", (event) => {
-      event.preventDefault();
-      area.classList.add("is-over");
-    });
-    document.addEventListener("dragleave", () => area.classList.remove("is-over"));
-    document.addEventListener("drop", (event) => {
-      event.preventDefault();
-      area.classList.remove("is-over");
-      const file = event.dataTransfer?.files[0];
-      if (file) this.upload(file);
-    });
+    listenToDrops(this.all);
   }
 
   /** Members of `open`. */
   get open() {
-    return this.id ? { source_id: this.id, source_strength: this.strength.value } : {};
+    return this.source.id ? { source_id: this.source.id, source_strength: this.strength.value } : {};
   }
 
-  /** Send a file to the server and play with it. @param {File} file */
-  async upload(file) {
-    const { connection, notify } = this.parts;
-    const body = new FormData();
-    body.append("source", file);
-    const before = find("source-name").textContent;
-    find("source-name").textContent = `sending ${file.name} …`;
-    try {
-      const response = await fetch("v1/sources", { method: "POST", body, headers: connection.headers() });
-      const answer = await response.json();
-      if (!response.ok) throw new Error([answer.detail, answer.fix].filter(Boolean).join(" — "));
-      this.#show(answer.id, file.name);
-      this.#send();
-    } catch (error) {
-      find("source-name").textContent = before;
-      notify(`${file.name}: ${/** @type {Error} */ (error).message}`);
+  /**
+   * A session begins, or goes on: show what its model takes; a new one gets what `open` has no members for.
+   * @param {boolean} isNew
+   * @param {Map<string, Knob>} knobs
+   */
+  begin(isNew, knobs) {
+    for (const one of this.others) {
+      one.row.hidden = !knobs.has(`${one.type}_strength`);
+      if (isNew && one.id) one.send();
     }
   }
 
-  /** Use no source, without a message to the server. */
+  /** Use no files, without a message to the server. */
   forget() {
-    this.#show(null, "or drop audio here");
+    for (const one of this.all) one.forget();
   }
 
-  /** @param {string | null} id @param {string} name */
-  #show(id, name) {
-    this.id = id;
-    find("source-name").textContent = name;
-    find("clear-source").hidden = find("source-strength").hidden = id === null;
-    document.body.classList.toggle("without-source", id === null);
-  }
-
-  #send() {
-    const strength = this.id ? this.strength.value : null;
-    this.parts.connection.change("source", { id: this.id, strength });
+  /** @param {number | null} seq of a message that the server refused */
+  refused(seq) {
+    for (const one of this.all) one.refused(seq);
   }
 
   async #toggleMicrophone() {
