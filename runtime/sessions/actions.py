@@ -25,7 +25,7 @@ class LiveModel:
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
     controls that the model sets, by name. untaken: controls that it can make nothing of. words: which words of texts
-    are understood; None where the model has no text.
+    are understood; None where the model has no text. catalog: the adapters that there are now.
     """
 
     sample_rate_hz: int
@@ -42,7 +42,7 @@ class LiveModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
-    adapters: AdapterCatalog = NO_ADAPTERS
+    catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:
@@ -74,7 +74,7 @@ class LiveModel:
             },
             untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
-            adapters=pipeline.engines.adapters,
+            catalog=lambda: pipeline.engines.adapters,
         )
 
 

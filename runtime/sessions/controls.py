@@ -150,7 +150,7 @@ def prompt_weights(prompts: Sequence[LivePrompt], model: LiveModel, field: str) 
 
 def _check_adapters(adapters: list[AdapterOptions], model: LiveModel, field: str) -> None:
     try:
-        model.adapters.uses({item.id: item.strength for item in adapters})
+        model.catalog().uses({item.id: item.strength for item in adapters})
     except RequestError as error:
         raise _under(error, field) from None
 

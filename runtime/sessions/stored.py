@@ -39,13 +39,16 @@ def signal_of(model: LiveModel) -> list[int]:
 
 
 def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
-    """Raise RequestError where a snapshot is of another version, or of a model with other lengths or another codec."""
+    """Raise RequestError where a snapshot is of another version, or of a model with other lengths, codec or parts."""
     if meta.get("version") != VERSION:
         raise RequestError(f"the session was stored in format {meta.get('version')}, expected {VERSION}")
     if meta["signal"] != signal_of(model):
         raise RequestError("the session was stored with a model of other latents or audio", fix="open a new session")
     if meta["frames"] not in model.lengths:
         raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {model.lengths}")
+    for name in ("timbre", "structure"):
+        if meta["generations"].get(name) is not None and f"{name}_strength" in model.untaken:
+            raise RequestError(f"the session has a {name}, the bundle has no [{name}]", fix="open a new session")
 
 
 def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ class GenerationJob:
     generation: LongGeneration = field(init=False)
     metadata: GenerationMetadata = field(init=False)
     unknown_words: tuple[str, ...] = ()
-    _source_bytes: int = 0
+    _uploaded_bytes: int = 0
 
     @property
     def is_latents(self) -> bool:
@@ -148,10 +148,11 @@ class GenerationJob:
         data, sent = upload.source, upload.condition
         if data is not None:
             source = sources.read(data)
-            self._source_bytes = source.nbytes + len(data)
+            self._uploaded_bytes = source.nbytes + len(data)
         if upload.structure is not None:
             with source_as("structure"):
                 structure = sources.read(upload.structure)
+            self._uploaded_bytes += structure.nbytes
         condition = None if sent is None else parse_condition(sent)
         audio = self._source_audio(data)
         timbre = self._timbre(upload.timbre)
@@ -192,11 +193,11 @@ class GenerationJob:
         layout, codec = self.pipeline.bundle.latents, self.pipeline.codec
         latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
         if self.is_latents or codec is None:
-            return self._source_bytes + 2 * latents_bytes
+            return self._uploaded_bytes + 2 * latents_bytes
         num_samples = self.generation.total_samples or 0
         if self.is_streamed:
             num_samples = min(num_samples, round(2 * self.service.settings.window_s * codec.sample_rate_hz))
-        return self._source_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
+        return self._uploaded_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
 
 
 def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:

@@ -49,7 +49,7 @@ def test_a_value_equal_to_the_default_changes_no_options() -> None:
 
 
 def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
-    model = replace(MODEL, adapters=CATALOG)
+    model = replace(MODEL, catalog=lambda: CATALOG)
     controls = ControlState(model, {"adapters": [{"id": "soft"}]}, [], "velocity", 5)
     controls.change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, 10.0, ramp_s=2.0)
     for found in (controls, ControlState.restore(json.loads(json.dumps(controls.snapshot(10.0))), model, 10.0)):

@@ -136,7 +136,7 @@ def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
     catalog = AdapterCatalog({name: Adapter(name, factors, factors) for name in ("soft", "hard")}, 8)
     both = [{"id": "soft", "strength": 1.0}, {"id": "hard", "strength": 0.5}]
     opened = messages.Open(seed=1, slots=1, controls={"adapters": both})
-    simulation = Simulation(LiveSession("s", dataclasses.replace(MODEL, adapters=catalog), opened, 0.0))
+    simulation = Simulation(LiveSession("s", dataclasses.replace(MODEL, catalog=lambda: catalog), opened, 0.0))
     simulation.session.attach("token", 0.0, keep_s=60.0)
     simulation.run(1.0)
     with pytest.raises(RequestError, match="no adapter 'sofd'"):

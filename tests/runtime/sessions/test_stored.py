@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,3 +48,15 @@ def test_another_version_length_or_codec_is_refused() -> None:
     for change in ({"version": 99}, {"frames": 1000}, {"signal": [4, 40, 44100]}):
         with pytest.raises(RequestError):
             LiveSession.restore(SessionSnapshot({**snapshot.meta, **change}, snapshot.pieces), MODEL, 0.0)
+
+
+@pytest.mark.parametrize("kind", [messages.SetTimbre, messages.SetStructure])
+def test_a_model_without_the_part_of_a_reference_is_refused(
+    kind: type[messages.SetTimbre | messages.SetStructure],
+) -> None:
+    message, simulation = kind(seq=1, id="x"), played()
+    simulation.handle(message, np.zeros((5, CHANNELS), np.float32))
+    snapshot = simulation.session.snapshot(2.0)
+    model = replace(MODEL, untaken=frozenset({"timbre_strength", "structure_strength"}))
+    with pytest.raises(RequestError, match=rf"the bundle has no \[{message.type}\]"):
+        LiveSession.restore(snapshot, model, 0.0)

@@ -153,6 +153,19 @@ def test_merged_adapters_are_in_all_generations_until_others_are_merged(served: 
         assert "tickrt_merged_adapter_strength{" not in client.get("/metrics").text
 
 
+def test_live_sessions_take_an_adapter_that_came_with_a_reload(served: Served, deployment: Deployment) -> None:
+    folder = add_adapter(deployment, "late", seed=3)
+    with player(served) as client:
+        client.open(prompts=[{"text": "a"}], seed=3)
+        merge(served)
+        client.send(type="adapter", seq=1, id="late", strength=1.0)
+        found = client.receive_until(lambda item: isinstance(item, Problem) or (is_audio(item) and item.full_seq == 1))
+        client.send(type="close")
+    shutil.rmtree(folder)
+    merge(served)
+    assert is_audio(found), found
+
+
 def test_what_cannot_be_merged_changes_nothing(served: Served, deployment: Deployment) -> None:
     merge(served, {"id": "soft"})
     before, engines = latents(served, []), served.pipeline.engines

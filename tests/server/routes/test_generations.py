@@ -28,6 +28,7 @@ from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
+from server.admission import Permit
 
 
 def decoded(data: bytes) -> tuple[np.ndarray, int]:
@@ -356,6 +357,15 @@ def test_a_reference_is_uploaded_or_named(conditioned: Served, part: str) -> Non
     assert np.array_equal(by_upload, by_id)
     assert np.abs(by_upload - plain).max() > 1e-3
     assert len(form_latents(conditioned, files={part: audio})) == (26 if part == "structure" else 32)
+
+
+def test_an_uploaded_structure_counts_as_memory(conditioned: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(Permit, "reserve", lambda permit, size_bytes: sizes.append(size_bytes))
+    file, latents = latents_file(24)
+    form_latents(conditioned, structure_id=source_id(conditioned, file))
+    form_latents(conditioned, files={"structure": file})
+    assert sizes[1] - sizes[0] == latents.nbytes
 
 
 def test_a_timbre_of_strength_0_is_that_of_silence(conditioned: Served) -> None:
