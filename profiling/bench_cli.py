@@ -3,7 +3,6 @@ soon live sessions play what is asked of them; and all of these compared with an
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,9 @@ from profiling.bench.compare_runs import check_comparable, print_changes, read_r
 from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
 from profiling.bench.live.script import Script
+from profiling.bench.peers.run import measure_peers, peer_workloads, print_peers, torch_competitors
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
-from profiling.bench.steady_stream import Competitors
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result
 from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
@@ -98,6 +97,14 @@ def bench(
     adapters: Annotated[
         int, typer.Option(min=0, help="Time ticks without and with LoRA adapters of this rank.", rich_help_panel=RUNS)
     ] = 0,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Compare with OpenVINO and, with --torch CHECKPOINT, with PyTorch and diffusers' pipeline.",
+            rich_help_panel=RUNS,
+        ),
+    ] = False,
     sweep: Annotated[
         str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.", rich_help_panel=RUNS)
     ] = "",
@@ -169,7 +176,7 @@ def bench(
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
         played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
-        runs = (budgets, repeats, ablations, adapters, sweep, played)
+        runs = (budgets, repeats, ablations, adapters, peers, sweep, played)
         wanted = Bench(deployment, load, ticks, *runs, plot, torch, torch_layers)
         wanted.check()
         check_folders(json_path, plot)
@@ -199,6 +206,7 @@ class Bench:
     repeats: int
     ablations: bool
     adapters: int
+    peers: bool
     sweep: str
     live: LiveLoad | None
     plot: Path | None
@@ -209,17 +217,17 @@ class Bench:
     def kind(self) -> str:
         """The result's kind."""
         chosen = {"budgets": self.budgets, "ablations": self.ablations, "sweep": bool(self.sweep)}
-        chosen["adapters"] = bool(self.adapters)
+        chosen |= {"adapters": bool(self.adapters), "peers": self.peers}
         chosen["live"] = self.live is not None
         return next((kind for kind, is_chosen in chosen.items() if is_chosen), "tick")
 
     def check(self) -> None:
         """Raises ConfigError for options that exclude each other."""
-        runs = (self.budgets, self.ablations, bool(self.adapters), bool(self.sweep), self.live is not None)
+        runs = (self.budgets, self.ablations, self.adapters > 0, self.peers, bool(self.sweep), self.live is not None)
         if sum(runs) > 1:
-            what = "--budgets, --ablations, --adapters, --sweep and --live are different runs"
+            what = "--budgets, --ablations, --adapters, --peers, --sweep and --live are different runs"
             raise ConfigError(what, fix="give one of them")
-        if self.torch and self.kind != "tick":
+        if self.torch and self.kind not in ("tick", "peers"):
             raise ConfigError(f"--torch does not go with --{self.kind}", fix="give one of them")
         if self.plot is not None and not self.sweep and (self.live is None or len(self.live.sessions) == 1):
             what = "--plot needs --sweep or several numbers of live sessions"
@@ -231,14 +239,16 @@ class Bench:
         """The result's properties that are known before anything is measured."""
         if self.live is not None:
             return {"kind": self.live.kind, "target": self.deployment.target, **self.live.shape()}
-        varied = VARIED_BY_BUDGETS if self.budgets else (parse_sweep(self.sweep).name,) if self.sweep else ()
+        varied = (
+            VARIED_BY_BUDGETS if self.budgets or self.peers else (parse_sweep(self.sweep).name,) if self.sweep else ()
+        )
         shape = {name: value for name, value in shape_of(self.load).items() if name not in varied}
         return {"kind": self.kind, "target": self.deployment.target, **shape}
 
     def measure(self) -> Measured:
         """The result, and the function that prints it. Raises TickError."""
         kinds = {"budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep, "live": self._live}
-        kinds["adapters"] = self._adapters
+        kinds |= {"adapters": self._adapters, "peers": self._peers}
         return kinds.get(self.kind, self._tick)()
 
     def _tick(self) -> Measured:
@@ -264,6 +274,11 @@ class Bench:
         with open_session(self.deployment, [1.0] * (MOST_ADAPTERS + 1)) as session:
             result = measure_adapters(session, self.load, self.ticks, self.adapters)
         return result, lambda console: print_adapters(console, result)
+
+    def _peers(self) -> Measured:
+        loads = peer_workloads(self.deployment, self.load.frames, self.load.steps)
+        result = measure_peers(self.deployment, loads, self.ticks, self.torch)
+        return result, lambda console: print_peers(console, result)
 
     def _sweep(self) -> Measured:
         sweep = parse_sweep(self.sweep)
@@ -294,20 +309,6 @@ class Bench:
 def is_over_budget(result: dict[str, Any]) -> bool:
     """Whether a run, or a point of a grid or a sweep, is over its budget."""
     return not all(point.get("within_budget", True) for point in (result, *result.get("points", ())))
-
-
-def torch_competitors(source: str, layers: int | None, load: Workload) -> Callable[[int], Competitors]:
-    """Rows of a tick -> PyTorch's decoder, eager and compiled. Raises ConfigError where PyTorch is not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "diffusers")):
-        raise ConfigError("--torch needs PyTorch and diffusers", fix="pip install 'tickrt[export]'")
-    from profiling.bench.torch_baseline import TorchDecoder
-
-    def competitors(rows: int) -> Competitors:
-        sizes = {"rows": rows, "frames": load.frames, "tokens": load.tokens}
-        modes = {"torch eager": False, "torch compiled": True}
-        return {name: TorchDecoder(source, **sizes, layers=layers, compiled=mode) for name, mode in modes.items()}
-
-    return competitors
 
 
 def main() -> None:

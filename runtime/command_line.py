@@ -115,11 +115,11 @@ def complete_deployment(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)] + files
 
 
-def need_packages(*names: str) -> None:
-    """Raises BuildError where packages of the extra `export`, which the runtime does without, are not installed."""
+def need_packages(*names: str, extra: str = "export") -> None:
+    """Raises BuildError where packages of an extra, which the runtime does without, are not installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "pip install 'tickrt[export]'"
+        fix = f"pip install 'tickrt[{extra}]'"
         raise BuildError(f"this command needs {', '.join(missing)}, not installed here", fix=fix)
 
 

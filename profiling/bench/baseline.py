@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiling.bench.workload import Workload
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.devices.device import Device, Replay, Tensor
+from runtime.devices.device import Device, Replay
 from runtime.engines.engine import EngineSet, Execution, decoder_shapes
 from runtime.errors import CaptureError
 
@@ -64,15 +66,22 @@ class DecoderBaseline:
             execution.launch(self._stream)
 
 
-def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
-    """Bind random inputs; the mask is 1 everywhere."""
+def decoder_inputs(engines: EngineSet, bundle: Bundle, load: Workload, rows: int) -> dict[str, NDArray[Any]]:
+    """Every input of the decoder by name: random, the same at every call; the mask is 1 everywhere."""
     decoder, roles, random = engines.decoder, bundle.decoder.inputs, np.random.default_rng(rows)
     shapes = decoder_shapes(decoder, roles, rows=rows, frames=load.frames, tokens=load.tokens)
-    shapes[bundle.decoder.outputs.velocity] = shapes[roles.latents]
-    tensors: dict[str, Tensor] = {}
-    for name, info in {**decoder.inputs, **decoder.outputs}.items():
-        shape = shapes[name]
-        tensors[name] = device.zeros(shape, info.dtype)
-        values = np.ones(shape) if name == roles.condition_mask else random.uniform(0.1, 1.0, shape)
-        device.upload(tensors[name], values.astype(info.dtype), device.main)
+    return {
+        name: (np.ones(shapes[name]) if name == roles.condition_mask else random.uniform(0.1, 1.0, shapes[name]))
+        .astype(info.dtype)
+        for name, info in decoder.inputs.items()
+    }  # fmt: skip
+
+
+def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
+    decoder, inputs = engines.decoder, decoder_inputs(engines, bundle, load, rows)
+    tensors = {name: device.zeros(array.shape, array.dtype) for name, array in inputs.items()}
+    for name, array in inputs.items():
+        device.upload(tensors[name], array, device.main)
+    velocity, shape = bundle.decoder.outputs.velocity, tensors[bundle.decoder.inputs.latents].shape
+    tensors[velocity] = device.zeros(shape, decoder.outputs[velocity].dtype)
     return decoder.bind(tensors)

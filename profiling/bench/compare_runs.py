@@ -123,6 +123,9 @@ def _figures(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         for side in ("with_ms", "without_ms"):
             yield f"{name}, {side.removesuffix('_ms')}, p50", float(entry[side]["p50"])
         yield f"{name}, ratio", float(entry["ratio"])
+    for line in result.get("comparisons", ()):
+        for name, peer in line["peers"].items():
+            yield f"{line['work']}, {line['requests']} requests, {line['variant']}, {name}", float(peer["ratio"])
     for label, point in _points(result):
         for name in POINT_FIGURES[result["kind"]]:
             value = point[name]

@@ -67,6 +67,12 @@ def paired_ratio(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> 
     return Quartiles.of(np.concatenate([samples / before, samples / after]))
 
 
+def neighbour_ratio(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> Quartiles:
+    """The inverse of paired_ratio: quartiles of the neighbour's samples over those between them."""
+    samples, before, after = _paired(samples_ms, neighbour_ms)
+    return Quartiles.of(np.concatenate([before / samples, after / samples]))
+
+
 def paired_difference(samples_ms: Sequence[float], neighbour_ms: Sequence[float]) -> Quartiles:
     """Quartiles of each sample less the mean of the neighbour's before it and after it, in milliseconds."""
     samples, before, after = _paired(samples_ms, neighbour_ms)

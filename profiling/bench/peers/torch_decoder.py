@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import AceStepTransformer1DModel
+from numpy.typing import NDArray
 
 from runtime.errors import ConfigError, EngineError
 
@@ -21,18 +25,28 @@ class TorchDecoder:
     """ACE-Step's transformer of diffusers on fixed inputs: rows R, frames T, tokens L; bfloat16 on a GPU, else float32.
 
     source: a checkpoint in diffusers' layout, or "published": the published sizes with random weights. layers: their
-    number, with "published" only. Raises ConfigError, and EngineError where memory does not suffice.
+    number, with "published" only. inputs: arrays by the names of forward(), in place of random ones. Raises
+    ConfigError, and EngineError where memory does not suffice.
     """
 
     def __init__(
-        self, source: str, *, rows: int, frames: int, tokens: int, layers: int | None = None, compiled: bool
+        self,
+        source: str,
+        *,
+        rows: int,
+        frames: int,
+        tokens: int,
+        layers: int | None = None,
+        compiled: bool,
+        inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     ) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         try:
             model = _model(source, layers).to(self._device, self._dtype).eval()
             self._inputs = self._make_inputs(model.config, rows, frames, tokens)
-            self._run: Any = torch.compile(model) if compiled else model
+            self._inputs |= {name: torch.tensor(array).to(self._device, self._dtype) for name, array in inputs.items()}
+            self._run: Any = compiled_for_shapes(model) if compiled else model
             self.time_ms(WARM_UP_RUNS)
         except torch.OutOfMemoryError as error:
             raise EngineError(
@@ -44,12 +58,16 @@ class TorchDecoder:
         self._synchronize()
         begin_s = time.perf_counter()
         for _ in range(times):
-            self.velocity()
+            self._forward()
         self._synchronize()
         return (time.perf_counter() - begin_s) * 1e3 / times
 
-    def velocity(self) -> torch.Tensor:
+    def velocity(self) -> NDArray[np.float32]:
         """One forward pass: `[R, T, C]`."""
+        output: NDArray[np.float32] = self._forward().float().cpu().numpy()
+        return output
+
+    def _forward(self) -> torch.Tensor:
         with torch.inference_mode():
             output: torch.Tensor = self._run(**self._inputs, return_dict=False)[0]
         return output
@@ -69,6 +87,12 @@ class TorchDecoder:
         }
         inputs = {name: torch.randn(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
         return {**inputs, "timestep": times, "timestep_r": times}
+
+
+def compiled_for_shapes(model: Any) -> Any:
+    """torch.compile, once for every shape that is met: kernels for one shape are faster than those for any."""
+    torch.compiler.reset()
+    return torch.compile(model, dynamic=False)
 
 
 def _model(source: str, layers: int | None) -> Any:

@@ -14,7 +14,7 @@ from conftest import Built
 from helpers.tiny_acestep import save_checkpoint
 from typer.testing import CliRunner
 
-from profiling.bench.torch_baseline import TorchDecoder
+from profiling.bench.peers.torch_decoder import TorchDecoder
 from profiling.bench_cli import app
 from runtime.errors import ConfigError
 
@@ -35,7 +35,7 @@ def test_the_bench_times_it_in_turn_with_the_ticks(built: Built, tmp_path: Path)
 def test_it_computes_a_velocity_for_every_row(tmp_path: Path) -> None:
     checkpoint = str(save_checkpoint(tmp_path / "checkpoint", text=False))
     decoder = TorchDecoder(checkpoint, rows=3, frames=16, tokens=5, compiled=False)
-    assert tuple(decoder.velocity().shape) == (3, 16, 8)
+    assert decoder.velocity().shape == (3, 16, 8)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
