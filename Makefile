@@ -21,11 +21,12 @@ FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
 EXPORT_BIN := .venv-export/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PEERS := build/peers
 PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-slow test-export lint bench soak clean
+.PHONY: help demo test test-page test-slow test-export lint bench peers soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -57,6 +58,16 @@ lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where No
 bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/tickrt-bench $(CONFIG) --budgets
+
+peers: .venv-export/.installed-peers $(PEERS)/bundle/bundle.toml  ## against OpenVINO, PyTorch and diffusers' pipeline
+	$(EXPORT_BIN)/tickrt-build $(PEERS)/example.toml
+	$(EXPORT_BIN)/tickrt-bench $(PEERS)/example.toml --peers --torch $(PEERS)/checkpoint
+
+# A small ACE-Step with random weights, whose every part both sides have.
+$(PEERS)/bundle/bundle.toml: | .venv-export/.installed-peers
+	$(EXPORT_BIN)/python -m profiling.bench.peers.example $(PEERS)
+	$(EXPORT_BIN)/python -m engine_build.export acestep --checkpoint $(PEERS)/checkpoint --out $(PEERS)/bundle \
+		--canvas-seconds 10.24 --deployment $(PEERS)/example.toml
 
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
@@ -91,6 +102,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv-export/.installed: pyproject.toml | .venv-export/bin/python
 	@echo "Installing torch and the exporter into .venv-export (several minutes the first time) ..."
 	$(EXPORT_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[export,test]'
+	@touch $@
+
+.venv-export/.installed-peers: .venv-export/.installed
+	@echo "Installing OpenVINO into .venv-export ..."
+	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test,peers]'
 	@touch $@
 
 %/bin/python:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from profiling.bench.result import NOISY_SPREAD
-from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, percentiles, time_in_turn
+from profiling.bench.statistics import (
+    Quartiles,
+    neighbour_ratio,
+    paired_difference,
+    paired_ratio,
+    percentiles,
+    time_in_turn,
+)
 
 
 def test_percentiles_of_a_ramp() -> None:
@@ -32,6 +39,11 @@ def test_each_sample_is_between_two_of_every_neighbour() -> None:
 def test_a_constant_ratio_and_difference_are_exact() -> None:
     assert paired_ratio([11.0] * 5, [10.0] * 6) == Quartiles(1.1, 1.1, 1.1)
     assert paired_difference([11.0] * 5, [10.0] * 6) == Quartiles(1.0, 1.0, 1.0)
+
+
+def test_a_neighbours_ratio_is_to_the_samples_beside_it() -> None:
+    assert neighbour_ratio([10.0] * 5, [25.0] * 6) == Quartiles(2.5, 2.5, 2.5)
+    assert neighbour_ratio([2.0, 4.0], [2.0, 8.0, 4.0]) == Quartiles(1.0, 1.5, 2.5)
 
 
 def test_the_difference_is_to_the_mean_of_both_neighbours() -> None:
