@@ -18,6 +18,8 @@ from runtime.errors import ConfigError
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
 RECIPE_VERSION = 1
+# Likewise with every change to how cpu_graph rewrites graphs.
+CPU_GRAPH_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]
@@ -49,7 +51,8 @@ class BuildConfig(BaseModel):
     all cores. precision: of decoder and text encoder on the GPU targets. codec_precision: of the codec, whose rounding
     is audible as noise. Rows and step graphs and the target cpu are always float32.
 
-    ONNX Runtime. optimization: its graph optimization level. "extended" is valid on every machine of one architecture;
+    ONNX Runtime. optimization: its graph optimization level; on the CPU, "basic" also leaves out cpu_graph's rewriting
+    (attention and rotary embedding as single operators). "extended" is valid on every machine of one architecture;
     "all" adds layouts of the processor it runs on, and its manifest names that processor. inline_limit_bytes: weights
     whose sum is larger go into a separate data file (an ONNX file holds at most 2 GiB, and optimization may add
     constants).

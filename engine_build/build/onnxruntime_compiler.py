@@ -9,7 +9,8 @@ import onnx
 from onnx import defs, shape_inference
 
 from engine_build.config import BuildConfig
-from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.cpu_graph import cpu_graph
+from engine_build.graphs.graph_file import Graph, derived_graph
 from engine_build.graphs.reference_session import (
     exact_options,
     find_data,
@@ -33,8 +34,12 @@ FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", 
 
 
 def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> None:
-    """ONNX Runtime's offline optimization for the CPU. Raises BuildError."""
-    session(graph.source, writing_options(graph, engine, options), graph.label)
+    """ONNX Runtime's offline optimization for the CPU, above "basic" of the graph as cpu_graph writes it.
+
+    Raises BuildError.
+    """
+    source = graph if options.optimization == "basic" else derived_graph(cpu_graph(model_of(graph)), graph)
+    session(source.source, writing_options(source, engine, options), graph.label)
 
 
 def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine_build.build.engine_specs import EngineSpec, engine_specs, optimization_profiles
 from engine_build.build.environment import BuildEnvironment, build_environment
-from engine_build.config import RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
+from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
 from runtime.config.deployment import Target
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -100,6 +100,8 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
         chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_without_tf32(spec)}
         return {**_recipe(precision), **tolerance, **chosen, "profiles": optimization_profiles(spec)}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
+    if target == "cpu" and options.optimization != "basic":
+        chosen["rewrite"] = CPU_GRAPH_VERSION
     if target == "cuda":
         chosen |= {**_recipe(precision), "tf32": options.tf32, **_without_tf32(spec)}
     return {**tolerance, **chosen}

@@ -60,14 +60,14 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 
 def derived_graph(model: onnx.ModelProto, origin: Graph) -> Graph:
-    """A model made from a graph's file, which shares its external data."""
+    """A model made from a graph, which shares its external data."""
     graph = graph_of(model)
-    if not origin.has_data_files or isinstance(origin.source, bytes):
+    if not origin.has_data_files:
         return graph
     sha256 = hashlib.sha256(f"{graph.sha256} {origin.sha256}".encode()).hexdigest()
-    size_bytes = graph.size_bytes + origin.size_bytes - origin.source.stat().st_size
-    folder = origin.source.parent
-    return replace(graph, sha256=sha256, size_bytes=size_bytes, has_data_files=True, data_folder=folder)
+    own = len(origin.source) if isinstance(origin.source, bytes) else origin.source.stat().st_size
+    size_bytes = graph.size_bytes + origin.size_bytes - own
+    return replace(graph, sha256=sha256, size_bytes=size_bytes, has_data_files=True, data_folder=origin.folder)
 
 
 def data_files(graph: Graph) -> list[Path]:

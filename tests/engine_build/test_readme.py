@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the model, in which the shown commands up to the server have run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("model"))
-        (program,) = blocks("python")
+        (program,) = (block for block in blocks("python") if not block.startswith(">>>"))
         exec(compile(program, "README.md", "exec"), {})
         before = [words[0] for words in lines()].index("tickrt-serve")
         for words in lines()[:before]:

@@ -11,7 +11,7 @@ import pytest
 from helpers.factories import TinySpec, tiny_bundle, tiny_decoder
 from onnx import TensorProto, helper
 
-from engine_build.graphs.graph_file import graph_of, read_graph
+from engine_build.graphs.graph_file import data_files, derived_graph, graph_of, read_graph
 from runtime.errors import BuildError, ConfigError
 
 
@@ -33,6 +33,19 @@ def test_a_file_is_read_hashed_and_measured(tmp_path: Path) -> None:
     assert graph.inputs[0].shape == ("rows", "frames", 8)
     assert (graph.outputs[0].dtype, graph.label) == ("float32", str(path))
     assert 2000 < graph.weights_bytes < path.stat().st_size
+
+
+def test_a_graph_made_of_another_has_its_external_data(tmp_path: Path) -> None:
+    """Also where that one was made of a third."""
+    origin = read_graph(external(tmp_path))
+    model = onnx.load(tmp_path / "decoder.onnx", load_external_data=False)
+    once = derived_graph(model, origin)
+    model.graph.name = "another"
+    twice = derived_graph(model, once)
+    assert (once.has_data_files, once.folder) == (twice.has_data_files, twice.folder) == (True, tmp_path)
+    assert len({origin.sha256, once.sha256, twice.sha256}) == 3
+    assert data_files(twice) == [tmp_path / "decoder.onnx.data"]
+    assert twice.size_bytes - once.size_bytes == len("another") - len(onnx.load(tmp_path / "decoder.onnx").graph.name)
 
 
 def test_a_written_graph_has_the_hash_of_its_bytes() -> None:

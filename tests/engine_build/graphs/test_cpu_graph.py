@@ -1,0 +1,176 @@
+"""Graphs for ONNX Runtime's CPU kernels: the same function with fewer operators; what does not fit stays."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers.paths import ROOT
+from onnx import numpy_helper
+
+from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
+from engine_build.graphs.cpu_graph import OPSET, cpu_graph
+from engine_build.graphs.step_graph import step_graph
+from runtime.config.adapter_spec import AdapterSpec
+
+LAYERS = 4
+Change = Callable[[onnx.GraphProto], None]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> onnx.ModelProto:
+    return onnx.load(ROOT / "configs/demo/decoder.onnx")
+
+
+def kinds(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
+    """The first output, of the graph as it is written."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+
+
+def inputs(model: onnx.ModelProto, **sizes: int) -> dict[str, Any]:
+    random = np.random.default_rng(sum(sizes.values()))
+    feeds = {}
+    for value in model.graph.input:
+        shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+        feeds[value.name] = random.standard_normal(shape).astype(np.float32)
+    feeds["timestep"] = np.linspace(0.1, 0.9, sizes["rows"], dtype=np.float32)
+    feeds["condition_mask"] = (random.random(feeds["condition_mask"].shape) < 0.6).astype(np.float32)
+    return feeds
+
+
+def assert_same(model: onnx.ModelProto, rewritten: onnx.ModelProto, feeds: dict[str, Any]) -> None:
+    expected = run(model, feeds)
+    np.testing.assert_allclose(run(rewritten, feeds), expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(("rows", "frames", "tokens"), [(1, 2, 1), (2, 80, 7), (3, 34, 16)])
+def test_the_demo_s_decoder_is_the_same_function(decoder: onnx.ModelProto, rows: int, frames: int, tokens: int) -> None:
+    """80 frames are 40 patches, more than the window of attention; one row has no condition at all."""
+    feeds = inputs(decoder, rows=rows, frames=frames, tokens=tokens)
+    feeds["condition_mask"][0] = 0
+    assert_same(decoder, cpu_graph(decoder), feeds)
+
+
+def test_attention_rotary_embedding_and_patches_are_single_operators(decoder: onnx.ModelProto) -> None:
+    before = decoder.SerializeToString()
+    rewritten = cpu_graph(decoder)
+    found, left = kinds(rewritten), kinds(decoder)
+    assert decoder.SerializeToString() == before, "the graph itself was changed"
+    assert found["Attention"] == found["RotaryEmbedding"] == 2 * LAYERS
+    assert left["Softmax"] == 2 * LAYERS
+    assert not {"Softmax", "Neg", "Conv", "ConvTranspose"} & found.keys()
+    assert found["Transpose"] == 2, "of the weights of patches, which are folded"
+    assert found.total() < 0.7 * left.total()
+    assert {item.domain: item.version for item in rewritten.opset_import} == {"": OPSET, "com.microsoft": 1}
+    heads = {(node.attribute[0].i, node.attribute[1].i) for node in rewritten.graph.node if node.op_type == "Attention"}
+    assert heads == {(2, 4)}
+
+
+def test_weights_of_linear_layers_keep_their_names_and_nodes_their_modules(decoder: onnx.ModelProto) -> None:
+    rewritten = cpu_graph(decoder)
+    assert linear_matrices(rewritten) == linear_matrices(decoder)
+    paths = {entry.value for node in rewritten.graph.node for entry in node.metadata_props if entry.key == "namespace"}
+    attention = [node for node in rewritten.graph.node if node.op_type == "Attention"]
+    assert all("attn" in next(e.value for e in node.metadata_props if e.key == "namespace") for node in attention)
+    assert len(paths) > 20
+
+
+def test_the_decoder_for_adapters_is_the_same_function(decoder: onnx.ModelProto) -> None:
+    adapted = adapter_graph(decoder, AdapterSpec(matrices=linear_matrices(decoder)), "hidden_states")
+    feeds = inputs(adapted, rows=2, frames=12, tokens=3, adapter_rank=8)
+    feeds["adapter_b"] *= 0.01
+    rewritten = cpu_graph(adapted)
+    assert kinds(rewritten)["Attention"] == 2 * LAYERS
+    assert_same(adapted, rewritten, feeds)
+
+
+@pytest.mark.parametrize("name", ["codec_decode", "codec_encode", "text_encoder"])
+def test_graphs_without_the_patterns_stay(name: str) -> None:
+    model = onnx.load(ROOT / f"configs/demo/{name}.onnx")
+    assert cpu_graph(model) is model
+
+
+def test_step_graphs_and_older_opsets_stay(decoder: onnx.ModelProto) -> None:
+    model = step_graph(8, {"guidance"})
+    assert cpu_graph(model) is model
+    old = onnx.ModelProto()
+    old.CopyFrom(decoder)
+    old.opset_import[0].version = 17
+    assert cpu_graph(old) is old
+
+
+def test_external_weights_are_not_read(decoder: onnx.ModelProto) -> None:
+    outside = onnx.ModelProto()
+    outside.CopyFrom(decoder)
+    for tensor in outside.graph.initializer:
+        if len(tensor.raw_data) > 1024:
+            tensor.ClearField("raw_data")
+            tensor.data_location = tensor.EXTERNAL
+            tensor.external_data.add(key="location", value="nowhere.data")
+    assert kinds(cpu_graph(outside)) == kinds(cpu_graph(decoder))
+
+
+def test_the_example_in_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "engine_build/README.md").read_text(encoding="utf-8")
+    (block,) = (block for block in re.findall(r"^```python\n(>>>.*?)^```", text, re.M | re.S) if "cpu_graph" in block)
+    example = doctest.DocTestParser().get_doctest(block, {}, "README", None, None)
+    assert doctest.DocTestRunner().run(example) == (0, 5)
+
+
+def first(graph: onnx.GraphProto, kind: str) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == kind)
+
+
+def swap_halves(graph: onnx.GraphProto) -> None:
+    """Rotates the other way."""
+    node = next(node for node in graph.node if any(name == first(graph, "Neg").output[0] for name in node.input))
+    node.input[:] = list(node.input)[::-1]
+
+
+def other_scale(graph: onnx.GraphProto) -> None:
+    """A tensor in place of attention's scale."""
+    maker = {name: node for node in graph.node for name in node.output}
+    scores = next(
+        maker[name] for name in maker[first(graph, "Softmax").input[0]].input if maker[name].op_type == "MatMul"
+    )
+    graph.initializer.append(numpy_helper.from_array(np.linspace(0.1, 0.5, 48, dtype=np.float32), "scales"))
+    maker[scores.input[0]].input[1] = "scales"
+
+
+def other_axis(graph: onnx.GraphProto) -> None:
+    """Softmax over the queries."""
+    first(graph, "Softmax").attribute[0].i = -2
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "number"),
+    [
+        (swap_halves, "RotaryEmbedding", 2 * LAYERS - 1),
+        (other_scale, "Attention", 2 * LAYERS - 1),
+        (other_axis, "Attention", 2 * LAYERS - 1),
+    ],
+)
+def test_what_does_not_fit_stays(decoder: onnx.ModelProto, change: Change, kind: str, number: int) -> None:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(decoder)
+    change(changed.graph)
+    feeds = inputs(changed, rows=2, frames=12, tokens=3)
+    assert np.abs(run(changed, feeds) - run(decoder, feeds)).max() > 1e-4, "the change does nothing"
+    rewritten = cpu_graph(changed)
+    assert kinds(rewritten)[kind] == number
+    assert_same(changed, rewritten, feeds)
