@@ -145,6 +145,11 @@ class ControlState:
             return self._ramps[name].value(now_s)
         return self._values.get(name, self.defaults[name])
 
+    def adapters_with(self, id_: str, strength: float | None, now_s: float) -> list[dict[str, Any]]:
+        """The control `adapters`, where one of them has another strength, or is removed."""
+        strengths = {item["id"]: item["strength"] for item in self.value("adapters", now_s)} | {id_: strength}
+        return [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
+
     def is_moving(self, now_s: float) -> bool:
         """Whether a ramp is under way."""
         return any(now_s < ramp.end_s for ramp in self._all_ramps())

@@ -35,9 +35,10 @@ from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
+from runtime.sessions.generations.references import Kind
 from runtime.sessions.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.playback.audio_schedule import AudioSchedule
-from runtime.sessions.playback.canvas import Piece, Source, Timeline
+from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.store import SessionSnapshot
@@ -63,7 +64,7 @@ class LiveSession:
         frames = _canvas_frames(model, opened.seconds)
         self._set_up(session_id, model, opened.mode, opened.format, opened.slots, frames, controls, Timeline())
         if opened.source_id is not None:
-            self._set_source(opened.source_id, opened.source_strength, source, 0, now_s)
+            self._set_reference("source", opened.source_id, opened.source_strength, source, 0, now_s)
 
     def _set_up(
         self,
@@ -133,7 +134,7 @@ class LiveSession:
             sample_rate_hz=self.model.sample_rate_hz,
             channels=self.model.channels,
             canvas=reports.layout(self.model, self._generations.frames),
-            controls=reports.controls(self.model, self._controls, self._generations.source),
+            controls=reports.controls(self.model, self._controls, self._generations.references.source),
             next_sample=self._playhead.sent_until,
             limits=messages.Limits(keep_s=keep_s),
         )
@@ -166,12 +167,10 @@ class LiveSession:
                 weights = prompt_weights(message.items, self.model, "items")
                 self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
                 self._report_words(message.seq)
-            case messages.SetSource():
-                self._set_source(message.id, message.strength, latents, message.seq, now_s)
+            case messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
+                self._set_reference(message.type, message.id, message.strength, latents, message.seq, now_s)
             case messages.SetAdapter():
                 self._set_adapter(message, now_s)
-            case messages.SetTimbre() | messages.SetStructure():
-                self._set_reference(message, latents, now_s)
             case WriteAudio():
                 self._write(message, latents, now_s)
             case messages.SetBand():
@@ -199,7 +198,7 @@ class LiveSession:
         The caller decodes them, puts the audio in or adds it, encodes, and passes the result to `handle`. Raises
         RequestError.
         """
-        start, frames, offset = self._region(message)
+        start, frames, offset = self._generations.located(self._samples(message.at_s), message.samples)
         canvas = self._timeline.canvas
         size = self._generations.frames if self.mode == "loop" else canvas.end
         return offset, canvas.rows(frame % size for frame in range(start, start + frames))
@@ -379,60 +378,33 @@ class LiveSession:
 
     def _set_adapter(self, message: messages.SetAdapter, now_s: float) -> None:
         """Of the control `adapters`, which has all of them, only this one changes."""
-        strengths = {item["id"]: item["strength"] for item in self._controls.value("adapters", now_s)}
-        strengths |= {message.id: message.strength}
-        items = [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
+        adapters = self._controls.adapters_with(message.id, message.strength, now_s)
         try:
-            values = check_controls({"adapters": items}, self.model)
+            values = check_controls({"adapters": adapters}, self.model)
         except RequestError as error:
             raise error.renamed("id") from None
         self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
 
-    def _set_source(
-        self, source_id: str | None, strength: float | None, latents: Latents | None, seq: int, now_s: float
+    def _set_reference(
+        self,
+        kind: Kind,
+        source_id: str | None,
+        strength: float | None,
+        latents: Latents | None,
+        seq: int,
+        now_s: float,
     ) -> None:
-        """A strength sets `denoise`; 0 ignores the source."""
-        _check_loaded(source_id, latents)
-        if source_id is None or latents is None or strength == 0.0:
-            self._generations.set_source(None)
-        else:
-            piece = Piece(f"source/{seq}/{source_id}", latents)
-            self._generations.set_source(Source(source_id, strength, piece))
-        patch = {} if strength is None else {"denoise": 1.0 - strength}
+        patch = self._generations.references.take(kind, source_id, strength, latents, seq)
         self._controls.change(patch, seq, now_s)
 
-    def _set_reference(
-        self, message: messages.SetTimbre | messages.SetStructure, latents: Latents | None, now_s: float
-    ) -> None:
-        """A strength sets `timbre_strength` or `structure_strength`."""
-        control = f"{message.type}_strength"
-        if control in self.model.untaken:
-            raise RequestError(f"the bundle has no [{message.type}]", field="type")
-        _check_loaded(message.id, latents)
-        piece = None if latents is None else Piece(f"{message.type}/{message.seq}/{message.id}", latents)
-        if message.type == "timbre":
-            self._generations.set_timbre(piece)
-        else:
-            self._generations.set_structure(None if piece is None else Source(message.id, None, piece))
-        patch = {} if message.strength is None else {control: message.strength}
-        self._controls.change(patch, message.seq, now_s)
-
     def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
-        start, frames, _ = self._region(message)
+        start, frames, _ = self._generations.located(self._samples(message.at_s), message.samples)
         if latents is None or latents.shape != (frames, self.model.latent_channels):
             raise RequestError("the audio could not be encoded", field="samples")
         piece = Piece(f"write/{message.seq}", latents)
         self._controls.accept(message.seq)
         for job_id in self._generations.write(start, piece, message.seq, now_s):
             self._outbox.append(Cancel(job_id))
-
-    def _region(self, message: WriteAudio) -> tuple[int, int, int]:
-        """Canvas frames of a write, and the offset of its first sample in them."""
-        if not self.model.has_encoder:
-            raise RequestError("the bundle cannot turn audio into latents", field="type")
-        start, offset = divmod(self._samples(message.at_s), self.model.hop_samples)
-        frames = -(-(offset + message.samples) // self.model.hop_samples)
-        return self._generations.region(start, frames), frames, offset
 
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
         self._navigation.set_band(message.start_s, message.end_s, now_s)
@@ -461,11 +433,6 @@ def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
     if found is None:
         raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
     return found
-
-
-def _check_loaded(source_id: str | None, latents: Latents | None) -> None:
-    if source_id is not None and latents is None:
-        raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
 
 
 def _sha256(token: str) -> str:

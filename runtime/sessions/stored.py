@@ -84,26 +84,26 @@ def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
 
 def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
     """Counters, source, timbre, structure, and what the mode keeps. What is in flight starts again after a restore."""
+    given = generations.references
     return {
         "num_started": generations.num_started,
         "num_placed": generations.num_placed,
         "is_current": generations.is_current(now_s),
         "times_s": list(generations.times.newest_s),
-        "source": _store_source(generations.source, pieces),
-        "timbre": generations.timbre and pieces.store(generations.timbre),
-        "structure": _store_source(generations.structure, pieces),
+        "source": _store_source(given.source, pieces),
+        "timbre": given.timbre and pieces.store(given.timbre.piece),
+        "structure": _store_source(given.structure, pieces),
         **_store_mode(generations, pieces),
     }
 
 
 def load_generations(generations: Generations, stored: Mapping[str, Any], pieces: Pieces, now_s: float) -> None:
     """Go on as the generations of `store_generations`."""
-    if stored["source"] is not None:
-        generations.set_source(_load_source(stored["source"], pieces))
-    if stored.get("timbre") is not None:
-        generations.set_timbre(pieces.load(stored["timbre"]))
-    if stored.get("structure") is not None:
-        generations.set_structure(_load_source(stored["structure"], pieces))
+    given = generations.references
+    given.put("source", _load_source(stored["source"], pieces))
+    given.put("structure", _load_source(stored.get("structure"), pieces))
+    timbre = stored.get("timbre")
+    given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])
     if isinstance(generations, LoopGenerations) and stored["noise"] is not None:
         seed, index, name = stored["noise"]
@@ -117,7 +117,9 @@ def _store_source(source: Source | None, pieces: Pieces) -> list[Any] | None:
     return None if source is None else [source.id, source.strength, pieces.store(source.piece), source.start]
 
 
-def _load_source(stored: list[Any], pieces: Pieces) -> Source:
+def _load_source(stored: list[Any] | None, pieces: Pieces) -> Source | None:
+    if stored is None:
+        return None
     source_id, strength, name, start = stored
     return Source(source_id, strength, pieces.load(name), start)
 

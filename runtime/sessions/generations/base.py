@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import GenerationJob, LiveModel, UpdateSteps
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import NEEDS_SOURCE_NAMES
-from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Source, Timeline
+from runtime.sessions.generations.references import References
+from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
 UPDATE_INTERVAL_S = 0.02
@@ -68,8 +70,7 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    `source`, `timbre` and `structure`, and with them `source_version`, change through their setters. `num_started`
-    counts all, `num_placed` those whose latents were put into the canvas.
+    `num_started` counts all, `num_placed` those whose latents were put into the canvas.
     """
 
     def __init__(
@@ -78,10 +79,7 @@ class Generations(ABC):
         self.frames = frames
         self.running: list[Running] = []
         self.times = GenerationTimes()
-        self.source: Source | None = None
-        self.source_version = 0
-        self.timbre: Piece | None = None
-        self.structure: Source | None = None
+        self.references = References(model)
         self.num_started = 0
         self.num_placed = 0
         self._model, self._slots = model, slots
@@ -189,21 +187,6 @@ class Generations(ABC):
     def note(self, now_s: float) -> None:
         """Note where the playhead is."""
 
-    def set_source(self, source: Source | None) -> None:
-        """Start from other latents from the next generation on."""
-        self.source = source
-        self.source_version += 1
-
-    def set_timbre(self, timbre: Piece | None) -> None:
-        """Take another timbre, latents `[F, C]` of a reference, from the next generation on."""
-        self.timbre = timbre
-        self.source_version += 1
-
-    def set_structure(self, structure: Source | None) -> None:
-        """Follow other hints `[N, C]` from the next generation on."""
-        self.structure = structure
-        self.source_version += 1
-
     def write(self, start: int, piece: Piece, seq: int, now_s: float) -> list[str]:
         """Put latents into the canvas from frame `start` on and make them a part of the source.
 
@@ -222,8 +205,9 @@ class Generations(ABC):
 
     def key(self, now_s: float) -> Key:
         """What a generation that starts now is made with."""
-        has_source, has_structure = self.source is not None, self.structure is not None
-        return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), self.source_version
+        given = self.references
+        has_source, has_structure = given.source is not None, given.structure is not None
+        return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), given.version
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:
@@ -240,6 +224,14 @@ class Generations(ABC):
     @abstractmethod
     def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
         """Put latents from frame `start` on into the canvas and the source."""
+
+    def located(self, start_sample: int, samples: int) -> tuple[int, int, int]:
+        """A write's first canvas frame, its frames, and the offset of its first sample in them. Raises RequestError."""
+        if not self._model.has_encoder:
+            raise RequestError("the bundle cannot turn audio into latents", field="type")
+        start, offset = divmod(start_sample, self._model.hop_samples)
+        frames = -(-(offset + samples) // self._model.hop_samples)
+        return self.region(start, frames), frames, offset
 
     @abstractmethod
     def region(self, start: int, frames: int) -> int:
@@ -277,16 +269,9 @@ class Generations(ABC):
     def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
         key = self.key(now_s)
         options = key[0].model_copy(update={"seed": job.pop("seed")})
-        source, hints = (
-            None if found is None else found.frames(segment.start_frame, segment.frames)
-            for found in (self.source, self.structure)
-        )
-        timbre = None if self.timbre is None else self.timbre.latents
         full_seq = self._controls.full_seq(now_s)
         return Running(
-            job=GenerationJob(
-                job_id, options, segment, source=source, timbre=timbre, hints=hints, full_seq=full_seq, **job
-            ),
+            job=GenerationJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=now_s,

@@ -142,4 +142,4 @@ class ExtendGenerations(Generations):
         part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))
-        self.set_source(Source(None, None, piece, start))
+        self.references.put("source", Source(None, None, piece, start))

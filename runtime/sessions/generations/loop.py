@@ -80,7 +80,7 @@ class LoopGenerations(Generations):
     def _can_draft(self, key: Key, now_s: float) -> bool:
         """Whether only step controls have changed since the canvas was made, and nothing is in flight."""
         latest, steps = self._latest, key[0].steps
-        if latest is None or latest.is_mixed or self.running or self.source is not None:
+        if latest is None or latest.is_mixed or self.running or self.references.source is not None:
             return False
         if (steps or 1) < 2 or self._variation(now_s) > 0.0:
             return False
@@ -91,7 +91,7 @@ class LoopGenerations(Generations):
         assert self._latest is not None
         job, options = running.job, running.job.options
         # Its canvas is no source to cover: the condition is that of the complete generation.
-        task = options.task or ("text2music" if self.structure is None else "cover")
+        task = options.task or ("text2music" if self.references.structure is None else "cover")
         steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2, "task": task}
         source = self._timeline.canvas.rows(range(self.frames))
         running.job = replace(job, options=options.model_copy(update=steps), source=source)
@@ -143,4 +143,4 @@ class LoopGenerations(Generations):
         if n > head:
             canvas = canvas.with_part(Part(piece, head, 0, n - head, seq, seq))
         self._timeline.place_canvas(self._playhead.reach(now_s), canvas)
-        self.set_source(Source(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))
+        self.references.put("source", Source(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))

@@ -74,7 +74,7 @@ def test_a_write_wraps_and_must_fit() -> None:
     start = loop.generations.region(15 + 16, 3)
     loop.generations.write(start, Piece("w", np.array([[1.0], [2.0], [3.0]]) + np.zeros((3, CHANNELS))), 1, 0.1)
     assert loop.timeline.canvas.rows([15, 0, 1, 2])[:, 0].tolist() == [1.0, 2.0, 3.0, 0.0]
-    assert loop.generations.source is not None
+    assert loop.generations.references.source is not None
 
 
 def drafted(loop: Loop, now_s: float = 1.0, *, may_draft: bool = True) -> bool:
@@ -108,7 +108,7 @@ def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> Non
 def test_a_draft_of_what_follows_a_structure_is_a_cover_as_the_complete_one() -> None:
     loop = Loop(structure_strength=0.5)
     piece = Piece("structure", np.arange(6.0)[:, None] + np.zeros((6, CHANNELS), np.float32))
-    loop.generations.set_structure(Source("a", None, piece))
+    loop.generations.references.put("structure", Source("a", None, piece))
     loop.generate(0.0)
     loop.controls.change({"guidance": 5.0}, 1, 1.0)
     assert loop.generations.wanted_s(1.0) == 1.0

@@ -1,0 +1,62 @@
+"""The audio that a session's generations are given: a source, a timbre, a structure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from runtime.errors import RequestError
+from runtime.requests.segments import Latents, Segment
+from runtime.sessions.actions import LiveModel
+from runtime.sessions.playback.canvas import Piece, Source
+
+Kind = Literal["source", "timbre", "structure"]
+
+
+class References:
+    """What is in force, from the next generation on; `version` counts the changes.
+
+    source: latents `[N, C]` on the canvas; timbre: latents `[F, C]` of a reference; structure: hints `[N, C]` on the
+    canvas.
+    """
+
+    def __init__(self, model: LiveModel) -> None:
+        self.source: Source | None = None
+        self.timbre: Source | None = None
+        self.structure: Source | None = None
+        self.version = 0
+        self._untaken = model.untaken
+
+    def put(self, kind: Kind, reference: Source | None) -> None:
+        """Set or remove one of them."""
+        setattr(self, kind, reference)
+        self.version += 1
+
+    def take(
+        self, kind: Kind, source_id: str | None, strength: float | None, latents: Latents | None, seq: int
+    ) -> dict[str, Any]:
+        """Set one of them to an uploaded source's latents, or remove it; returns the controls that `strength` sets.
+
+        A source of strength 0 is removed. Raises RequestError; then nothing has changed.
+        """
+        is_source = kind == "source"
+        control = "denoise" if is_source else f"{kind}_strength"
+        if control in self._untaken:
+            raise RequestError(f"the bundle has no [{kind}]", field="type")
+        if source_id is not None and latents is None:
+            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        if latents is None or (is_source and strength == 0.0):
+            self.put(kind, None)
+        else:
+            piece = Piece(f"{kind}/{seq}/{source_id}", latents)
+            self.put(kind, Source(source_id, strength if is_source else None, piece))
+        if strength is None:
+            return {}
+        return {control: 1.0 - strength if is_source else strength}
+
+    def inputs(self, segment: Segment) -> dict[str, Any]:
+        """Members of a GenerationJob: source and hints `[T, C]` of a segment's frames, timbre `[F, C]`."""
+        source, hints = (
+            None if found is None else found.frames(segment.start_frame, segment.frames)
+            for found in (self.source, self.structure)
+        )
+        return {"source": source, "hints": hints, "timbre": None if self.timbre is None else self.timbre.piece.latents}
