@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.backends import CPU, FEW_VARIANTS, Backend
 from helpers.factories import tiny_deployment
+from hypothesis import HealthCheck, settings
 from simulator.fixture import Machine
 
 from runtime.config.bundle import load_bundle
@@ -21,6 +22,9 @@ from runtime.tick.loop import TickLoop
 
 # A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A busy machine is slow, not wrong.
+settings.register_profile("at any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("at any speed")
 
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]

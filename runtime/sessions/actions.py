@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
@@ -43,6 +43,16 @@ class LiveModel:
     untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
+
+    def canvas_frames(self, seconds: float | None) -> int:
+        """The first length that holds `seconds`. Raises RequestError."""
+        if seconds is None:
+            return self.lengths[-1]
+        wanted = seconds * self.frame_rate_hz - 1e-6
+        found = next((frames for frames in self.lengths if frames >= wanted), None)
+        if found is None:
+            raise RequestError(f"a canvas is at most {self.lengths[-1] / self.frame_rate_hz:g} s", field="seconds")
+        return found
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> LiveModel:

@@ -16,7 +16,7 @@ from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
 from runtime.pipeline.compose import draw_seed
 from runtime.requests.segments import Latents
-from runtime.sessions import messages, reports, stored
+from runtime.sessions import messages, reports
 from runtime.sessions.actions import (
     Action,
     Cancel,
@@ -42,10 +42,9 @@ from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.stored import CommitTimer, Pieces, SessionParts, load_generations
 
 STATE_INTERVAL_S = 0.25
-# The playhead is stored now and then; changes while it plays together, as a turned control makes many.
-COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
 MODES: dict[str, type[Generations]] = {"loop": LoopGenerations, "extend": ExtendGenerations}
 
@@ -61,35 +60,25 @@ class LiveSession:
     ) -> None:
         seed = draw_seed() if opened.seed is None else opened.seed
         controls = ControlState(model, opened.controls, opened.prompts, opened.blend, seed)
-        frames = _canvas_frames(model, opened.seconds)
-        self._set_up(session_id, model, opened.mode, opened.format, opened.slots, frames, controls, Timeline())
+        frames, playhead = model.canvas_frames(opened.seconds), Playhead(model.sample_rate_hz)
+        parts = SessionParts(
+            session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
+        )
+        self._set_up(model, parts)
         if opened.source_id is not None:
             self._set_reference("source", opened.source_id, opened.source_strength, source, 0, now_s)
 
-    def _set_up(
-        self,
-        session_id: str,
-        model: LiveModel,
-        mode: messages.Mode,
-        format: messages.AudioFormat,
-        slots: int,
-        frames: int,
-        controls: ControlState,
-        timeline: Timeline,
-        playhead: Playhead | None = None,
-        epoch: int = 0,
-    ) -> None:
-        self.id, self.model = session_id, model
-        self.mode, self.format, self.slots = mode, format, slots
-        self._controls, self._timeline = controls, timeline
-        self._playhead = playhead or Playhead(model.sample_rate_hz)
-        self._audio = AudioSchedule(model, timeline, self._playhead, epoch)
-        self._generations = MODES[mode](model, frames, slots, controls, timeline, self._playhead)
-        self._navigation = Navigation(model, frames, mode == "loop", timeline, self._playhead)
-        self._token_sha256 = ""
+    def _set_up(self, model: LiveModel, parts: SessionParts) -> None:
+        self.id, self.model, self._parts = parts.id, model, parts
+        self._controls, self._timeline, self._playhead = parts.controls, parts.timeline, parts.playhead
+        self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch)
+        self._generations = MODES[parts.mode](
+            model, parts.frames, parts.slots, self._controls, self._timeline, self._playhead
+        )
+        self._navigation = Navigation(model, parts.frames, parts.mode == "loop", self._timeline, self._playhead)
+        self._commits = CommitTimer()
         self._outbox: list[Action] = []
-        self._is_changed = False
-        self._committed_s = self._stated_s = -math.inf  # last Commit, last `state`
+        self._stated_s = -math.inf  # last `state`
         self._due_s: float | None = None
         self._problem = ""
         self._words: list[messages.PromptWords] = []  # As the client knows them.
@@ -118,19 +107,19 @@ class LiveSession:
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""
-        is_resumed = bool(self._token_sha256)
-        self._token_sha256 = _sha256(token)
+        is_resumed = bool(self._parts.token_sha256)
+        self._parts.token_sha256 = _sha256(token)
         self._playhead.attach(now_s)
         self._audio.start_epoch()
-        self._is_changed = True
+        self._commits.is_changed = True
         self._words = reports.prompt_words(self.model, self._controls)
         return Ready(
             session=self.id,
             resume_token=token,
             resumed=is_resumed,
             epoch=self._audio.epoch,
-            format=self.format,
-            mode=self.mode,
+            format=self._parts.format,
+            mode=self._parts.mode,
             sample_rate_hz=self.model.sample_rate_hz,
             channels=self.model.channels,
             canvas=reports.layout(self.model, self._generations.frames),
@@ -143,11 +132,11 @@ class LiveSession:
         """The connection is gone: nothing runs until the next `attach`."""
         self._playhead.detach(now_s)
         self._outbox.clear()
-        self._is_changed = True
+        self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:
         """Whether `token` resumes this session; compared in constant time."""
-        return hmac.compare_digest(self._token_sha256, _sha256(token))
+        return hmac.compare_digest(self._parts.token_sha256, _sha256(token))
 
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
@@ -188,7 +177,7 @@ class LiveSession:
             case Open():
                 raise RequestError("the session is open already", field="type")
         if not isinstance(message, messages.Ack | messages.GetCanvas):
-            self._is_changed = True
+            self._commits.is_changed = True
         if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
             self._stated_s = -math.inf
 
@@ -200,7 +189,7 @@ class LiveSession:
         """
         start, frames, offset = self._generations.located(self._samples(message.at_s), message.samples)
         canvas = self._timeline.canvas
-        size = self._generations.frames if self.mode == "loop" else canvas.end
+        size = self._generations.frames if self._parts.mode == "loop" else canvas.end
         return offset, canvas.rows(frame % size for frame in range(start, start + frames))
 
     def advance(self, now_s: float, *, may_generate: bool = True, may_draft: bool = True) -> list[Action]:
@@ -235,7 +224,7 @@ class LiveSession:
         self._generations.note(now_s)
         if self._generations.finish(job_id, latents, now_s, took_s):
             self._audio.tick = tick
-            self._is_changed = True
+            self._commits.is_changed = True
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
@@ -262,23 +251,7 @@ class LiveSession:
 
     def snapshot(self, now_s: float) -> SessionSnapshot:
         """Everything that `restore` needs. Its arrays do not change later."""
-        pieces = stored.Pieces()
-        meta = {
-            "version": stored.VERSION,
-            "id": self.id,
-            "token_sha256": self._token_sha256,
-            "mode": self.mode,
-            "format": self.format,
-            "slots": self.slots,
-            "frames": self._generations.frames,
-            "signal": stored.signal_of(self.model),
-            "epoch": self._audio.epoch,
-            "controls": self._controls.snapshot(now_s),
-            "playhead": self._playhead.snapshot(now_s),
-            "timeline": stored.store_timeline(self._timeline, pieces),
-            "generations": stored.store_generations(self._generations, pieces, now_s),
-        }
-        return SessionSnapshot(meta, pieces.arrays)
+        return self._parts.snapshot(self.model, self._generations, self._audio.epoch, now_s)
 
     @classmethod
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> LiveSession:
@@ -286,23 +259,10 @@ class LiveSession:
 
         Raises RequestError where the snapshot is of another format version or does not fit the model.
         """
-        meta, pieces = snapshot.meta, stored.Pieces(snapshot.pieces)
-        stored.check_fits(meta, model)
+        pieces = Pieces(snapshot.pieces)
         session = cls.__new__(cls)
-        session._set_up(
-            meta["id"],
-            model,
-            meta["mode"],
-            meta["format"],
-            meta["slots"],
-            meta["frames"],
-            ControlState.restore(meta["controls"], model, now_s),
-            stored.load_timeline(meta["timeline"], pieces),
-            Playhead.restore(meta["playhead"], model.sample_rate_hz),
-            meta["epoch"],
-        )
-        session._token_sha256 = meta["token_sha256"]
-        stored.load_generations(session._generations, meta["generations"], pieces, now_s)
+        session._set_up(model, SessionParts.restore(snapshot.meta, pieces, model, now_s))
+        load_generations(session._generations, snapshot.meta["generations"], pieces, now_s)
         return session
 
     def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:
@@ -343,22 +303,14 @@ class LiveSession:
         )
 
     def _commit(self, now_s: float) -> Iterator[Action]:
-        if now_s >= self._commit_due_s(now_s):
-            self._is_changed = False
-            self._committed_s = now_s
+        if self._commits.take(now_s, is_active=self.is_active(now_s)):
             yield Commit()
-
-    def _commit_due_s(self, now_s: float) -> float:
-        """When the session is to be stored; changes of one that does not play are stored at once."""
-        if not self.is_active(now_s):
-            return -math.inf if self._is_changed else math.inf
-        return self._committed_s + (CHANGE_COMMIT_INTERVAL_S if self._is_changed else COMMIT_INTERVAL_S)
 
     def _next_due_s(self, now_s: float) -> float | None:
         if not self.is_active(now_s):
             return None
         times = [self._audio.due_s(now_s), self._generations.due_s(now_s)]
-        times += [self._stated_s + STATE_INTERVAL_S, self._commit_due_s(now_s)]
+        times += [self._stated_s + STATE_INTERVAL_S, self._commits.due_s(is_active=True)]
         return min(time for time in times if time is not None)
 
     def _ack(self, ack: messages.Ack, now_s: float) -> None:
@@ -422,17 +374,6 @@ class LiveSession:
 
     def _samples(self, seconds: float) -> int:
         return round(seconds * self.model.sample_rate_hz)
-
-
-def _canvas_frames(model: LiveModel, seconds: float | None) -> int:
-    """The first length that holds `seconds`. Raises RequestError."""
-    if seconds is None:
-        return model.lengths[-1]
-    wanted = seconds * model.frame_rate_hz - 1e-6
-    found = next((frames for frames in model.lengths if frames >= wanted), None)
-    if found is None:
-        raise RequestError(f"a canvas is at most {model.lengths[-1] / model.frame_rate_hz:g} s", field="seconds")
-    return found
 
 
 def _sha256(token: str) -> str:

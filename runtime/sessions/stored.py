@@ -1,19 +1,28 @@
-"""The timeline and the generations of a session as JSON values and named arrays, and back."""
+"""A session as JSON values and named arrays, and back; and when it is stored."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import LiveModel
+from runtime.sessions.control_state import ControlState
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
+from runtime.sessions.messages import AudioFormat, Mode
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.store import SessionSnapshot
 
 VERSION = 1
+PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256")
+# The playhead is stored now and then; changes while it plays together, as a turned control makes many.
+COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
 
 
 class Pieces:
@@ -31,6 +40,70 @@ class Pieces:
     def load(self, name: str) -> Piece:
         """The piece of a name."""
         return self._pieces.setdefault(name, Piece(name, self.arrays[name]))
+
+
+@dataclass(eq=False)
+class SessionParts:
+    """What a session begins with, or goes on from. token_sha256: of the token that resumes it."""
+
+    id: str
+    mode: Mode
+    format: AudioFormat
+    slots: int
+    frames: int
+    controls: ControlState
+    timeline: Timeline
+    playhead: Playhead
+    epoch: int = 0
+    token_sha256: str = ""
+
+    def snapshot(self, model: LiveModel, generations: Generations, epoch: int, now_s: float) -> SessionSnapshot:
+        """Everything as of now. Its arrays do not change later."""
+        pieces = Pieces()
+        meta = {
+            "version": VERSION,
+            **{name: getattr(self, name) for name in PLAIN_PARTS},
+            "signal": signal_of(model),
+            "epoch": epoch,
+            "controls": self.controls.snapshot(now_s),
+            "playhead": self.playhead.snapshot(now_s),
+            "timeline": store_timeline(self.timeline, pieces),
+            "generations": store_generations(generations, pieces, now_s),
+        }
+        return SessionSnapshot(meta, pieces.arrays)
+
+    @classmethod
+    def restore(cls, meta: Mapping[str, Any], pieces: Pieces, model: LiveModel, now_s: float) -> SessionParts:
+        """Those of a snapshot. Raises RequestError where it is of another version or does not fit the model."""
+        check_fits(meta, model)
+        return cls(
+            **{name: meta[name] for name in PLAIN_PARTS},
+            epoch=meta["epoch"],
+            controls=ControlState.restore(meta["controls"], model, now_s),
+            timeline=load_timeline(meta["timeline"], pieces),
+            playhead=Playhead.restore(meta["playhead"], model.sample_rate_hz),
+        )
+
+
+class CommitTimer:
+    """When a session is to be stored. is_changed: something has changed since it was."""
+
+    def __init__(self) -> None:
+        self.is_changed = False
+        self._committed_s = -math.inf
+
+    def due_s(self, *, is_active: bool) -> float:
+        """When it is due; changes of a session that does not play are stored at once."""
+        if not is_active:
+            return -math.inf if self.is_changed else math.inf
+        return self._committed_s + (CHANGE_COMMIT_INTERVAL_S if self.is_changed else COMMIT_INTERVAL_S)
+
+    def take(self, now_s: float, *, is_active: bool) -> bool:
+        """Whether it is due now; it counts as done then."""
+        if now_s < self.due_s(is_active=is_active):
+            return False
+        self.is_changed, self._committed_s = False, now_s
+        return True
 
 
 def signal_of(model: LiveModel) -> list[int]:
