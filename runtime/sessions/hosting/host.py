@@ -20,10 +20,11 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from runtime.audio.formats import Pcm
+from runtime.audio.formats import Latents, Pcm
 from runtime.errors import (
     DrainingError,
     EngineDeadError,
+    RequestError,
     SessionsFullError,
     StoreError,
     TickError,
@@ -32,7 +33,8 @@ from runtime.errors import (
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
-from runtime.sessions.hosting.hosted_session import Clock, HostedSession, HostServices, Reply, SessionListener, Sources
+from runtime.sessions.hosting.hosted_session import HostedSession
+from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener, Sources
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
 from runtime.sessions.messages import ClientMessage, Open, State
 from runtime.sessions.session import LiveSession
@@ -154,10 +156,9 @@ class SessionHost:
         SessionsFullError, DrainingError, EngineDeadError.
         """
         self._check_room(client)
-        clock, services, session_id = clock or self._clock, self._services, secrets.token_hex(8)
-        source = None if message.source_id is None else services.source(message.source_id)
-        session = LiveSession(session_id, self.model, message, clock(), source)
-        hosted = HostedSession(services, session, session_id, client, clock)
+        clock, session_id = clock or self._clock, secrets.token_hex(8)
+        session = LiveSession(session_id, self.model, message, clock(), self._source(message.source_id))
+        hosted = HostedSession(self._services, session, session_id, client, clock)
         with self._lock:
             self._check_room(client)
             self._add(hosted)
@@ -248,6 +249,12 @@ class SessionHost:
                 retry_after_s=RETRY_AFTER_S,
             )
 
+    def _source(self, source_id: str | None) -> Latents | None:
+        try:
+            return None if source_id is None else self._services.reference("source", source_id)
+        except RequestError as error:
+            raise error.renamed("source_id") from None
+
     def _add(self, hosted: HostedSession) -> None:
         self._sessions[hosted.id] = hosted
         self._num_opened += 1
@@ -330,10 +337,10 @@ class SessionHost:
         for hosted in list(self._sessions.values()):
             due_s = hosted.session.due_s()
             if due_s is not None and due_s <= hosted.clock():
-                due[hosted] = None
+                due[hosted.id] = None
             if hosted.expires_s is not None and hosted.expires_s <= now_s:
                 self._end(hosted, "expired")
-        return list(due)
+        return [self._sessions[name] for name in due if name in self._sessions]
 
     def _advance(self, hosted: HostedSession, *, may_generate: bool = False, may_draft: bool = False) -> None:
         if not hosted.is_ended and hosted.advance(may_generate=may_generate, may_draft=may_draft):

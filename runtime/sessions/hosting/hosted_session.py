@@ -4,100 +4,26 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
-from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import StepOptions
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.hosting.codec_work import CodecWork
-from runtime.sessions.hosting.control_times import ControlTimes, Kind, Observer
-from runtime.sessions.hosting.slots import Demand, TickTimes
-from runtime.sessions.messages import (
-    Ack,
-    Applied,
-    ClientMessage,
-    Closed,
-    ServerMessage,
-    SetSource,
-    SetStructure,
-    SetTimbre,
-    State,
-    WriteAudio,
-    problem_of,
-)
+from runtime.sessions.hosting.control_times import ControlTimes
+from runtime.sessions.hosting.message_queue import MessageQueue, Received
+from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener
+from runtime.sessions.hosting.slots import Demand
+from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
 from runtime.sessions.session import LiveSession
-from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
-MAX_WAITING_MESSAGES = 256
-MAX_WAITING_AUDIO_S = 30.0
-Clock = Callable[[], float]
-Sources = Callable[[str], Latents]
-Reply = Callable[[TickError | None], None]
 logger = logging.getLogger("tickrt.sessions")
-
-
-class SessionListener(Protocol):
-    """A session's client. Called on the host's thread; must not block."""
-
-    def on_message(self, message: ServerMessage) -> None:
-        """A message to the client."""
-
-    def on_audio(self, chunk: AudioChunk) -> None:
-        """Audio to the client."""
-
-
-@dataclass(eq=False)
-class HostServices:
-    """What the sessions of one host share.
-
-    call: puts a call into the queue of the host's thread; from any thread. changed: the sessions to advance next.
-    fail: ends all sessions, because the tick loop has ended with this error.
-    """
-
-    pipeline: Pipeline
-    codec_work: CodecWork
-    tick_times: TickTimes
-    clock: Clock
-    sample_rate_hz: int
-    keep_s: float
-    sources: Sources | None
-    store: SessionStore | None
-    call: Callable[[Callable[[], None]], None]
-    fail: Callable[[TickError], None]
-    control_observers: list[Observer] = field(default_factory=list)
-    changed: dict[HostedSession, None] = field(default_factory=dict)
-    generations_started: int = 0
-    generations_ended: Counter[str] = field(default_factory=Counter)
-
-    def observe_control(self, kind: Kind, stage: str, seconds: float) -> None:
-        """Pass on how long a change took to be heard."""
-        for observer in self.control_observers:
-            observer(kind, stage, seconds)
-
-    def source(self, source_id: str) -> Latents:
-        """The latents `[N, C]` of a source. Raises RequestError."""
-        if self.sources is None:
-            raise RequestError("there are no sources here", field="source_id")
-        return self.sources(source_id)
-
-    def timbre(self, source_id: str) -> Latents:
-        """The latents `[F, C]` of a source as a reference. Raises RequestError."""
-        return self.pipeline.timbre_latents(self.source(source_id))
-
-    def hints(self, source_id: str) -> Latents:
-        """The hints `[N, C]` of a source as a structure. Raises RequestError."""
-        return self.pipeline.structure_hints(self.source(source_id))
 
 
 @dataclass(eq=False)
@@ -108,22 +34,6 @@ class _Job:
     newest_seq: int
     submitted_s: float
     seqs: deque[int] = field(default_factory=deque)
-
-
-@dataclass(frozen=True, eq=False)
-class _Received:
-    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem."""
-
-    message: Any
-    pcm: Pcm | None
-    reply: Reply | None
-
-    @property
-    def needs_latents(self) -> bool:
-        """Whether audio is encoded, or a source loaded, before it can be handled."""
-        message = self.message
-        is_reference = isinstance(message, SetSource | SetTimbre | SetStructure) and message.id is not None
-        return is_reference or isinstance(message, WriteAudio)
 
 
 class HostedSession:
@@ -146,7 +56,7 @@ class HostedSession:
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
-        self._waiting: deque[_Received] = deque()
+        self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse)
         self.demand = Demand(session_id, 0)
 
     def attach(self, listener: SessionListener, token: str = "") -> None:
@@ -188,68 +98,23 @@ class HostedSession:
 
     def _change(self) -> None:
         """Let the host advance this session next."""
-        self._services.changed[self] = None
+        self._services.changed[self.id] = None
 
     def _send(self, message: ServerMessage) -> None:
         if self.listener is not None:
             self.listener.on_message(message)
 
-    # Messages. What changes sound keeps its order, also where audio has to be encoded for it first.
+    # Messages.
 
     def receive(self, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
         """Handle a message, now or after those before it whose latents are being loaded."""
-        received, has_order = _Received(message, pcm, reply), hasattr(message, "seq")
+        received = Received(message, pcm, reply)
         if self.is_ended:
             self._refuse(received, DrainingError("the session has ended"))
-        elif not has_order or not (self._waiting or received.needs_latents):
-            self._handle(received)
-        elif len(self._waiting) >= MAX_WAITING_MESSAGES or self._waiting_s(received) > MAX_WAITING_AUDIO_S:
-            self._refuse(received, RequestError("too many messages wait for audio to be encoded", fix="send fewer"))
         else:
-            self._waiting.append(received)
-            if len(self._waiting) == 1:
-                self._load_next()
+            self._messages.put(received)
 
-    def _waiting_s(self, received: _Received) -> float:
-        """Seconds of audio that wait to be encoded, with those of `received`."""
-        samples = sum(len(item.pcm) for item in (*self._waiting, received) if item.pcm is not None)
-        return samples / self._services.sample_rate_hz
-
-    def _load_next(self) -> None:
-        """Handle waiting messages up to the next one that needs latents, and begin to load those."""
-        while self._waiting and not self._waiting[0].needs_latents:
-            self._handle(self._waiting.popleft())
-        if not self._waiting:
-            return
-        try:
-            work = self._loading(self._waiting[0])
-        except RequestError as error:
-            self._loaded(error)
-        else:
-            self._services.codec_work.encode(work, self._loaded)
-
-    def _loading(self, received: _Received) -> Callable[[], Latents]:
-        """What loads the latents of a message, in another thread. Raises RequestError."""
-        message, pcm = received.message, received.pcm
-        if isinstance(message, SetSource):
-            return partial(self._services.source, message.id or "")
-        if isinstance(message, SetTimbre):
-            return partial(self._services.timbre, message.id or "")
-        if isinstance(message, SetStructure):
-            return partial(self._services.hints, message.id or "")
-        if pcm is None:
-            raise RequestError("the audio is missing", field="samples")
-        return partial(self._services.codec_work.write, message, pcm, *self.session.write_region(message))
-
-    def _loaded(self, latents: Latents | TickError) -> None:
-        received = self._waiting.popleft()
-        if isinstance(latents, TickError):
-            self._refuse(received, latents)
-        else:
-            self._handle(received, latents)
-        self._load_next()
-
-    def _handle(self, received: _Received, latents: Latents | None = None) -> None:
+    def _handle(self, received: Received, latents: Latents | None = None) -> None:
         try:
             self.session.handle(received.message, self.clock(), latents)
         except RequestError as error:
@@ -261,7 +126,7 @@ class HostedSession:
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
             self._change()
 
-    def _refuse(self, received: _Received, error: TickError) -> None:
+    def _refuse(self, received: Received, error: TickError) -> None:
         if received.reply is not None:
             received.reply(error)
         else:

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from helpers.scripted_sessions import Client, Driven, wait_for
 
-from runtime.errors import DrainingError, EngineDeadError, SessionsFullError, StoreError, UnknownSessionError
+from runtime.errors import (
+    DrainingError,
+    EngineDeadError,
+    RequestError,
+    SessionsFullError,
+    StoreError,
+    UnknownSessionError,
+)
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
@@ -143,6 +150,12 @@ class TestConnections:
 
 
 class TestLimits:
+    def test_the_wrong_member_of_open_is_named(self, drive: Drive) -> None:
+        driven = drive()
+        with pytest.raises(RequestError) as found:
+            driven.host.open(Open(source_id="a"), Client())
+        assert found.value.field == "source_id"
+
     def test_number_of_sessions(self, drive: Drive) -> None:
         driven = drive(limits=HostLimits(max_sessions=2, client_sessions=0))
         driven.open()

@@ -21,6 +21,8 @@ from runtime.sessions.messages import (
     Problem,
     SetControls,
     SetSource,
+    SetStructure,
+    SetTimbre,
     WriteAudio,
 )
 from runtime.tick.events import Finished
@@ -78,34 +80,6 @@ def test_a_reply_gets_the_error_instead(drive: Drive) -> None:
     assert not client.of(Problem)
 
 
-def test_messages_keep_their_order_while_a_source_is_loaded(drive: Drive, pipeline: Pipeline) -> None:
-    loading = threading.Event()
-
-    def load(source_id: str) -> Any:
-        assert loading.wait(WAIT_S)
-        if source_id == "missing":
-            raise RequestError("there is no such source", field="id")
-        return np.full((4, 8), 0.5, np.float32)
-
-    driven = drive(sources=load)
-    session, client = driven.open()
-    for message in (
-        SetSource(seq=1, id="a"),
-        SetControls(seq=2, values={}),
-        SetSource(seq=3, id="missing"),
-        SetSource(seq=4, id=None),
-        Ack(playhead_sample=5),
-    ):
-        driven.host.post(session.id, message)
-    driven.run()
-    assert [message.type for message, _ in session.of("handle")] == ["ack"]
-    loading.set()
-    driven.run(lambda: len(session.of("handle")) == 4)
-    handled = [(message.seq, latents is not None) for message, latents in session.of("handle")[1:]]
-    assert handled == [(1, True), (2, False), (4, False)]
-    assert client.of(Problem)[0].seq == 3
-
-
 def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
     driven = drive()
     session, _ = driven.open()
@@ -116,23 +90,20 @@ def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
     assert latents.shape == (4, pipeline.bundle.latents.channels)
 
 
-def test_audio_that_waits_to_be_encoded_is_bounded(drive: Drive, pipeline: Pipeline) -> None:
-    loading = threading.Event()
-
-    def load(_: str) -> Any:
-        assert loading.wait(WAIT_S)
-        return np.full((4, 8), 0.5, np.float32)
-
-    driven = drive(sources=load)
+def test_references_that_cannot_be_loaded_are_refused(drive: Drive) -> None:
+    driven = drive(sources=lambda id_: np.zeros((4, 8), np.float32))
     session, client = driven.open()
-    driven.host.post(session.id, SetSource(seq=1, id="a"))
-    assert pipeline.codec is not None
-    pcm = np.zeros((10 * pipeline.codec.sample_rate_hz, 2), np.float32)
-    for seq in range(2, 6):
-        driven.host.post(session.id, WriteAudio(seq=seq, at_s=0.0, samples=len(pcm)), pcm)
-    driven.run()
-    assert [(problem.seq, problem.fix) for problem in client.of(Problem)] == [(5, "send fewer")]
-    loading.set()
+    for seq, kind in enumerate((SetSource, SetTimbre, SetStructure), start=1):
+        driven.host.post(session.id, kind(seq=seq, id="a"))
+    driven.run(lambda: len(client.of(Problem)) == 2)
+    assert [latents.shape for _, latents in session.of("handle")] == [(4, 8)]
+    assert [problem.seq for problem in client.of(Problem)] == [2, 3]
+    assert "has no [timbre]" in client.of(Problem)[0].detail
+    other = drive()
+    session, client = other.open()
+    other.host.post(session.id, SetSource(seq=1, id="a"))
+    other.run(lambda: bool(client.of(Problem)))
+    assert (client.of(Problem)[0].field, client.of(Problem)[0].seq) == ("id", 1)
 
 
 def test_a_generation_gives_the_latents_of_its_options(drive: Drive, pipeline: Pipeline) -> None:

@@ -1,0 +1,79 @@
+"""What the live sessions of a host share, and how they reach their clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.audio.formats import Latents
+from runtime.errors import RequestError, TickError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.generations.references import Kind
+from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.hosting.control_times import Kind as ControlKind
+from runtime.sessions.hosting.control_times import Observer
+from runtime.sessions.hosting.slots import TickTimes
+from runtime.sessions.messages import ServerMessage
+from runtime.sessions.store import SessionStore
+
+Clock = Callable[[], float]
+Sources = Callable[[str], Latents]
+Reply = Callable[[TickError | None], None]
+
+
+class SessionListener(Protocol):
+    """A session's client. Called on the host's thread; must not block."""
+
+    def on_message(self, message: ServerMessage) -> None:
+        """A message to the client."""
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        """Audio to the client."""
+
+
+@dataclass(eq=False)
+class HostServices:
+    """What the sessions of one host share.
+
+    call: puts a call into the queue of the host's thread; from any thread. changed: the sessions to advance next, by
+    id. fail: ends all sessions, because the tick loop has ended with this error.
+    """
+
+    pipeline: Pipeline
+    codec_work: CodecWork
+    tick_times: TickTimes
+    clock: Clock
+    sample_rate_hz: int
+    keep_s: float
+    sources: Sources | None
+    store: SessionStore | None
+    call: Callable[[Callable[[], None]], None]
+    fail: Callable[[TickError], None]
+    control_observers: list[Observer] = field(default_factory=list)
+    changed: dict[str, None] = field(default_factory=dict)
+    generations_started: int = 0
+    generations_ended: Counter[str] = field(default_factory=Counter)
+
+    def observe_control(self, kind: ControlKind, stage: str, seconds: float) -> None:
+        """Pass on how long a change took to be heard."""
+        for observer in self.control_observers:
+            observer(kind, stage, seconds)
+
+    def reference(self, kind: Kind, source_id: str) -> Latents:
+        """What a source is as a reference: latents `[N, C]`, a timbre's `[F, C]`, or hints `[N, C]`.
+
+        Raises RequestError.
+        """
+        if self.sources is None:
+            raise RequestError("there are no sources here", field="id")
+        latents = self.sources(source_id)
+        match kind:
+            case "source":
+                return latents
+            case "timbre":
+                return self.pipeline.timbre_latents(latents)
+            case "structure":
+                return self.pipeline.structure_hints(latents)
