@@ -19,7 +19,8 @@ from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
-from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.slots import TickTimes
 from runtime.sessions.sqlite_store import open_sqlite_store
 from runtime.sessions.store import SessionStore

@@ -13,7 +13,8 @@ from runtime.audio.formats import Pcm
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.messages import (
     Ack,
     Applied,

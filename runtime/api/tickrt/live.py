@@ -21,7 +21,8 @@ from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.segments import Latents
 from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.messages import (
     Ack,
     Applied,

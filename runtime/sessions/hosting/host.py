@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -25,7 +24,6 @@ from runtime.errors import (
     DrainingError,
     EngineDeadError,
     RequestError,
-    SessionsFullError,
     StoreError,
     TickError,
     UnknownSessionError,
@@ -34,57 +32,17 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.hosted_session import HostedSession
+from runtime.sessions.hosting.limits import DEFAULT_LIMITS, HostLimits
 from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener, Sources
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
-from runtime.sessions.messages import ClientMessage, Open, State
+from runtime.sessions.hosting.stats import HostStats, SessionInfo
+from runtime.sessions.messages import ClientMessage, Open
 from runtime.sessions.session import LiveSession
 from runtime.sessions.store import SessionStore
 from runtime.tick.record import TickRecord
 
 MIN_WAIT_S = 0.001
-RETRY_AFTER_S = 5.0
 logger = logging.getLogger("tickrt.sessions")
-
-
-@dataclass(frozen=True)
-class HostLimits:
-    """client_sessions: per client, 0 is no limit. keep_s: how long a session without a connection is kept.
-
-    max_refresh_s: no session is added where all of them, changed at once, would take longer than this to be heard.
-    """
-
-    max_sessions: int = 64
-    client_sessions: int = 4
-    keep_s: float = 60.0
-    max_refresh_s: float = 4.0
-
-
-@dataclass(frozen=True)
-class SessionInfo:
-    """A session as of now. `state`: the last one that was sent to its client."""
-
-    id: str
-    client: str
-    is_connected: bool
-    state: State | None
-
-
-@dataclass(frozen=True)
-class HostStats:
-    """Counts since the start.
-
-    Sessions opened, or restored from the store, = open + the sum of `ended`, by reason. Generations started = those in
-    flight + the sum of `generations_ended`: finished, cancelled, failed.
-    """
-
-    open: int
-    connected: int
-    opened: int
-    ended: dict[str, int]
-    generations_started: int
-    generations_ended: dict[str, int]
-    underruns: int
-    store_failure: str | None
 
 
 class SessionHost:
@@ -102,7 +60,7 @@ class SessionHost:
         *,
         sources: Sources | None = None,
         store: SessionStore | None = None,
-        limits: HostLimits = HostLimits(),
+        limits: HostLimits = DEFAULT_LIMITS,
         clock: Clock = time.monotonic,
     ) -> None:
         self.model = LiveModel.of(pipeline)
@@ -234,20 +192,11 @@ class SessionHost:
         """Raises SessionsFullError where no session can be added, DrainingError or EngineDeadError after the end."""
         if self._refusal is not None:
             raise self._refusal
-        sessions, limits = list(self._sessions.values()), self._limits
-        if len(sessions) >= limits.max_sessions:
-            raise SessionsFullError(f"{len(sessions)} sessions are open, the limit", retry_after_s=RETRY_AFTER_S)
-        if limits.client_sessions and sum(hosted.client == client for hosted in sessions) >= limits.client_sessions:
-            what = f"this client has {limits.client_sessions} sessions open, the limit per client"
-            raise SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
-        steps = self._pipeline.bundle.sampler.live_steps
+        sessions = list(self._sessions.values())
         num_playing = sum(hosted.expires_s is None for hosted in sessions)
-        refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, self._services.tick_times)
-        if num_playing and refresh_s > limits.max_refresh_s:
-            raise SessionsFullError(
-                f"with one more session a change would take {refresh_s:.1f} s, the limit is {limits.max_refresh_s:g} s",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        steps, times = self._pipeline.bundle.sampler.live_steps, self._services.tick_times
+        refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, times) if num_playing else 0.0
+        self._limits.check(client, [hosted.client for hosted in sessions], refresh_s)
 
     def _source(self, source_id: str | None) -> Latents | None:
         try:

@@ -21,7 +21,8 @@ from runtime.errors import (
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.hosting.host import HostLimits, SessionHost
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.messages import (
     Ack,
     Applied,

@@ -1,0 +1,44 @@
+"""How many live sessions a host takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.errors import SessionsFullError
+
+RETRY_AFTER_S = 5.0
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """client_sessions: per client, 0 is no limit. keep_s: how long a session without a connection is kept.
+
+    max_refresh_s: no session is added where all of them, changed at once, would take longer than this to be heard.
+    """
+
+    max_sessions: int = 64
+    client_sessions: int = 4
+    keep_s: float = 60.0
+    max_refresh_s: float = 4.0
+
+    def check(self, client: str, clients: Sequence[str], refresh_s: float) -> None:
+        """Raise SessionsFullError where one more session of `client` is too many beside those of `clients`.
+
+        refresh_s: how long a change of all would take then.
+        """
+        if len(clients) >= self.max_sessions:
+            raise _full(f"{len(clients)} sessions are open, the limit")
+        if self.client_sessions and clients.count(client) >= self.client_sessions:
+            raise _full(f"this client has {self.client_sessions} sessions open, the limit per client")
+        if refresh_s > self.max_refresh_s:
+            raise _full(
+                f"with one more session a change would take {refresh_s:.1f} s, the limit is {self.max_refresh_s:g} s"
+            )
+
+
+DEFAULT_LIMITS = HostLimits()
+
+
+def _full(what: str) -> SessionsFullError:
+    return SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
