@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.stats import HostStats
+from runtime.sessions.hosting.services import HostStats
 
 NAMESPACE = "tickrt"
 LATENCY_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0)

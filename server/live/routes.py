@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from runtime.errors import UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.stats import SessionInfo
+from runtime.sessions.hosting.services import SessionInfo
 from runtime.sessions.messages import SUBPROTOCOL, State, messages_schema
 from server.asgi.openapi import problem_responses
 from server.asgi.problems import ProblemError

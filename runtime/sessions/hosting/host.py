@@ -33,9 +33,16 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.limits import DEFAULT_LIMITS, HostLimits
-from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener, Sources
+from runtime.sessions.hosting.services import (
+    Clock,
+    HostServices,
+    HostStats,
+    Reply,
+    SessionInfo,
+    SessionListener,
+    Sources,
+)
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
-from runtime.sessions.hosting.stats import HostStats, SessionInfo
 from runtime.sessions.messages import ClientMessage, Open
 from runtime.sessions.session import LiveSession
 from runtime.sessions.store import SessionStore

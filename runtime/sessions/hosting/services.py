@@ -1,4 +1,4 @@
-"""What the live sessions of a host share, and how they reach their clients."""
+"""What the live sessions of a host share, how they reach their clients, and what is reported of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import Kind as ControlKind
 from runtime.sessions.hosting.control_times import Observer
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.messages import ServerMessage
+from runtime.sessions.messages import ServerMessage, State
 from runtime.sessions.store import SessionStore
 
 Clock = Callable[[], float]
@@ -77,3 +77,31 @@ class HostServices:
                 return self.pipeline.timbre_latents(latents)
             case "structure":
                 return self.pipeline.structure_hints(latents)
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session as of now. `state`: the last one that was sent to its client."""
+
+    id: str
+    client: str
+    is_connected: bool
+    state: State | None
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Counts since the start.
+
+    Sessions opened, or restored from the store, = open + the sum of `ended`, by reason. Generations started = those in
+    flight + the sum of `generations_ended`: finished, cancelled, failed.
+    """
+
+    open: int
+    connected: int
+    opened: int
+    ended: dict[str, int]
+    generations_started: int
+    generations_ended: dict[str, int]
+    underruns: int
+    store_failure: str | None
