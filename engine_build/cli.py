@@ -12,7 +12,7 @@ from rich.console import Console
 
 from engine_build.build.builder import build
 from engine_build.build.environment import build_environment, probe_environment
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.build.rebuild_check import check_graphs, check_rebuilds
 from engine_build.config import BuildRequest, load_request, read_options
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
@@ -156,6 +156,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
         load_request(deployment.path, threads=threads), target, force=force, environment=environment
     )
     print_decisions(console, decisions, shown_path(deployment.engine_folder(target)))
+    check_graphs(decisions)
     if not is_cpu:
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 

@@ -17,7 +17,9 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 
 CONFIG = ROOT / "configs" / "acestep-v15-turbo.toml"
-MAX_ROWS = 16
+# More rows go into a second execute.
+ROWS = {1500: 16, 3000: 16, 6000: 8}
+HEADS, PATCH_FRAMES = 16, 2
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +73,30 @@ def test_every_canvas_has_an_exact_range_for_every_tick(deployment: Deployment, 
     assert bundle.text_encoder.lyrics is not None
     most = bundle.text_encoder.max_tokens + 1 + bundle.text_encoder.lyrics.max_tokens
     assert most == deployment.shapes[0].tokens.max
-    for rows in range(1, MAX_ROWS + 1):
+    for rows in range(1, ROWS[frames] + 1):
         for tokens in (1, 128, most):
             found = deployment.range_for(rows, frames, tokens)
             assert found is not None
             assert found.frames.min == found.frames.max == frames
-            assert (found.rows.max == MAX_ROWS) == (rows > 8)
+            assert (found.rows.max == 16) == (rows > 8)
 
 
 def test_ranges_do_not_overlap(deployment: Deployment) -> None:
-    for rows in range(1, MAX_ROWS + 1):
-        for frames in (1500, 3000, 6000):
+    for frames, most in ROWS.items():
+        for rows in range(1, most + 1):
             assert sum(shape.holds(rows, frames, 100) for shape in deployment.shapes) == 1
 
 
-def test_a_full_pool_with_guidance_fits_one_execute(deployment: Deployment) -> None:
-    assert 2 * deployment.runtime.depth <= deployment.rows_limit(6000, 2305)
+@pytest.mark.parametrize(("frames", "executes"), [(1500, 1), (3000, 1), (6000, 2)])
+def test_a_full_pool_with_guidance_fits_few_executes(deployment: Deployment, frames: int, executes: int) -> None:
+    assert 2 * deployment.runtime.depth == executes * deployment.rows_limit(frames, 2305)
+
+
+def test_attention_scores_have_less_than_two_to_the_31_elements(deployment: Deployment) -> None:
+    """More, in any range, and there is no decoder at all: a plan holds all ranges."""
+    for shape in deployment.shapes:
+        patches = shape.frames.max // PATCH_FRAMES
+        assert shape.rows.max * HEADS * max(patches, shape.tokens.max) * patches < 1 << 31
 
 
 @pytest.mark.parametrize(

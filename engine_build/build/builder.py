@@ -14,7 +14,7 @@ from typing import Protocol
 
 from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.build.environment import BuildEnvironment, build_environment
-from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds
+from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
 from engine_build.build.targets import COMPILERS, BuildTask, Facts, measured
 from engine_build.build.worker import BuildLog, Worker
 from engine_build.config import BuildRequest, request_of
@@ -62,6 +62,7 @@ def build(
     folder = request.deployment.engine_folder(target)
     with locked(folder):
         decisions = check_rebuilds(request, target, force=force, environment=environment)
+        check_graphs(decisions)
         manifests = [_build_or_reuse(decision, request, folder, environment, report) for decision in decisions]
         for name in remove_unwanted(folder, decisions):
             if report is not None:

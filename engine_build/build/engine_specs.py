@@ -8,7 +8,7 @@ packed rank of adapters, I and O input and output features of the matrices that 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
@@ -43,7 +43,8 @@ _TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
 class EngineSpec:
     """One engine to build. Verification runs at the sizes in `samples`; memory is computed from those in `largest`.
 
-    `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles.
+    `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles. `padded`: of these
+    letters an input may have more without a change to the rest: rows repeat, tokens and ranks are zero.
     """
 
     name: str
@@ -55,6 +56,7 @@ class EngineSpec:
     ranges: tuple[Mapping[str, Range], ...]
     features: tuple[str, ...] = ()
     shapes: tuple[ShapeRanges, ...] = field(default=())
+    padded: str = ""
 
     @property
     def kind(self) -> str:
@@ -100,10 +102,13 @@ def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
         graph=graph,
         inputs=tuple(ports),
         outputs=outputs,
-        samples=tuple({**sizes, **sample} for ranges in deployment.shapes for sample in decoder_samples(ranges)),
+        samples=_new_lengths_first(
+            [{**sizes, **sample} for ranges in deployment.shapes for sample in decoder_samples(ranges)]
+        ),
         largest={**sizes, **{letter: high for letter, (_, high) in free.items()}},
         ranges=decoder_ranges(deployment),
         shapes=deployment.shapes,
+        padded="RLQ" if names.condition_mask else "RQ",
     )
 
 
@@ -193,18 +198,27 @@ def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:
 
 
 def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
-    """Corners of a range, kept small: all at min; opt lengths; max lengths with min rows; max rows with min frames.
+    """Corners of a range, kept small: opt lengths; all at min; max lengths with min rows; max rows with min frames.
 
     Of these only the first may be more work than LARGEST_SAMPLE.
     """
     rows, frames, tokens = ranges.rows, ranges.frames, ranges.tokens
-    yield {"R": rows.min, "T": frames.min, "L": tokens.min}
+    few = max(rows.min, min(2, rows.max, LARGEST_SAMPLE // frames.opt))
+    yield {"R": few, "T": frames.opt, "L": tokens.opt}
     others = (
-        {"R": max(rows.min, min(2, rows.max)), "T": frames.opt, "L": tokens.opt},
+        {"R": rows.min, "T": frames.min, "L": tokens.min},
         {"R": rows.min, "T": frames.max, "L": tokens.max},
         {"R": rows.max, "T": frames.min, "L": tokens.opt},
     )
     yield from (sizes for sizes in others if sizes["R"] * sizes["T"] <= LARGEST_SAMPLE)
+
+
+def _new_lengths_first(samples: Sequence[Sizes]) -> tuple[Sizes, ...]:
+    """The first sample of every length T before all others: of a large graph only these are run on the CPU."""
+    firsts: dict[int, Sizes] = {}
+    for sizes in samples:
+        firsts.setdefault(sizes["T"], sizes)
+    return (*firsts.values(), *(sizes for sizes in samples if sizes not in firsts.values()))
 
 
 def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
@@ -390,12 +404,21 @@ def _file_spec(
 
 def optimization_profiles(spec: EngineSpec) -> list[dict[str, str]]:
     """Per optimization profile: input name -> its smallest, usual and largest shape, as "1x2x8 4x32x8 8x64x8"."""
-    return [{port.name: _shapes(port, spec.largest, ranges) for port in spec.inputs} for ranges in spec.ranges]
+    profiles = [[input_shapes(spec, sizes_at(spec, ranges, end)) for end in range(3)] for ranges in spec.ranges]
+    return [
+        {port.name: " ".join("x".join(map(str, shapes[port.name])) for shapes in ends) for port in spec.inputs}
+        for ends in profiles
+    ]
 
 
-def _shapes(port: Port, fixed: Sizes, ranges: Mapping[str, Range]) -> str:
-    sizes = [ranges.get(letter, (fixed[letter],) * 3) for letter in port.letters]
-    return " ".join("x".join(str(size[end]) for size in sizes) for end in range(3))
+def sizes_at(spec: EngineSpec, ranges: Mapping[str, Range], end: int) -> dict[str, int]:
+    """All sizes at one end of a shape range: 0 smallest, 1 usual, 2 largest."""
+    return {**spec.largest, **{letter: limits[end] for letter, limits in ranges.items()}}
+
+
+def input_shapes(spec: EngineSpec, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of every input."""
+    return {port.name: tuple(sizes[letter] for letter in port.letters) for port in spec.inputs}
 
 
 def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:

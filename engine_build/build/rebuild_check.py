@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -10,9 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine_build.build.engine_specs import EngineSpec, engine_specs, optimization_profiles
+from engine_build.build.engine_specs import (
+    EngineSpec,
+    engine_specs,
+    input_shapes,
+    optimization_profiles,
+    sizes_at,
+)
 from engine_build.build.environment import BuildEnvironment, build_environment
 from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
+from engine_build.graphs.reference_session import model_of
+from engine_build.graphs.tensor_roles import WORDS
+from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
+from engine_build.graphs.tensorrt_rules import problems, too_large
 from runtime.config.deployment import Target
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -23,10 +33,14 @@ from runtime.engines.manifest import (
     read_manifest,
     verify_file,
 )
-from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.engines.value_shapes import value_shapes
+from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
 
 # The solver's results are the state itself; a structure code jumps where a value crosses a limit.
 EXACT_KINDS = ("rows", "step", "structure_encode")
+# The engines that a tick launches.
+TICK_KINDS = ("decoder", "rows", "step")
+PROBLEMS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,46 @@ def check_rebuilds(
     ]
 
 
+def check_graphs(decisions: Iterable[RebuildDecision]) -> None:
+    """Refuse graphs that TensorRT would refuse, before the first plan is built. Raises BuildError."""
+    for decision in decisions:
+        if decision.action == "build" and decision.wanted.target == "tensorrt":
+            _check_graph(decision.spec)
+
+
+def _check_graph(spec: EngineSpec) -> None:
+    model = prepare(model_of(spec.graph), preparation_shapes(spec))
+    for sizes in _outermost([sizes_at(spec, ranges, 2) for ranges in spec.ranges]):
+        values = value_shapes(model, input_shapes(spec, sizes))
+        if found := list(problems(model, values)):
+            raise BuildError(
+                f"TensorRT does not take {spec.graph.label}: {'; '.join(found[:PROBLEMS_SHOWN])}",
+                fix="export the graph again, without these nodes",
+            )
+        if found := list(too_large(model, values)):
+            where = ", ".join(
+                f"{WORDS.get(name, name)} {size}" for name, size in sizes.items() if name in spec.ranges[0]
+            )
+            raise BuildError(
+                f"{spec.name} is too large for TensorRT at {where}: {found[0]}",
+                fix="lower max of that range in [[shapes]]",
+            )
+
+
+def _outermost(largest: Sequence[Mapping[str, int]]) -> Iterator[Mapping[str, int]]:
+    """The sizes that are not below others in every letter."""
+    for index, sizes in enumerate(largest):
+        others = (other for other in largest if other != sizes)
+        is_inside = any(all(size <= other[letter] for letter, size in sizes.items()) for other in others)
+        if not is_inside and sizes not in largest[:index]:
+            yield sizes
+
+
+def preparation_shapes(spec: EngineSpec) -> list[dict[str, tuple[int, ...]]]:
+    """The sizes at which a graph is looked at to prepare it."""
+    return [input_shapes(spec, sizes_at(spec, spec.ranges[0], end)) for end in (1, 2)]
+
+
 def identity(spec: EngineSpec, target: Target, options: BuildConfig, environment: BuildEnvironment) -> Identity:
     """Everything that decides whether an engine of this spec may be reused."""
     return Identity(
@@ -97,8 +151,9 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
     precision = engine_precision(spec, target, options)
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
     if target == "tensorrt":
-        chosen = {**options.model_dump(include=set(TENSORRT_OPTIONS)), **_without_tf32(spec)}
-        return {**_recipe(precision), **tolerance, **chosen, "profiles": optimization_profiles(spec)}
+        chosen = options.model_dump(include=set(TENSORRT_OPTIONS)) | _without_tf32(spec) | _tick_options(spec, options)
+        profiles = optimization_profiles(spec)
+        return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
     if target == "cpu" and options.optimization != "basic":
         chosen["rewrite"] = CPU_GRAPH_VERSION
@@ -115,6 +170,16 @@ def _recipe(precision: str) -> dict[str, Any]:
 def _without_tf32(spec: EngineSpec) -> dict[str, bool]:
     """EXACT_KINDS never use TF32."""
     return {"tf32": False} if spec.kind in EXACT_KINDS else {}
+
+
+def _tick_options(spec: EngineSpec, options: BuildConfig) -> dict[str, Any]:
+    """Rows and step graphs tell NaN from numbers: `x - x` must not become 0. Ticks run on one stream by default.
+
+    Streams that TensorRT adds have the lowest priority, and a tick's stream the highest.
+    """
+    is_tick, is_chosen = spec.kind in TICK_KINDS, options.max_aux_streams is not None
+    streams = {"max_aux_streams": 0} if is_tick and not is_chosen else {}
+    return {**streams, "strict_nans": spec.kind in ("rows", "step")}
 
 
 def tensor_bytes(spec: EngineSpec) -> int:

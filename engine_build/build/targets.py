@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX
+from engine_build.build.engine_specs import sizes_at
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
-from engine_build.build.rebuild_check import RebuildDecision
+from engine_build.build.rebuild_check import RebuildDecision, preparation_shapes
 from engine_build.build.tasks import RunRequest, build_plan, run_engine
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.build.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
+from engine_build.graphs.tensorrt_preparation import prepared
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.errors import BuildError
 
-# Running a graph of this size on the CPU for comparison takes minutes per shape: only the first shapes are compared.
+# Running a graph of this size on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_BYTES = 1 << 30
 LARGE_GRAPH_SAMPLES = 2
 
@@ -117,12 +119,13 @@ def _measure_session(task: BuildTask, engine: Any) -> tuple[dict[str, float], Fa
 def _compile_tensorrt(task: BuildTask) -> Facts:
     """Build the plan in the worker: TensorRT is never loaded in this process. Raises BuildError, also after a crash."""
     build, spec = task.decision.wanted.build, task.decision.spec
-    with _graph_file(task.graph, task.engine.parent) as source:
+    graph = prepared(task.graph, preparation_shapes(spec))
+    with _graph_file(graph, task.engine.parent) as source:
         request = PlanRequest(
             label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
             graph=source,
             plan=task.engine,
-            options={name: build[name] for name in TENSORRT_OPTIONS},
+            options={name: build[name] for name in (*TENSORRT_OPTIONS, "strict_nans")},
             profiles=build["profiles"],
             timing_cache=_timing_cache(task),
             threads=task.options.threads,
@@ -156,15 +159,32 @@ def _graph_file(graph: Graph, beside: Path) -> Iterator[Path]:
 
 
 def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    """Run every sample in the worker, and compare the first ones with the graph on the CPU."""
+    """Run the engine in the worker, also at the usual and the largest sizes of every range.
+
+    The first samples are compared with the graph on the CPU, the large sizes with the samples.
+    """
     from engine_build.build.verify import verify_outputs
 
     spec = task.decision.spec
-    compared = LARGE_GRAPH_SAMPLES if spec.graph.weights_bytes > LARGE_GRAPH_BYTES else len(spec.samples)
-    request = RunRequest(spec.name, task.engine.parent, spec.inputs, spec.samples, compared)
+    sizes = [sizes_at(spec, ranges, end) for ranges in spec.ranges for end in (1, 2)]
+    is_large = spec.graph.weights_bytes > LARGE_GRAPH_BYTES
+    lengths = {sample.get("T") for sample in spec.samples}
+    compared = max(LARGE_GRAPH_SAMPLES, len(lengths)) if is_large else len(spec.samples)
+    request = RunRequest(
+        spec.name,
+        task.engine.parent,
+        spec.inputs,
+        spec.outputs,
+        spec.samples,
+        compared,
+        sizes,
+        spec.padded,
+        task.tolerance,
+    )
     outputs, memory_bytes = task.worker.run(run_engine, request, task.log)
     error = verify_outputs(spec, graph_session(spec.graph, task.options), outputs, task.tolerance)
-    return error, {"memory_bytes": memory_bytes, "tried_shapes": len(spec.samples), "compared_shapes": compared}
+    tried = len(spec.samples) + len(sizes)
+    return error, {"memory_bytes": memory_bytes, "tried_shapes": tried, "compared_shapes": compared}
 
 
 COMPILERS: Mapping[str, Compiler] = {

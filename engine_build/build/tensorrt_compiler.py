@@ -20,6 +20,7 @@ from runtime.errors import BuildError
 
 FLAGS: Mapping[str, trt.BuilderFlag] = {
     "refit": trt.BuilderFlag.REFIT,
+    "strict_nans": trt.BuilderFlag.STRICT_NANS,
     "tf32": trt.BuilderFlag.TF32,
     "version_compatible": trt.BuilderFlag.VERSION_COMPATIBLE,
 }

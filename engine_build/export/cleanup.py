@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import onnx
 
+from engine_build.graphs.graph_view import remove_unused
+
 # torch's exporter writes stack traces and graph dumps into every node; profiling needs the module scopes only.
 KEPT_METADATA: Final = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
 _PATH_PATTERN: Final = re.compile(
@@ -38,7 +40,7 @@ def divide_by_roots(model: onnx.ModelProto) -> None:
         if node.op_type == "Mul" and node.input[1] in reciprocals and node.input[1] not in used:
             node.op_type = "Div"
             node.input[1] = reciprocals[node.input[1]].input[0]
-    _remove_unused(model.graph)
+    remove_unused(model.graph)
 
 
 def drop_idle_reshapes(model: onnx.ModelProto) -> None:
@@ -60,7 +62,7 @@ def drop_idle_reshapes(model: onnx.ModelProto) -> None:
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = renamed.get(name, name)
-    _remove_unused(graph)
+    remove_unused(graph)
 
 
 def strip_metadata(model: onnx.ModelProto) -> None:
@@ -97,21 +99,3 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
         return None
     dimensions = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim)
     return None if "" in dimensions else dimensions
-
-
-def _remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove every node that no output depends on, and every initializer that no node reads."""
-    producers = {name: index for index, node in enumerate(graph.node) for name in node.output}
-    waiting, needed = [value.name for value in graph.output], set[int]()
-    while waiting:
-        index = producers.get(waiting.pop())
-        if index is not None and index not in needed:
-            needed.add(index)
-            waiting += graph.node[index].input
-    for index in reversed(range(len(graph.node))):
-        if index not in needed:
-            del graph.node[index]
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name not in used:
-            del graph.initializer[index]

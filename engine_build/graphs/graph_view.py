@@ -116,6 +116,24 @@ def replace_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> No
     model.graph.node.extend(copies)
 
 
+def remove_unused(graph: onnx.GraphProto) -> None:
+    """Remove every node that no output depends on, and every initializer that no node reads."""
+    producers = {name: index for index, node in enumerate(graph.node) for name in node.output}
+    waiting, needed = [value.name for value in graph.output], set[int]()
+    while waiting:
+        index = producers.get(waiting.pop())
+        if index is not None and index not in needed:
+            needed.add(index)
+            waiting += graph.node[index].input
+    for index in reversed(range(len(graph.node))):
+        if index not in needed:
+            del graph.node[index]
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]
+
+
 def _source(value: onnx.ValueInfoProto) -> int:
     kind = value.type.tensor_type
     return TIME if kind.elem_type in FLOATS and len(kind.shape.dim) <= 1 else DATA

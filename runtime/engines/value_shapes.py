@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx.checker import ValidationError
 from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
@@ -24,7 +25,10 @@ SMALL = 4096
 NOT_EVALUATED = (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError)
 
 
-def value_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, tuple[Shape, int]]:
+Values = Mapping[str, tuple[Shape, int]]
+
+
+def value_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> Values:
     """Value -> shape and ONNX element type. A value whose shape depends on data is left out."""
     inference = _Inference(model, inputs)
     for node in model.graph.node:
@@ -98,7 +102,7 @@ class _Inference:
             schema = get_schema(node.op_type, self._versions.get(node.domain, 1), node.domain)
             types = {name: self.types[name] for name in names}
             found = infer_node_outputs(schema, node, types, elements, {}, self._opsets, self._ir_version)
-        except (SchemaError, InferenceError):
+        except (SchemaError, InferenceError, ValidationError):
             return
         self.types.update(found)
 

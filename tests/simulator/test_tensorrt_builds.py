@@ -311,3 +311,55 @@ def test_bfloat16_is_rounded_where_the_graph_casts() -> None:
         np.testing.assert_allclose(y, rounded**2, rtol=1e-6)
         assert not np.allclose(y, values**2, rtol=1e-4)
         del context, engine, runtime
+
+
+# What only shows when a graph is parsed and built.
+
+
+def one_layer(op: str, x: tuple[int | str, ...], *constants: Any) -> onnx.ModelProto:
+    graph = GraphWriter("layer")
+    inputs = [graph.constant(value, np.asarray(value).dtype) for value in constants]
+    if op == "Range":
+        length = graph.op("Gather", graph.op("Shape", graph.input("x", x)), inputs.pop())
+        graph.output("y", graph.op("Range", inputs[0], length, inputs[1]), ("length",), np.int64)
+    else:
+        graph.output("y", graph.op(op, graph.input("x", x), *inputs), ("a", "b", "c"))
+    return graph.model()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (one_layer("Range", ("n", 4), [0], 1, 0), "LINSPACE requires that input at index 0 have rank 0"),
+        (one_layer("Range", ("n", 4), 0, 1, 0), None),
+        (one_layer("Expand", ("n", 1, 1), np.asarray([1, 1 << 12, 1 << 17])), "tensor volume exceeds 2147483647"),
+        (one_layer("Expand", ("n", 1, 1), np.asarray([1, 1 << 12, 1 << 16])), None),
+    ],
+)
+def test_layers_that_the_builder_refuses(machine: Machine, model: onnx.ModelProto, says: str | None) -> None:
+    build = Build(model)
+    shape = tuple(dim.dim_value or 4 for dim in model.graph.input[0].type.tensor_type.shape.dim)
+    build.add_profile(x=((1, *shape[1:]), shape, shape))
+    assert (build.run() is None) == (says is not None)
+    assert says is None or says in build.log_text
+
+
+def test_a_kernel_that_is_computed_is_refused(machine: Machine) -> None:
+    graph = GraphWriter("conv")
+    kernel = graph.op("Neg", graph.constant(np.ones((4, 2, 3))))
+    graph.output("y", graph.op("Conv", graph.input("x", (1, 2, 8)), kernel), (1, 4, 6))
+    build = Build(graph.model())
+    assert build.run() is None
+    assert "kernel weights of Conv that are computed at run time" in build.log_text
+
+
+@pytest.mark.parametrize("through", ["", "Shape"])
+def test_an_input_that_decides_a_shape_is_a_shape_tensor(machine: Machine, through: str) -> None:
+    graph = GraphWriter("shape")
+    x, shape = graph.input("x", ("n", 4)), graph.input("s", (2,), np.int64)
+    if through:
+        shape = graph.op("Shape", shape)
+    graph.output("y", graph.op("Reshape", x, graph.op("Abs", shape)), ("a", "b"))
+    network = Build(graph.model()).network
+    found = {network.get_input(index).name: network.get_input(index).is_shape_tensor for index in range(2)}
+    assert found == {"x": False, "s": not through}

@@ -186,7 +186,16 @@ def test_a_context_of_the_default_strategy_has_its_own_activation_memory(rig: Ri
 @pytest.mark.parametrize(("offset", "size", "says"), [(128, 0, "misaligned"), (0, -256, "the engine needs")])
 def test_activation_memory_that_does_not_fit(rig: Rig, offset: int, size: int, says: str) -> None:
     with provoked(rig.machine, says):
-        rig.context.set_device_memory(rig.memory + offset, rig.engine.device_memory_size_v2 + size)
+        rig.context.set_device_memory(rig.memory + offset, rig.engine.get_device_memory_size_for_profile_v2(0) + size)
+
+
+def test_activation_memory_of_a_smaller_profile(rig: Rig) -> None:
+    rig.context.set_device_memory(rig.memory, rig.engine.get_device_memory_size_for_profile_v2(0))
+    rig.execute()
+    assert rig.context.set_optimization_profile_async(1, rig.stream)
+    rig.set_shapes(rig.context, rows=8)
+    with provoked(rig.machine, "bytes of activation memory, it needs"):
+        rig.execute()
 
 
 def test_activation_memory_that_was_freed(rig: Rig) -> None:

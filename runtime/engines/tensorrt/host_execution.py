@@ -59,13 +59,17 @@ class HostBuffers:
 
 
 class HostExecution:
-    """Executes a plan on host arrays. One thread at a time."""
+    """Executes a plan on host arrays. One thread at a time.
+
+    Activation memory is that of the ranges used so far: the engines of a tick run a row or two so, beside the tick's.
+    """
 
     def __init__(self, plan: LoadedPlan, device: Device) -> None:
         self._plan = plan
         self._stream = device.stream()
         self._buffers = HostBuffers(device)
-        self._memory = device.zeros((max(plan.activation_bytes, 1),), np.uint8)
+        self._device = device
+        self._memory: Tensor | None = None
         self._contexts: dict[int, Context] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -73,7 +77,7 @@ class HostExecution:
         shapes = self._shape_settings(feeds)
         index = shapes.range_index
         if index not in self._contexts:
-            self._contexts[index] = self._plan.new_context(index, self._memory)
+            self._contexts[index] = self._plan.new_context(index, self._memory_of(index))
         settings, outputs = self._bind(feeds, shapes, self._contexts[index])
         self._contexts[index].launch(settings, self._stream)
         return self._buffers.download(outputs, self._stream)
@@ -84,7 +88,7 @@ class HostExecution:
         Raises ShapeError, EngineError.
         """
         profiler, shapes = LayerProfiler(), self._shape_settings(feeds)
-        context = self._plan.new_context(shapes.range_index, self._memory)
+        context = self._plan.new_context(shapes.range_index, self._memory_of(shapes.range_index))
         try:
             settings, _ = self._bind(feeds, shapes, context)
             context.profile(settings, self._stream, runs, profiler)
@@ -99,6 +103,13 @@ class HostExecution:
             self._stream.record().wait()
         while self._contexts:
             self._contexts.popitem()[1].close()
+
+    def _memory_of(self, index: int) -> Tensor:
+        """Activation memory for a range. Contexts keep what they were made with."""
+        size_bytes = max(self._plan.range_bytes(index), 1)
+        if self._memory is None or self._memory.size_bytes < size_bytes:
+            self._memory = self._device.zeros((size_bytes,), np.uint8)
+        return self._memory
 
     def _shape_settings(self, feeds: Mapping[str, NDArray[Any]]) -> ContextSettings:
         check_tensors(self._plan.name, self._plan.inputs, feeds)

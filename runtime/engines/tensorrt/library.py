@@ -154,6 +154,10 @@ class LoadedPlan:
         """Activation memory of one execute at the largest shape."""
         return int(self._engine.device_memory_size_v2)
 
+    def range_bytes(self, index: int) -> int:
+        """Activation memory of one execute at the largest shape of a range."""
+        return int(self._engine.get_device_memory_size_for_profile_v2(index))
+
     def settings(self, tensors: Mapping[str, Tensor]) -> ContextSettings:
         """What an execute on these tensors sets in a context. Raises ShapeError, EngineError."""
         check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
@@ -255,9 +259,7 @@ class Context:
         self._context = context
         # Set after the context: when both are dropped without `close`, the engine is dropped last.
         self._engine = engine
-        context.set_device_memory(memory.address, memory.size_bytes)
-        # A new context is on the first range.
-        self._is_on_range = range_index == 0
+        self._is_on_range = False
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
         # A weak reference: the memory of a dropped execution must become free.
@@ -275,14 +277,20 @@ class Context:
         """Set range and shapes, in this order. Raises EngineError."""
         self._last = None
         if not self._is_on_range:
-            switched = self._context.set_optimization_profile_async(self.range_index, stream.handle)
-            self._check(switched, f"cannot switch to shape range {self.range_index}")
-            self._is_on_range = True
+            self._enter_range(stream)
         for name, shape in settings.shapes.items():
             if self._shapes.get(name) != shape:
                 self._shapes.pop(name, None)
                 self._check(self._context.set_input_shape(name, shape), f"{name} does not take shape {shape}")
                 self._shapes[name] = shape
+
+    def _enter_range(self, stream: Stream) -> None:
+        """Switch to the range, then set the memory, which has to hold an execute of this range. Raises EngineError."""
+        if self.range_index:  # a new context is on the first range
+            switched = self._context.set_optimization_profile_async(self.range_index, stream.handle)
+            self._check(switched, f"cannot switch to shape range {self.range_index}")
+        self._context.set_device_memory(self._memory.address, self._memory.size_bytes)
+        self._is_on_range = True
 
     def output_shape(self, name: str) -> Shape:
         """An output's shape for the shapes that are set. Raises EngineError."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from helpers.factories import tiny_deployment
+from onnx import helper, numpy_helper
 
 from engine_build.build import rebuild_check as decisions
 from engine_build.build.engine_specs import EngineSpec, engine_specs
-from engine_build.build.rebuild_check import build_options
+from engine_build.build.environment import probe_environment
+from engine_build.build.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
 from engine_build.config import load_request
 from runtime.config.deployment import Target
+from runtime.errors import BuildError
+
+FEW = '[build]\nstep_variants = ["plain"]\n'
 
 
 @pytest.fixture
@@ -30,3 +38,72 @@ def test_a_new_recipe_version_makes_engines_stale(
     after = {name: build_options(spec, target, chosen) for name, spec in specs.items()}  # type: ignore[arg-type]
     changed = {name for name in specs if before[name] != after[name]}
     assert changed == {"decoder", "text_encoder"}
+
+
+def test_ticks_run_on_one_stream_and_tell_nan_from_numbers(options: tuple[dict[str, EngineSpec], object]) -> None:
+    specs, chosen = options
+    found = {name: build_options(spec, "tensorrt", chosen) for name, spec in specs.items()}  # type: ignore[arg-type]
+    assert {name for name, build in found.items() if build["strict_nans"]} == {
+        name for name in specs if name.startswith(("rows.", "step."))
+    }
+    assert {name for name, build in found.items() if build["max_aux_streams"] is None} == {
+        "codec_decode", "codec_encode", "text_encoder",
+    }  # fmt: skip
+    more = chosen.model_copy(update={"max_aux_streams": 2})  # type: ignore[attr-defined]
+    assert build_options(specs["decoder"], "tensorrt", more)["max_aux_streams"] == 2
+
+
+def test_plans_of_another_preparation_are_stale(
+    options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, chosen = options
+    before = build_options(specs["decoder"], "tensorrt", chosen)  # type: ignore[arg-type]
+    monkeypatch.setattr(decisions, "PREPARATION", 99)
+    assert build_options(specs["decoder"], "tensorrt", chosen) != before  # type: ignore[arg-type]
+
+
+def attention_deployment(folder: Path, frames: int) -> Path:
+    """A tiny deployment whose decoder has scores of 64 heads over all frames."""
+    path = tiny_deployment(folder, codec=False, text_encoder=False, more=FEW)
+    file = folder / "tiny" / "decoder.onnx"
+    model = onnx.load(file)
+    model.graph.node[-1].output[0] = "alone"
+    for name, value in (("axis", np.array([1])), ("heads", np.array([1, 64, 1, 1])), ("last", np.array([2, 3]))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    for kind, inputs, output, attributes in (
+        ("Unsqueeze", ["alone", "axis"], "one_head", {}),
+        ("Expand", ["one_head", "heads"], "q", {}),
+        ("Transpose", ["q"], "k", {"perm": [0, 1, 3, 2]}),
+        ("MatMul", ["q", "k"], "scores", {}),
+        ("Softmax", ["scores"], "weights", {}),
+        ("MatMul", ["weights", "q"], "mixed", {}),
+        ("ReduceMean", ["mixed", "axis"], "velocity", {"keepdims": 0}),
+    ):
+        model.graph.node.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+    onnx.save(model, file)
+    path.write_text(path.read_text().replace("max = 64 }", f"max = {frames} }}"))
+    return path
+
+
+@pytest.mark.parametrize(("frames", "is_refused"), [(2046, False), (2048, True)])
+def test_a_shape_range_with_too_many_scores_is_refused_before_anything_is_built(
+    tmp_path: Path, frames: int, is_refused: bool
+) -> None:
+    """8 rows, 64 heads, 2048 x 2048 frames: 2^31 elements. Needs no GPU."""
+    path = attention_deployment(tmp_path, frames)
+    request = load_request(path)
+    found = check_rebuilds(request, "tensorrt", environment=probe_environment("tensorrt", request.options))
+    if not is_refused:
+        check_graphs(found)
+        return
+    with pytest.raises(
+        BuildError, match=r"decoder is too large for TensorRT at rows 8, frames 2048, .*'scores'"
+    ) as caught:
+        check_graphs(found)
+    assert "lower max of that range in [[shapes]]" in caught.value.fix
+    check_graphs(replace(decision, action="reuse") for decision in found)
+
+
+def test_the_ranges_that_others_hold_are_not_looked_at() -> None:
+    sizes = [{"R": 8, "T": 10}, {"R": 16, "T": 10}, {"R": 8, "T": 20}, {"R": 8, "T": 20}, {"R": 4, "T": 20}]
+    assert list(_outermost(sizes)) == [{"R": 16, "T": 10}, {"R": 8, "T": 20}]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from helpers.factories import TinySpec
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from engine_build.build.engine_specs import engine_specs
 from engine_build.build.tasks import RunRequest, run_engine
@@ -35,7 +37,7 @@ def run_request(path: Path, num_results: int) -> RunRequest:
     """The decoder's engine, run at every sample of its spec."""
     spec = next(spec for spec in engine_specs(load_request(path)) if spec.name == "decoder")
     folder = load_deployment(path).engine_folder("tensorrt")
-    return RunRequest(spec.name, folder, spec.inputs, spec.samples, num_results)
+    return RunRequest(spec.name, folder, spec.inputs, spec.outputs, spec.samples, num_results)
 
 
 def test_an_engine_runs_at_every_sample_and_returns_the_first_outputs(path: Path, build_one: Build) -> None:
@@ -54,3 +56,27 @@ def test_a_cancelled_run_ends_at_the_next_sample(path: Path, build_one: Build) -
     cancelled.set()
     with pytest.raises(BuildError, match="cancelled"):
         run_engine(run_request(path, 1), cancelled, lambda severity, text: None)
+
+
+def more_sizes(request: RunRequest, **sizes: int) -> RunRequest:
+    return replace(request, production=[{**request.samples[0], **sizes}], padded="RLQ", tolerance=1e-4)
+
+
+def test_more_rows_and_tokens_give_what_each_row_gave_before(path: Path, build_one: Build) -> None:
+    build_one(path)
+    run_engine(more_sizes(run_request(path, 1), R=8, L=32), threading.Event(), lambda severity, text: None)
+
+
+def test_a_row_that_depends_on_its_batch_is_refused(path: Path, build_one: Build) -> None:
+    """Every sample agrees with the graph on the CPU; only the large batch shows it."""
+    file = load_deployment(path).bundle / "decoder.onnx"
+    model = onnx.load(file)
+    last = model.graph.node[-1]
+    axes = numpy_helper.from_array(np.array([0]), "batch_axis")
+    model.graph.initializer.append(axes)
+    last.output[0] = "alone"
+    model.graph.node.append(helper.make_node("ReduceSum", ["alone", "batch_axis"], ["shared"]))
+    model.graph.node.append(helper.make_node("Add", ["alone", "shared"], ["velocity"]))
+    onnx.save(model, file)
+    with pytest.raises(BuildError, match=r"decoder: velocity at R=4, T=32, .* is off by .* in a smaller batch"):
+        build_one(path)

@@ -10,16 +10,21 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from helpers.tensorrt_operators import problems
-from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, SMALLEST_TRANSFORMER, VAE, save_checkpoint
+from helpers.paths import ROOT
+from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, HOP_SAMPLES, SMALLEST_TRANSFORMER, VAE, save_checkpoint
 
-from engine_build.build.rebuild_check import EXACT_KINDS
+from engine_build.build.environment import probe_environment
+from engine_build.build.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
+from engine_build.config import load_request
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.graph_file import read_graph
+from engine_build.graphs.tensorrt_preparation import prepare
+from engine_build.graphs.tensorrt_rules import problems
 from engine_build.precision.error import recipe_error
 from engine_build.precision.recipe import explain, write_recipe
 from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
+from runtime.engines.value_shapes import value_shapes
 from runtime.errors import BuildError, ConfigError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -152,6 +157,34 @@ def test_random_weights_make_a_bundle_with_its_weights_beside_the_graphs(
         onnxruntime.InferenceSession(str(tmp_path / "bundle" / f"{name}.onnx"))
 
 
+def published_heads(folder: Path) -> Path:
+    """The deployment of the published model, with ACE-Step's 16 heads at a width of 8 as its bundle."""
+    from engine_build.export.acestep.sources import RandomWeights
+
+    heads = SMALLEST_TRANSFORMER | {"num_attention_heads": 16, "num_key_value_heads": 8}
+    source = RandomWeights(transformer_changes=heads, vae_changes=VAE)
+    export(source, folder / "acestep-v15-turbo", canvas_s=60.0)
+    path = folder / "acestep-v15-turbo.toml"
+    path.write_text((ROOT / "configs" / path.name).read_text())
+    return path
+
+
+def test_the_published_deployment_fits_tensorrt_at_its_largest_sizes(tmp_path: Path) -> None:
+    path = published_heads(tmp_path)
+    check_graphs(decisions_of(path))
+    more = "[[shapes]]\nrows = { min = 9, opt = 16, max = 16 }\nframes = { min = 6000, opt = 6000, max = 6000 }"
+    path.write_text(
+        path.read_text().replace("[runtime]", f"{more}\ntokens = {{ min = 1, opt = 1, max = 9 }}\n[runtime]")
+    )
+    with pytest.raises(BuildError, match=r"decoder is too large for TensorRT at rows 16, frames 6000.*16 x 16 x 3000"):
+        check_graphs(decisions_of(path))
+
+
+def decisions_of(path: Path) -> list[RebuildDecision]:
+    request = load_request(path)
+    return check_rebuilds(request, "tensorrt", environment=probe_environment("tensorrt", request.options))
+
+
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     from engine_build.export.acestep.sources import RandomWeights
 
@@ -243,6 +276,11 @@ def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path
     for path in sorted(bundle.glob("*.onnx")):
         precision = "fp32" if path.stem in EXACT_KINDS else recipe
         write_recipe(path, tmp_path / path.name, precision)  # type: ignore[arg-type]
-        found[path.stem] = list(problems(onnx.load(tmp_path / path.name)))
+        model, sizes = onnx.load(tmp_path / path.name), {"tokens": 7, "samples": 20 * HOP_SAMPLES}
+        shapes = {
+            item.name: tuple(dim.dim_value or sizes.get(dim.dim_param, 20) for dim in item.type.tensor_type.shape.dim)
+            for item in model.graph.input
+        }
+        found[path.stem] = list(problems(prepare(model, [shapes]), value_shapes(model, shapes)))
     assert {"lyric_encoder", "timbre_encoder", "text_encoder", "decoder"} < found.keys()
     assert {name for name, problem in found.items() if problem} == set()

@@ -6,9 +6,12 @@ import os
 import signal
 import threading
 import time
+from math import prod
 from typing import Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from runtime.engines.value_shapes import value_shapes
 
 from ._basics import IHostMemory, ILogger, IStreamWriter
 from ._config import IBuilderConfig, IOptimizationProfile
@@ -101,7 +104,7 @@ class _Build:
             os.kill(os.getpid(), signal.SIGSEGV)
         if message := faults.get("build_fails"):
             return self._fail(str(message))
-        problem = self._problem()
+        problem = self._problem() or self._refused_layer()
         if problem is not None:
             return self._fail(problem)
         graph = self._graph()
@@ -125,6 +128,26 @@ class _Build:
             for tensor in free:
                 if (problem := _profile_problem(profile, tensor, index)) is not None:
                     return problem
+        return None
+
+    def _refused_layer(self) -> str | None:
+        """What the parser or the builder refuses in the layers, at the largest shapes of any profile."""
+        model = self._network._model
+        assert model is not None
+        constants = {tensor.name for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type in ("Conv", "ConvTranspose") and not constants.issuperset(node.input[1:]):
+                return f"{node.name}: kernel weights of {node.op_type} that are computed at run time"
+        static = {tensor.name: tuple(tensor.shape) for tensor in self._network._side(True)}
+        for index, profile in enumerate(self._config._profiles or [IOptimizationProfile()]):
+            shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile._ranges.items()}})
+            for node in model.graph.node:
+                ranks = [len(shapes[name][0]) for name in node.input if name in shapes]
+                if node.op_type == "Range" and any(ranks):
+                    place = next(place for place, rank in enumerate(ranks) if rank)
+                    return f"{node.name}: LINSPACE requires that input at index {place} have rank 0"
+                if any(prod(shapes[name][0]) >= 1 << 31 for name in node.output if name in shapes):
+                    return f"{node.name}: tensor volume exceeds 2147483647 in optimization profile {index}"
         return None
 
     def _graph(self) -> bytes | None:

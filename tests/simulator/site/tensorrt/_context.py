@@ -103,8 +103,8 @@ class IExecutionContext:
         return Answer(True, what)
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        """Memory of at least `device_memory_size_v2` bytes, 256-byte aligned; in use until the execute completes."""
-        needed = self.engine.device_memory_size_v2
+        """Memory of at least the current profile's size, 256-byte aligned; in use until the execute completes."""
+        needed = self.engine.get_device_memory_size_for_profile_v2(self._profile)
         self._machine.require_aligned(int(memory), ALIGNMENT_BYTES, "set_device_memory")
         if self._own_activation:
             self._machine.break_rule("set_device_memory on a context that is not USER_MANAGED")
@@ -185,6 +185,10 @@ class IExecutionContext:
         needed = engine.get_device_memory_size_for_profile_v2(self._profile)
         if needed and not self._activation[0]:
             self._machine.break_rule("an execute without activation memory")
+        if needed > self._activation[1]:
+            self._machine.break_rule(
+                f"an execute with {self._activation[1]} bytes of activation memory, it needs {needed}"
+            )
         return Launch(self, operands, (self._activation[0], needed))
 
     def _check_concurrency(self, stream: int) -> None:

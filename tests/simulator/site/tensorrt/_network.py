@@ -22,11 +22,43 @@ OPSETS = range(9, 26 if STRONGLY_TYPED_ONLY else 25)
 UNSUPPORTED = ("NonMaxSuppressionV2", "Optional", "SequenceMap", "StringNormalizer", "Unique", "RegexFullMatch")
 
 
+# Operators whose inputs at these places are shapes.
+SHAPES = {
+    "ConstantOfShape": (0,), "Expand": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (2, 3), "Slice": (1, 2, 4),
+    "Tile": (1,), "TopK": (1,), "Pad": (1,),
+}  # fmt: skip
+
+
+def _shaping_values(model: onnx.ModelProto) -> set[str]:
+    """The values that decide the shape of another; what depends on sizes alone decides none."""
+    found: set[str] = set()
+    for node in reversed(model.graph.node):
+        if found.intersection(node.output) and node.op_type not in ("Shape", "Size"):
+            found.update(node.input)
+        found.update(node.input[place] for place in SHAPES.get(node.op_type, ()) if place < len(node.input))
+    return found
+
+
+def _read_data(model: onnx.ModelProto, folder: Path) -> None:
+    """Read external weights as the real parser does, which follows links."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entry = {item.key: item.value for item in tensor.external_data}
+            with (folder / entry["location"]).open("rb") as file:
+                file.seek(int(entry.get("offset", 0)))
+                tensor.raw_data = file.read(int(entry.get("length", -1)))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
 class ITensor:
     """One network input or output."""
 
-    def __init__(self, name: str, dtype: DataType, shape: tuple[int, ...], *, is_input: bool) -> None:
+    def __init__(
+        self, name: str, dtype: DataType, shape: tuple[int, ...], *, is_input: bool, is_shape_tensor: bool = False
+    ) -> None:
         self._name, self._dtype, self._shape, self._is_input = name, dtype, Dims(shape), is_input
+        self._is_shape_tensor = is_shape_tensor
 
     @property
     def name(self) -> str:
@@ -46,7 +78,7 @@ class ITensor:
 
     @property
     def is_shape_tensor(self) -> bool:
-        return False
+        return self._is_shape_tensor
 
 
 class INetworkDefinition:
@@ -113,7 +145,8 @@ class OnnxParser:
         if not isinstance(model, str):
             raise TypeError(f"parse_from_file(): incompatible function arguments: {type(model).__name__}, takes str")
         try:
-            parsed = onnx.load(model, load_external_data=True)
+            parsed = onnx.load(model, load_external_data=False)
+            _read_data(parsed, Path(model).parent)
         except (OSError, DecodeError, onnx.checker.ValidationError) as error:
             return self._fail(ParserError(f"Failed to parse ONNX model {model}: {error}"))
         return self._take(parsed)
@@ -123,7 +156,7 @@ class OnnxParser:
         try:
             parsed = onnx.load_from_string(bytes(memoryview(model)))
             if path is not None:
-                onnx.load_external_data_for_model(parsed, str(Path(path).parent))
+                _read_data(parsed, Path(path).parent)
         except (OSError, DecodeError, onnx.checker.ValidationError) as error:
             return self._fail(ParserError(f"Failed to parse ONNX model: {error}"))
         return self._take(parsed)
@@ -143,7 +176,11 @@ class OnnxParser:
             if kind not in DTYPES:
                 return self._fail(ParserError(f"tensor {name}: ONNX data type {kind} is not supported"))
         self._network._model = model
-        self._network._tensors = [ITensor(name, DTYPES[k], shape, is_input=i) for name, k, shape, i in tensors]
+        shaping = _shaping_values(model)
+        self._network._tensors = [
+            ITensor(name, DTYPES[k], shape, is_input=i, is_shape_tensor=name in shaping)
+            for name, k, shape, i in tensors
+        ]
         return Answer(True, "the parser")
 
     def _fail(self, error: ParserError) -> bool:

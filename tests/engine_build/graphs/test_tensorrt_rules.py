@@ -1,0 +1,133 @@
+"""All graphs of a deployment, prepared, are graphs that TensorRT takes; what it does not take is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers.factories import tiny_deployment
+from helpers.paths import ROOT
+from onnx import TensorProto, helper, numpy_helper
+
+from engine_build.build.engine_specs import EngineSpec, engine_specs, input_shapes, sizes_at
+from engine_build.build.rebuild_check import preparation_shapes
+from engine_build.build.verify import sample_inputs
+from engine_build.config import load_request
+from engine_build.graphs.reference_session import model_of
+from engine_build.graphs.tensorrt_preparation import prepare
+from engine_build.graphs.tensorrt_rules import problems, too_large
+from runtime.engines.value_shapes import Values, value_shapes
+
+OPSETS = range(9, 25)
+
+
+def found_in(spec: EngineSpec, model: onnx.ModelProto) -> Iterator[str]:
+    yield from (f"opset {item.version}" for item in model.opset_import if item.version not in OPSETS)
+    for ranges in spec.ranges:
+        values = value_shapes(model, input_shapes(spec, sizes_at(spec, ranges, 2)))
+        yield from (*problems(model, values), *too_large(model, values))
+
+
+def one_node(op: str, kind: int = TensorProto.FLOAT, **inputs: list[int]) -> onnx.ModelProto:
+    """A node `n` with inputs of these shapes; names in capitals are constants."""
+    constants = [
+        numpy_helper.from_array(np.ones(shape, helper.tensor_dtype_to_np_dtype(kind)), name)
+        for name, shape in inputs.items()
+        if name.isupper()
+    ]
+    values = [helper.make_tensor_value_info(n, kind, shape) for n, shape in inputs.items() if not n.isupper()]
+    y = helper.make_tensor_value_info("y", kind, None)
+    graph = helper.make_graph([helper.make_node(op, list(inputs), ["y"], name="n")], "g", values, [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def values_of(model: onnx.ModelProto) -> Values:
+    shapes = {item.name: tuple(dim.dim_value for dim in item.type.tensor_type.shape.dim) for item in model.graph.input}
+    return value_shapes(model, shapes)
+
+
+@pytest.mark.parametrize("bundle", ["demo", "tiny"])
+def test_every_prepared_graph_is_taken(bundle: str, tmp_path: Path) -> None:
+    more = {"conditions": True, "structure": True, "adapters": True}
+    path = ROOT / "configs" / "demo.toml" if bundle == "demo" else tiny_deployment(tmp_path, **more)
+    found = {}
+    for spec in engine_specs(load_request(path)):
+        found[spec.name] = list(found_in(spec, prepare(model_of(spec.graph), preparation_shapes(spec))))
+    assert len(found) >= 25
+    assert {name: refused for name, refused in found.items() if refused} == {}
+
+
+def test_the_demo_codec_needs_to_be_prepared() -> None:
+    """Kernels that are computed from constants: without preparation the builder refuses them."""
+    specs = {spec.name: spec for spec in engine_specs(load_request(ROOT / "configs" / "demo.toml"))}
+    assert any("kernel" in text for text in found_in(specs["codec_encode"], model_of(specs["codec_encode"].graph)))
+
+
+def in_single(tensor: TensorProto) -> TensorProto:
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+
+
+def with_doubles_as_floats(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as TensorRT's parser reads it: float64 as float32."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            tensor.CopyFrom(in_single(tensor))
+    for attribute in (item for node in model.graph.node for item in node.attribute):
+        if attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
+            attribute.i = TensorProto.FLOAT
+    return model
+
+
+def test_doubles_may_become_floats() -> None:
+    """The demo codec computes phases in float64, for any start frame."""
+    specs = [
+        spec for spec in engine_specs(load_request(ROOT / "configs" / "demo.toml")) if spec.kind.startswith("codec")
+    ]
+    doubles = 0
+    for spec in specs:
+        model = model_of(spec.graph)
+        doubles += sum(tensor.data_type == TensorProto.DOUBLE for tensor in model.graph.initializer)
+        feeds = next(sample_inputs(spec))
+        if "start_frame" in feeds:
+            feeds["start_frame"][:] = 123_456_789
+        exact = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+        single = with_doubles_as_floats(prepare(model, preparation_shapes(spec)))
+        found = ort.InferenceSession(single.SerializeToString()).run(None, feeds)[0]
+        assert np.abs(found - exact).max() <= 1e-5 * np.abs(exact).max()
+    assert doubles > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (one_node("Unique", x=[2]), "does not support this operator"),
+        (one_node("Softmax", TensorProto.INT64, x=[2]), "data of type INT64, TensorRT takes BF16, FP16, FP32"),
+        (one_node("Neg", x=[2]), None),
+        (one_node("Squeeze", TensorProto.INT64, x=[1, 2], axes=[1]), "the axes 'axes' are computed"),
+        (one_node("Squeeze", TensorProto.INT64, x=[2, 1], AXES=[1]), None),
+        (one_node("Range", TensorProto.INT64, START=[1], limit=[], DELTA=[]), "input 0 has shape [1]"),
+        (one_node("Range", TensorProto.INT64, START=[], limit=[1], DELTA=[]), "input 1 has shape [1]"),
+        (one_node("Range", TensorProto.INT64, START=[], limit=[], DELTA=[]), None),
+        (one_node("Conv", x=[1, 2, 8], w=[3, 2, 3]), "kernel or bias 'w' is computed"),
+        (one_node("Conv", x=[1, 2, 8], W=[3, 2, 3]), None),
+        (one_node("Conv", x=[1, 2, 8], W=[3, 2, 3], b=[3]), "kernel or bias 'b' is computed"),
+        (one_node("ConvTranspose", x=[1, 2, 8], w=[2, 3, 3]), "kernel or bias 'w' is computed"),
+    ],
+)
+def test_what_the_parser_refuses_is_found(model: onnx.ModelProto, says: str | None) -> None:
+    found = list(problems(model, values_of(model)))
+    assert not found if says is None else len(found) == 1 and f"node 'n' ({model.graph.node[0].op_type})" in found[0]
+    assert says is None or says in found[0]
+
+
+@pytest.mark.parametrize(("rows", "is_refused"), [(8, False), (14, False), (15, True), (16, True)])
+def test_scores_of_attention_have_less_than_two_to_the_31_elements(rows: int, is_refused: bool) -> None:
+    """240 s at 25 Hz in patches of two frames, 16 heads: 15 rows are too many."""
+    model = one_node("MatMul", q=[rows, 16, 3000, 128], k=[rows, 16, 128, 3000])
+    found = list(too_large(model, values_of(model)))
+    assert bool(found) == is_refused
+    assert not is_refused or f"{rows} x 16 x 3000 x 3000" in found[0]
