@@ -13,6 +13,7 @@ from engine_build.graphs.graph_file import Graph
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, DATA_FOLDER_ENTRY
 from runtime.errors import BuildError
 
+PREPACKING_ENTRY = "session.disable_prepacking"
 OPSET_FIX = 'export it for opset 20, as helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]) does'
 
 
@@ -33,6 +34,8 @@ def open_onnxruntime(engine: Path, options: BuildConfig) -> Any:
 def graph_session(graph: Graph, options: BuildConfig) -> Any:
     """A session that runs the graph on the CPU as it is written. Raises BuildError."""
     chosen = exact_options(options.threads)
+    # It runs a few times: a second copy of all weights, in the kernels' layout, is not worth it.
+    chosen.add_session_config_entry(PREPACKING_ENTRY, "1")
     find_data(chosen, graph)
     return session(graph.source, chosen, graph.label)
 

@@ -16,10 +16,13 @@ from numpy.typing import DTypeLike, NDArray
 from runtime.devices.device import ALIGNMENT_BYTES, Event
 from runtime.errors import OutOfMemoryError
 
+# The alignment of CUDA's own allocations, which TensorRT wants for activation memory.
+BLOCK_BYTES = 512
 
-def aligned(size_bytes: int) -> int:
-    """The next multiple of 256 bytes, at least 256."""
-    return max(1, -(-size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+def aligned(size_bytes: int, alignment_bytes: int) -> int:
+    """The next multiple of the alignment, at least one."""
+    return max(1, -(-size_bytes // alignment_bytes)) * alignment_bytes
 
 
 class Block:
@@ -88,7 +91,7 @@ class _Chunk:
 
 
 class Arena:
-    """Sub-allocates 256-byte aligned blocks from large chunks; `grow(size_bytes)` allocates a chunk, as an address.
+    """Sub-allocates 512-byte aligned blocks from large chunks; `grow(size_bytes)` allocates a chunk, as an address.
 
     A returned block is reused once an event is done that `record` gave after its return; without `record` at once, for
     memory that is only accessed in stream order. One thread at a time takes blocks; any thread may return them.
@@ -102,7 +105,7 @@ class Arena:
 
     def take(self, size_bytes: int) -> Block:
         """A block of at least this size with undefined content. Raises OutOfMemoryError."""
-        size_bytes = aligned(size_bytes)
+        size_bytes = aligned(size_bytes, BLOCK_BYTES)
         self._collect()
         address = self._fit(size_bytes)
         if address is None:
@@ -185,7 +188,7 @@ class UploadRing:
         if self._used + piece > self._segment_bytes:
             self._open_next_segment()
         offset = self._segment * self._segment_bytes + self._used
-        self._used += aligned(piece)
+        self._used += aligned(piece, ALIGNMENT_BYTES)
         return offset, piece
 
     def _open_next_segment(self) -> None:

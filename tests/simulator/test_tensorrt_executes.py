@@ -183,7 +183,7 @@ def test_a_context_of_the_default_strategy_has_its_own_activation_memory(rig: Ri
         context.set_device_memory(rig.memory, rig.engine.device_memory_size_v2)
 
 
-@pytest.mark.parametrize(("offset", "size", "says"), [(128, 0, "misaligned"), (0, -256, "the engine needs")])
+@pytest.mark.parametrize(("offset", "size", "says"), [(256, 0, "misaligned"), (0, -256, "the engine needs")])
 def test_activation_memory_that_does_not_fit(rig: Rig, offset: int, size: int, says: str) -> None:
     with provoked(rig.machine, says):
         rig.context.set_device_memory(rig.memory + offset, rig.engine.get_device_memory_size_for_profile_v2(0) + size)

@@ -40,6 +40,11 @@ def test_the_model_of_a_file_comes_without_its_external_data(tmp_path: Path) -> 
     assert model_of(graph_of(product())) == product()
 
 
+def test_the_reference_keeps_one_copy_of_its_weights() -> None:
+    options = graph_session(graph_of(product()), BuildConfig(threads=1)).get_session_options()
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+
+
 def test_a_graph_that_does_not_load_names_its_file(tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a graph")

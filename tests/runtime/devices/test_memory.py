@@ -54,10 +54,10 @@ def inside_one_chunk(memory: FakeMemory, block: Block) -> bool:
 def test_blocks_are_aligned_and_share_a_chunk() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
-    blocks = [arena.take(size) for size in (1, 300, 0, 256)]
+    blocks = [arena.take(size) for size in (1, 300, 0, 512)]
     assert len(memory.chunks) == 1
-    assert [block.address - memory.chunks[0][0] for block in blocks] == [0, 256, 768, 1024]
-    assert [block.size_bytes for block in blocks] == [256, 512, 256, 256]
+    assert [block.address - memory.chunks[0][0] for block in blocks] == [0, 512, 1024, 1536]
+    assert [block.size_bytes for block in blocks] == [512] * 4
 
 
 def test_a_block_larger_than_a_chunk_gets_its_own_chunk() -> None:
@@ -81,7 +81,7 @@ def test_a_block_is_reused_after_its_last_reference() -> None:
 def test_adjacent_returned_blocks_are_merged() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
-    blocks = [arena.take(256) for _ in range(CHUNK // 256)]
+    blocks = [arena.take(512) for _ in range(CHUNK // 512)]
     del blocks[1::2]
     del blocks[:]
     assert arena.take(CHUNK).address == memory.chunks[0][0]
@@ -163,9 +163,9 @@ def test_live_blocks_never_overlap_and_all_memory_returns(steps: list[tuple[int,
 
 
 def test_an_array_or_view_keeps_its_block() -> None:
-    raw = np.zeros(CHUNK + 256, np.uint8)
+    raw = np.zeros(CHUNK + 512, np.uint8)
     memory = FakeMemory()
-    memory.next = -(-raw.ctypes.data // 256) * 256
+    memory.next = -(-raw.ctypes.data // 512) * 512
     arena = Arena(memory.grow, CHUNK)
     array = host_array(arena.take(48), (3, 4), np.float32)
     view = array[1]

@@ -126,6 +126,25 @@ def test_a_tick_that_cannot_be_captured_runs_plainly(
     assert sum("launched plainly" in message for message in caplog.messages) == 1
 
 
+def test_without_memory_for_a_graphs_own_context_ticks_run_plainly(
+    loops: Loops, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next kind of tick has memory again and is captured."""
+    expected = run_all(loops(), make("0", steps=8)).latents("0")
+    loop, inbox = loops(), Inbox()
+    machine.faults = {"context_none_at": [machine._struck["context_none_at"] + 2]}
+    loop.submit(make("0", steps=8), inbox)
+    with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
+        records = [loop.tick() for _ in range(8)]
+    assert "cannot be warmed up for capture and is launched plainly" in caplog.text
+    assert "out of memory" in caplog.text
+    replayed = [record.replayed for record in records if record is not None]
+    assert 0 < sum(replayed) < 4
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("0"), expected)
+
+
 def play(loop: TickLoop) -> Inbox:
     """Starts, ends, cancels and updates at fixed ticks, with features of every kind."""
     inbox = Inbox()

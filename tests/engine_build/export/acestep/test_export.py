@@ -172,10 +172,12 @@ def published_heads(folder: Path) -> Path:
 def test_the_published_deployment_fits_tensorrt_at_its_largest_sizes(tmp_path: Path) -> None:
     path = published_heads(tmp_path)
     check_graphs(decisions_of(path))
-    more = "[[shapes]]\nrows = { min = 9, opt = 16, max = 16 }\nframes = { min = 6000, opt = 6000, max = 6000 }"
-    path.write_text(
-        path.read_text().replace("[runtime]", f"{more}\ntokens = {{ min = 1, opt = 1, max = 9 }}\n[runtime]")
-    )
+    more = """[[shapes]]
+rows = { min = 9, opt = 16, max = 16 }
+frames = { min = 6000, opt = 6000, max = 6000 }
+tokens = { min = 1, opt = 1, max = 9 }
+"""
+    path.write_text(path.read_text().replace("[runtime]", f"{more}\n[runtime]"))
     with pytest.raises(BuildError, match=r"decoder is too large for TensorRT at rows 16, frames 6000.*16 x 16 x 3000"):
         check_graphs(decisions_of(path))
 

@@ -74,3 +74,26 @@ def test_repeated_executes_of_both_ranges_allocate_nothing(machine: Machine, tmp
     plan.close()
     del host
     bench.close()
+
+
+def test_a_small_execute_takes_no_memory_of_a_larger_range(machine: Machine, tmp_path: Path) -> None:
+    """So reads a reload its new engines: one row, beside the memory of the ticks."""
+    from runtime.engines.tensorrt.host_execution import HostExecution
+    from runtime.engines.tensorrt.library import LoadedPlan
+
+    written(tmp_path, ROWS, {**MANY_ROWS, "frames": (1, 8, 4096)})
+    bench = Bench()
+    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    host = HostExecution(plan, bench.device)
+    assert plan.range_bytes(0) * 100 < plan.range_bytes(1) == plan.activation_bytes
+    host.run(feeds_of(1, 4))
+    assert host._memory is not None
+    assert host._memory.size_bytes == plan.range_bytes(0)
+    host.run(feeds_of(8, 4))
+    assert host._memory.size_bytes == plan.range_bytes(1)
+    feeds = feeds_of(2, 4)
+    np.testing.assert_allclose(host.run(feeds)["y"], expected(feeds), **CLOSE)
+    host.close()
+    plan.close()
+    del host
+    bench.close()

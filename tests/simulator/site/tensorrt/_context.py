@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ._engine import ICudaEngine
 
 ALIGNMENT_BYTES = 256
+# The device's textureAlignment.
+ACTIVATION_ALIGNMENT_BYTES = 512
 Shape = tuple[int, ...]
 
 
@@ -103,9 +105,9 @@ class IExecutionContext:
         return Answer(True, what)
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        """Memory of at least the current profile's size, 256-byte aligned; in use until the execute completes."""
+        """Memory of at least the current profile's size, 512-byte aligned; in use until the execute completes."""
         needed = self.engine.get_device_memory_size_for_profile_v2(self._profile)
-        self._machine.require_aligned(int(memory), ALIGNMENT_BYTES, "set_device_memory")
+        self._machine.require_aligned(int(memory), ACTIVATION_ALIGNMENT_BYTES, "set_device_memory")
         if self._own_activation:
             self._machine.break_rule("set_device_memory on a context that is not USER_MANAGED")
         if size < needed:
