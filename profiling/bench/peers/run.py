@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from profiling.bench.baseline import decoder_inputs
-from profiling.bench.result import BUSY, NOISY_SPREAD, rounded
+from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.statistics import neighbour_ratio, percentiles, time_in_turn
 from profiling.bench.steady_stream import Competitor, Competitors
@@ -117,7 +117,7 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
         found += _compare_generations(deployment, loads, ticks, checkpoint)
     packages = ("openvino", *(TORCH_PACKAGES if checkpoint else ()))
     properties["versions"] |= {name: metadata.version(name) for name in packages}
-    sizes = {"frames": loads[0].frames, "steps": loads[0].steps, "tokens": loads[0].tokens}
+    sizes = {name: value for name, value in shape_of(loads[0]).items() if name not in ("variant", "guidance", "depth")}
     return {"kind": "peers", **sizes, "ticks": ticks, "comparisons": found, **properties}
 
 
