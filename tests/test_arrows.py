@@ -71,7 +71,7 @@ HEAVY = {
         "engine_build/demo_model/",
     },
     "diffusers": {"engine_build/export/acestep/", "engine_build/demo_model/", "profiling/bench/peers/"},
-    "transformers": {"engine_build/export/acestep/", "profiling/bench/peers/example.py"},
+    "transformers": {"engine_build/export/acestep/", "profiling/bench/peers/"},
     "openvino": {"profiling/bench/peers/openvino_decoder.py"},
     "matplotlib": {"engine_build/demo_model/"},
     "tokenizers": {

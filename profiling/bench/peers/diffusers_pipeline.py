@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import transformers
 from diffusers import AceStepPipeline
+from diffusers.utils import logging
 from numpy.typing import NDArray
 
 from profiling.bench.peers.torch_decoder import compiled_for_shapes
@@ -24,6 +26,9 @@ class DiffusersPipeline:
     """
 
     def __init__(self, checkpoint: str, *, compiled: bool) -> None:
+        for messages in (logging, transformers.logging):
+            messages.set_verbosity_error()
+            messages.disable_progress_bar()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

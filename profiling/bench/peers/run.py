@@ -156,7 +156,13 @@ def _decoders(
             yield (
                 f"PyTorch{suffix}",
                 TorchDecoder(
-                    checkpoint, rows=rows, frames=load.frames, tokens=load.tokens, compiled=compiled, inputs=given
+                    checkpoint,
+                    rows=rows,
+                    frames=load.frames,
+                    tokens=load.tokens,
+                    compiled=compiled,
+                    inputs=given,
+                    threads=threads,
                 ),
             )
 

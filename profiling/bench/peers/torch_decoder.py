@@ -25,8 +25,8 @@ class TorchDecoder:
     """ACE-Step's transformer of diffusers on fixed inputs: rows R, frames T, tokens L; bfloat16 on a GPU, else float32.
 
     source: a checkpoint in diffusers' layout, or "published": the published sizes with random weights. layers: their
-    number, with "published" only. inputs: arrays by the names of forward(), in place of random ones. Raises
-    ConfigError, and EngineError where memory does not suffice.
+    number, with "published" only. inputs: arrays by the names of forward(), in place of random ones. threads: of
+    the CPU, for all of PyTorch; 0 leaves them. Raises ConfigError, and EngineError where memory does not suffice.
     """
 
     def __init__(
@@ -39,7 +39,10 @@ class TorchDecoder:
         layers: int | None = None,
         compiled: bool,
         inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+        threads: int = 0,
     ) -> None:
+        if threads:
+            torch.set_num_threads(threads)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         try:
