@@ -7,7 +7,6 @@ y += strength * scale * (x A) B for each matrix, with scale = alpha / r (rank-st
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from pydantic_core import from_json
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
@@ -36,6 +36,8 @@ OTHER_KINDS = ("use_bdlora", "use_qalora")
 MAX_HEADER_MEMBERS = 32_768
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
+# Of r and alpha.
+MAX_NUMBER = 1_000_000
 
 
 def read_catalog(deployment: Deployment) -> AdapterCatalog:
@@ -127,16 +129,21 @@ class _Scales:
 
     def _value(self, module: str, patterns: str, name: str) -> Any:
         """As PEFT does: a pattern is a regular expression for the end of a module's path."""
-        found = self.config.get(name)
-        for pattern, value in dict(self.config.get(patterns) or {}).items():
+        found, table = self.config.get(name), self.config.get(patterns) or {}
+        if not isinstance(table, dict):
+            raise AdapterError(f"{self.where}: {patterns} is {quoted(table)}, expected a JSON object")
+        for pattern, value in table.items():
             try:
                 if re.fullmatch(rf"(.*\.)?({pattern})", module):
                     found = value
                     break
             except re.error as error:
                 raise AdapterError(f"{self.where}: {patterns} {quoted(pattern)}: {error}") from None
-        if found is not None and (isinstance(found, bool) or not isinstance(found, (int, float)) or found <= 0):
-            raise AdapterError(f"{self.where}: {name} of {module} is {quoted(found)}, expected a number above 0")
+        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if found is not None and not (is_number and 0 < found <= MAX_NUMBER):
+            raise AdapterError(
+                f"{self.where}: {name} of {module} is {quoted(found)}, expected a number above 0, at most {MAX_NUMBER}"
+            )
         return found
 
 
@@ -260,7 +267,7 @@ class _File:
         words = str(text).split(",")
         if str(text).startswith("["):
             try:
-                words = [str(word) for word in json.loads(text)]
+                words = [str(word) for word in from_json(text)]
             except ValueError as error:
                 raise AdapterError(f"{self._path}: trigger_words is not a JSON list: {error}") from None
         yield from (word.strip()[:100] for word in words[:100] if word.strip())

@@ -117,6 +117,7 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
     factors = random_factors(spec, 4, seed=1)
     a, b = f"{IN}.lora_A.weight", f"{IN}.lora_B.weight"
     config: dict[str, Any] = {}
+    metadata: dict[str, str] = {}
     match kind:
         case "name":
             factors["layers.7.in.lora_A.weight"] = factors.pop(a)
@@ -138,7 +139,13 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
             config["peft_type"] = "LOHA"
         case "alpha":
             config["lora_alpha"] = "8"
-    return write_peft(tmp_path / "broken", factors, **config)
+        case "large":
+            config["lora_alpha"] = 10**400
+        case "patterns":
+            config["rank_pattern"] = 4
+        case "words":
+            metadata["trigger_words"] = "[" * 5000
+    return write_peft(tmp_path / "broken", factors, metadata, **config)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,9 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
         ("nan", "not finite"),
         ("kind", "LOHA.*expected a LoRA"),
         ("alpha", "lora_alpha.*expected a number above 0"),
+        ("large", "lora_alpha.*expected a number above 0, at most 1000000"),
+        ("patterns", "rank_pattern is '4', expected a JSON object"),
+        ("words", "trigger_words is not a JSON list"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(kind: str, message: str, spec: AdapterSpec, tmp_path: Path) -> None:
