@@ -21,7 +21,8 @@ from server.asgi.openapi import GenerationBody, audio_response, problem_response
 from server.asgi.problems import Finding, ProblemError, draining, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate
 from server.metrics import Outcome
-from server.routes.generation_stream import GenerationJob, chunks
+from server.routes.generation_job import GenerationJob
+from server.routes.generation_stream import chunks
 from server.routes.models import model_not_found
 from server.service import Service, service_of
 
