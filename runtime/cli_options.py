@@ -14,7 +14,8 @@ import typer
 
 from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
-from runtime.requests.options import DcwOptions, GenerationOptions, WeightedPrompt
+from runtime.requests.option_types import DcwOptions, WeightedPrompt
+from runtime.requests.options import GenerationOptions
 from runtime.requests.text_options import TextOptions
 
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.

@@ -18,7 +18,8 @@ from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
-from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, Values, given_options
+from runtime.requests.option_types import Values
+from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
 from runtime.requests.torch_noise import torch_noise

@@ -28,7 +28,8 @@ from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestCompose
 from runtime.pipeline.structure import StructureCodec, no_structure, parse_codes
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
-from runtime.requests.options import MAX_SECONDS, GenerationOptions, parse_options
+from runtime.requests.option_types import MAX_SECONDS
+from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, next_segment
 from runtime.tick.loop import TickLoop

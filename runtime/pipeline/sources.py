@@ -10,7 +10,8 @@ from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
 from runtime.pipeline.structure import no_structure
 from runtime.pipeline.tasks import check_task, is_cover, task_of
-from runtime.requests.options import MAX_SECONDS, TEXT_OPTIONS, GenerationOptions, Span, given_options
+from runtime.requests.option_types import MAX_SECONDS, Span
+from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN
 from runtime.requests.segments import Segment
 from runtime.requests.validation import untaken_options

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from runtime.errors import RequestError
 from runtime.requests.curves import Curve
-from runtime.requests.options import DcwOptions, Span, StepOptions, Values
+from runtime.requests.option_types import DcwOptions, Span, Values
+from runtime.requests.options import StepOptions
 from runtime.requests.request import CURVE_PARAMETERS, Dcw, StepParameters
 
 Latents = NDArray[np.float32]

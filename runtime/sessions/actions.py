@@ -11,7 +11,8 @@ from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
-from runtime.requests.options import DcwOptions, GenerationOptions
+from runtime.requests.option_types import DcwOptions
+from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.validation import untaken_options
 from runtime.sessions.frames import AudioChunk

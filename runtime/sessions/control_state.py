@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from runtime.requests.options import MAX_PROMPTS, GenerationOptions, WeightedPrompt
+from runtime.requests.option_types import MAX_PROMPTS, WeightedPrompt
+from runtime.requests.options import GenerationOptions
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.controls import (
     CONTROL_NAMES,

@@ -13,14 +13,12 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from runtime.errors import RequestError
+from runtime.requests.option_types import AdapterOptions, DcwOptions, Share
 from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
     NEEDS_SOURCE_OR_STRUCTURE,
-    AdapterOptions,
-    DcwOptions,
     GenerationOptions,
-    Share,
     StepOptions,
     options_error,
 )

@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.config.deployment import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
-from runtime.requests.options import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text, options_error
+from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text
+from runtime.requests.options import options_error
 from runtime.requests.request import MAX_SEED
 from runtime.untrusted import one_line, parse_json_object
 

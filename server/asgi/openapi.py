@@ -15,7 +15,8 @@ from pydantic.json_schema import SkipJsonSchema, models_json_schema
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
 from runtime.pipeline.tasks import known_tasks
-from runtime.requests.options import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL, GenerationOptions
+from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
+from runtime.requests.options import GenerationOptions
 from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS

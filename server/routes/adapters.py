@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from runtime.engines.engine import EngineSet
-from runtime.requests.options import AdapterOptions, Adapters
+from runtime.requests.option_types import AdapterOptions, Adapters
 from server.asgi.openapi import REF, problem_responses
 from server.asgi.request_body import read_upload, validate
 from server.routes.tick_profile import check_admin

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from runtime.cli import app
 from runtime.cli_options import file_values, flag_values, merged, named_as_flags, option_flags
 from runtime.errors import FileError, RequestError
-from runtime.requests.options import DcwOptions, GenerationOptions
+from runtime.requests.option_types import DcwOptions
+from runtime.requests.options import GenerationOptions
 
 
 def test_every_option_is_a_flag_with_its_description() -> None:

@@ -13,7 +13,8 @@ from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.sources import kept_frames, settled_options
-from runtime.requests.options import GenerationOptions, Span, parse_options
+from runtime.requests.option_types import Span
+from runtime.requests.options import GenerationOptions, parse_options
 
 SPEC = TinySpec()
 RATE_HZ = 25.0

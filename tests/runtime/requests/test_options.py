@@ -14,7 +14,8 @@ from runtime.config.conditions import TextGraphSpec
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import generate_latents
-from runtime.requests.options import MAX_CURVE_VALUES, GenerationOptions, StepOptions, parse_options
+from runtime.requests.option_types import MAX_CURVE_VALUES
+from runtime.requests.options import GenerationOptions, StepOptions, parse_options
 from server.asgi.openapi import GenerationBody
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

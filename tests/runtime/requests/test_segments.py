@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import RequestError
-from runtime.requests.options import DcwOptions, Span, StepOptions
+from runtime.requests.option_types import DcwOptions, Span
+from runtime.requests.options import StepOptions
 from runtime.requests.segments import Segment, next_segment, repaint_curve, step_parameters
 
 

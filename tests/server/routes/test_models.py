@@ -11,7 +11,8 @@ from helpers.factories import TinySpec, tiny_deployment
 from helpers.http_harness import Served, problem, serving
 
 from runtime.cli import app
-from runtime.requests.options import DcwOptions, GenerationOptions
+from runtime.requests.option_types import DcwOptions
+from runtime.requests.options import GenerationOptions
 from runtime.requests.validation import untaken_options
 
 SPEC = TinySpec()

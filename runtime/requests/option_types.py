@@ -1,0 +1,176 @@
+"""Values that public parameters take: numbers, curves, objects. Each says its bounds in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.config import JsonDict
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from runtime.config.deployment import Strength
+from runtime.requests.request import DCW_READS, DENOISE_MIN
+from runtime.requests.text_options import MAX_NAME_CHARACTERS
+
+MAX_SECONDS = 600.0
+MIN_SECONDS = 0.1
+MAX_CURVE_VALUES = 4096
+MAX_CHANNELS = 1024
+MAX_PROMPT_CHARACTERS = 2000
+MAX_PROMPTS = 8
+MAX_ADAPTERS = 8
+MAX_CODES = 4096
+MAX_CODE_CHARACTERS = 32
+# Mark in the published schema: the list has one value per latent channel.
+PER_CHANNEL: JsonDict = {"x-length": "latent_channels"}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Takes a value of any of `branches` and answers everything else with one sentence instead of one per branch."""
+
+    message: str
+    branches: Any = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        inner = handler.generate_schema(self.branches) if self.branches is not None else handler(source)
+        return core_schema.no_info_wrap_validator_function(self._check, inner)
+
+    def _check(self, value: Any, inner: Callable[[Any], Any]) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise PydanticCustomError("one_of", "{message}", {"message": self.message}) from None
+
+
+def bounded(low: float, high: float) -> OneOf:
+    """A number or a curve, every value inside `low..high`."""
+    number = Annotated[float, Field(ge=low, le=high)]
+    numbers = Annotated[list[number], Field(min_length=1, max_length=MAX_CURVE_VALUES, fail_fast=True)]
+    return OneOf(
+        f"expected a number from {low:g} to {high:g}, or a list of 1 to {MAX_CURVE_VALUES} such numbers",
+        number | numbers,
+    )
+
+
+Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+Track = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Time = Annotated[float, Field(gt=DENOISE_MIN, le=1.0)]
+Values = float | list[float]
+Weight = Annotated[Values, bounded(0.0, 10.0)]
+UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
+DcwStrength = Annotated[Values, bounded(-0.5, 0.5)]
+NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
+GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
+GainChannels = Annotated[
+    list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS, fail_fast=True, json_schema_extra=PER_CHANNEL)
+]
+Gain = Annotated[
+    GainValue
+    | GainChannels
+    | Annotated[list[GainChannels], Field(min_length=1, max_length=MAX_CURVE_VALUES, fail_fast=True)],
+    OneOf("expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
+]
+
+
+Codes = Annotated[
+    Annotated[str, Field(max_length=MAX_CODES * MAX_CODE_CHARACTERS)]
+    | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_CODES, fail_fast=True)],
+    OneOf(f"expected codes such as <|audio_code_12|><|audio_code_7|>, or a list of 1 to {MAX_CODES} numbers"),
+]
+
+
+class OptionModel(BaseModel):
+    """Base of options: unknown members, NaN and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class WeightedPrompt(OptionModel):
+    """One of several prompts, blended by weight."""
+
+    text: Text = Field(description="Text that describes the audio.")
+    weight: Weight = Field(default=1.0, description="Its share: a number, or a curve over the generation.")
+    start: Share = Field(default=0.0, description="Active from this share of the steps on.")
+    end: Share = Field(default=1.0, description="Active up to this share of the steps (not included, unless it is 1).")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.start < self.end:
+            raise PydanticCustomError("range", "needs start < end")
+        return self
+
+
+Prompt = Annotated[
+    Text | Annotated[list[WeightedPrompt], Field(min_length=1, max_length=MAX_PROMPTS)],
+    OneOf(
+        f"expected a text of at most {MAX_PROMPT_CHARACTERS} characters, or a list of 1 to {MAX_PROMPTS} objects "
+        "{text, weight, start, end} with weight from 0 to 10 and 0 <= start < end <= 1"
+    ),
+]
+
+
+class Span(OptionModel):
+    """A segment of time inside the generation."""
+
+    start_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it begins, in seconds.")
+    end_s: float = Field(ge=0.0, le=MAX_SECONDS, description="Where it ends, in seconds.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.start_s < self.end_s:
+            raise PydanticCustomError("range", "needs start_s < end_s")
+        return self
+
+
+class DcwOptions(OptionModel):
+    """Wavelet-domain correction of each step (DCW); off where both strengths are 0."""
+
+    mode: Literal["low", "high", "double", "pix"] = Field(
+        default="double",
+        description="Which bands are corrected: low, high, both (double), or the frames themselves (pix).",
+    )
+    low: DcwStrength = Field(
+        default=0.0,
+        description="Strength in the low band, or of mode pix. Not for mode high. Above 0.02 the demo loses its key.",
+    )
+    high: DcwStrength = Field(
+        default=0.0,
+        description="Strength in the high band. For modes high and double. Above 0.2 the demo loses its key.",
+    )
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        for name in ("low", "high"):
+            values = np.atleast_1d(getattr(self, name))
+            if name not in DCW_READS[self.mode] and np.any(values):
+                raise PydanticCustomError("dcw", f"mode {self.mode} does not read {name}: leave it out")
+        return self
+
+
+class AdapterOptions(OptionModel):
+    """One LoRA adapter of GET /v1/adapters."""
+
+    id: str = Field(min_length=1, max_length=100, description="Its id.")
+    strength: Strength = Field(default=1.0, description="How strongly it acts; 0 is off.")
+
+
+def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:
+    if len({item.id for item in adapters}) < len(adapters):
+        raise PydanticCustomError("unique", "expected every adapter once")
+    return adapters
+
+
+Adapters = Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)]
