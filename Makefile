@@ -8,6 +8,7 @@ TORCH ?= torch==2.13.0
 CONFIG ?= configs/demo.toml
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
+GPU_CHECK_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process.
 PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
@@ -20,13 +21,14 @@ TSC_OPTIONS := --noEmit --allowJs --checkJs --strict --target esnext --module es
 FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
 EXPORT_BIN := .venv-export/bin
+GPU_BIN := .venv-gpu/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PEERS := build/peers
 PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-slow test-export lint bench peers soak clean
+.PHONY: help demo test test-page test-slow test-export lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -69,6 +71,9 @@ $(PEERS)/bundle/bundle.toml: | .venv-export/.installed-peers
 	$(EXPORT_BIN)/python -m engine_build.export acestep --checkpoint $(PEERS)/checkpoint --out $(PEERS)/bundle \
 		--canvas-seconds 10.24 --deployment $(PEERS)/example.toml
 
+gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU can show, in build/gpu-check, in 30 minutes
+	$(GPU_BIN)/python -m profiling.gpu_check $(GPU_CHECK_ARGS)
+
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
 
@@ -107,6 +112,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv-export/.installed-peers: .venv-export/.installed
 	@echo "Installing OpenVINO into .venv-export ..."
 	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test,peers]'
+	@touch $@
+
+.venv-gpu/.installed: pyproject.toml | .venv-gpu/bin/python
+	@echo "Installing TensorRT, torch and the exporter into .venv-gpu (several minutes the first time) ..."
+	$(GPU_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[tensorrt,export,test]'
 	@touch $@
 
 %/bin/python:

@@ -166,5 +166,16 @@ def test_a_changed_project_installs_again(checkout: Path) -> None:
 
 def test_help_lists_every_target(checkout: Path) -> None:
     text = make(checkout, "help").stdout
-    for target in ("demo", "test", "test-page", "test-export", "test-slow", "lint", "bench", "soak", "clean"):
+    for target in (
+        "demo",
+        "test",
+        "test-page",
+        "test-export",
+        "test-slow",
+        "lint",
+        "bench",
+        "gpu-check",
+        "soak",
+        "clean",
+    ):
         assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target
