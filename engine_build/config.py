@@ -21,7 +21,8 @@ RECIPE_VERSION = 1
 # Likewise with every change to how cpu_graph rewrites graphs.
 CPU_GRAPH_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+CodecPrecision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
@@ -40,7 +41,7 @@ TENSORRT_OPTIONS = (
 
 # The largest accepted error, relative to an output's largest value, where [build] names none. A GPU sums in another
 # order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7.
-CPU_TOLERANCE = 1e-4
+CPU_TOLERANCES = {"fp32": 1e-4, "int8": 0.2}
 GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2}
 
 
@@ -48,8 +49,9 @@ class BuildConfig(BaseModel):
     """The `[build]` table.
 
     tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: of decoder and text encoder on the GPU targets. codec_precision: of the codec, whose rounding
-    is audible as noise. Rows and step graphs and the target cpu are always float32.
+    all cores. precision: of decoder and text encoder on the GPU targets; "int8" is for the decoder on the target cpu,
+    which is float32 with every other. codec_precision: of the codec on a GPU, whose rounding is audible as noise. Rows
+    and step graphs are always float32.
 
     ONNX Runtime. optimization: its graph optimization level; on the CPU, "basic" also leaves out cpu_graph's rewriting
     (attention and rotary embedding as single operators). "extended" is valid on every machine of one architecture;
@@ -69,7 +71,7 @@ class BuildConfig(BaseModel):
     tolerance: float | None = Field(default=None, gt=0)
     threads: int = Field(default=0, ge=0, le=256)
     precision: Precision = "fp32"
-    codec_precision: Precision = "fp32"
+    codec_precision: CodecPrecision = "fp32"
     step_variants: tuple[str, ...] = STEP_VARIANTS
 
     optimization: Optimization = "extended"
@@ -96,7 +98,7 @@ class BuildConfig(BaseModel):
         if self.tolerance is not None:
             return self.tolerance
         if target == "cpu":
-            return CPU_TOLERANCE
+            return CPU_TOLERANCES[precision]
         return GPU_TOLERANCES["tf32" if precision == "fp32" and self.tf32 else precision]
 
 

@@ -17,6 +17,9 @@ from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
 
+CPU_INFO = Path("/proc/cpuinfo")
+# Of x86 (VNNI, AMX) and ARM. Without them ONNX Runtime sums pairs of products in 16 bits, which overflow.
+INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"})
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # The fields of the device that must be equal for a plan to run, by hardware_compatibility.
 VALID_ON = {
@@ -42,8 +45,10 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
     """This machine's environment. Raises BuildError with all that is missing and the commands that install it."""
     if target == "cpu":
         onnxruntime()
-        here = machine()
-        device = here if options.optimization == "all" else {"arch": here["arch"]}
+        here, is_int8 = machine(), options.precision == "int8"
+        if is_int8:
+            need_int8_products()
+        device = here if is_int8 or options.optimization == "all" else {"arch": here["arch"]}
         return BuildEnvironment(tool_versions(target), device, here["cpu"])
     need_package = need_tensorrt if target == "tensorrt" else lambda: need_provider(onnxruntime())
     missing = _all_missing(need_package, lambda: need_gpu(target))
@@ -58,6 +63,19 @@ def probe_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
         return build_environment(target, options)
     except BuildError as error:
         return BuildEnvironment(missing=error)
+
+
+def need_int8_products(cpu_info: Path = CPU_INFO) -> None:
+    """Raises BuildError where the processor has no 8-bit products that are summed in 32 bits."""
+    try:
+        flags = set(cpu_info.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        flags = set()
+    if not flags & INT8_FLAGS:
+        raise BuildError(
+            f"this processor has no 8-bit products (none of {', '.join(sorted(INT8_FLAGS))})",
+            fix='precision = "fp32" in [build]',
+        )
 
 
 def need_tensorrt() -> None:

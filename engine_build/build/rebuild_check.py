@@ -34,7 +34,7 @@ from runtime.engines.manifest import (
     verify_file,
 )
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.errors import BuildError, ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError
 
 # The solver's results are the state itself; a structure code jumps where a value crosses a limit.
 EXACT_KINDS = ("rows", "step", "structure_encode")
@@ -140,8 +140,16 @@ def identity(spec: EngineSpec, target: Target, options: BuildConfig, environment
 
 
 def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
-    """The precision of a spec's engine. EXACT_KINDS, and all graphs on the CPU, are float32."""
-    if target == "cpu" or spec.kind in EXACT_KINDS:
+    """The precision of a spec's engine. EXACT_KINDS, and on the CPU all but a decoder in int8, are float32.
+
+    Raises ConfigError where the target does not have the precision.
+    """
+    if target == "cpu":
+        return "int8" if options.precision == "int8" and spec.kind == "decoder" else "fp32"
+    if options.precision == "int8":
+        fix = 'precision = "bf16", "fp16" or "fp32" in [build], or build with --target cpu'
+        raise ConfigError(f'precision = "int8" is for the target cpu, not for {target}', fix=fix)
+    if spec.kind in EXACT_KINDS:
         return "fp32"
     return options.codec_precision if spec.kind.startswith("codec") else options.precision
 
@@ -155,6 +163,8 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
         profiles = optimization_profiles(spec)
         return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
+    if precision == "int8":
+        chosen |= _recipe(precision)
     if target == "cpu" and options.optimization != "basic":
         chosen["rewrite"] = CPU_GRAPH_VERSION
     if target == "cuda":

@@ -101,7 +101,8 @@ def write_emulated(graph: Graph, recipe: RecipeName, path: Path, *, without: Ite
         write_recipe(graph.source, path, recipe, without=without)
     else:
         onnx.save(apply_recipe(model_of(graph), recipe, without=without), path)
-    onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
+    if recipe != "int8":  # which the CPU computes
+        onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
 
 
 def _folder(graph: Graph) -> Path:

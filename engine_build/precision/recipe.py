@@ -1,4 +1,4 @@
-"""Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph.
+"""Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph; for CPUs, which in 8 bits.
 
 Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of the graph. Inputs and outputs stay
 float32.
@@ -7,7 +7,7 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +16,12 @@ from onnx import TensorProto, defs
 
 from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
+from engine_build.precision.int8 import int8_products, with_int8_products
 from engine_build.precision.node_rules import node_rules
 from engine_build.precision.normalize import normalized
 from runtime.errors import BuildError
 
-RecipeName = Literal["fp32", "fp16", "bf16"]
+RecipeName = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ def apply_recipe(
         same = onnx.ModelProto()
         same.CopyFrom(model)
         return same
-    found, weights = RECIPES[recipe], weights or InlineWeights()
+    weights = weights or InlineWeights()
+    if recipe == "int8":
+        return with_int8_products(_checked(model), weights)
+    found = RECIPES[recipe]
     view = GraphView(normalized(_checked(model), found.mask_limit, weights))
     rules = node_rules(view, frozenset(without) | without_type(view, found.kind))
     return Rewriter(view, rules, found.kind, recipe, weights).rewrite()
@@ -120,6 +124,12 @@ def explain(
     if recipe == "fp32":
         nodes = model.graph.node
         return tuple(NodePrecision(node_name(node), node.op_type, "fp32", "all", "the recipe") for node in nodes)
+    if recipe == "int8":
+        changed = {*int8_products(model).values()}
+        low = NodePrecision("", "", "int8", "linear", "a product with a matrix of weights")
+        full = NodePrecision("", "", "fp32", "other", "no product with weights, or of the graph's inputs")
+        nodes = ((node, low if node_name(node) in changed else full) for node in model.graph.node)
+        return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
     view = GraphView(normalized(_checked(model), RECIPES[recipe].mask_limit, weights or InlineWeights()))
     rules = node_rules(view, frozenset(without) | without_type(view, RECIPES[recipe].kind))
     names = {"full": "fp32", "low": recipe, "index": "index"}

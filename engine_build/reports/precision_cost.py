@@ -32,6 +32,7 @@ class Choice(StrEnum):
 
     FP16 = "fp16"
     BF16 = "bf16"
+    INT8 = "int8"
 
 
 class TargetChoice(StrEnum):

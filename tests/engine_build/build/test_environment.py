@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
-from engine_build.build.environment import build_environment, driver_release, probe_environment
+from engine_build.build.environment import build_environment, driver_release, need_int8_products, probe_environment
 from engine_build.config import BuildConfig
 from runtime.errors import BuildError
 
@@ -25,6 +25,17 @@ def test_the_driver_release_is_read(tmp_path: Path, text: str, release: str) -> 
 def test_the_cpu_is_an_architecture_or_one_processor() -> None:
     assert set(build_environment("cpu", BuildConfig()).device) == {"arch"}
     assert set(build_environment("cpu", BuildConfig(optimization="all")).device) == {"arch", "cpu"}
+
+
+@pytest.mark.parametrize(("flags", "has_them"), [("avx2 avx512_vnni", True), ("fma avx2 avx512f", False), ("", False)])
+def test_int8_needs_a_processor_with_8_bit_products(tmp_path: Path, flags: str, has_them: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"model name : X\nflags : fpu {flags}\n")
+    if has_them:
+        need_int8_products(tmp_path / "cpuinfo")
+    else:
+        with pytest.raises(BuildError, match="avx512_vnni") as raised:
+            need_int8_products(tmp_path / "cpuinfo")
+        assert 'precision = "fp32"' in raised.value.fix
 
 
 @pytest.mark.parametrize(

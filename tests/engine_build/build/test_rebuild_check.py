@@ -15,9 +15,9 @@ from engine_build.build import rebuild_check as decisions
 from engine_build.build.engine_specs import EngineSpec, engine_specs
 from engine_build.build.environment import probe_environment
 from engine_build.build.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
-from engine_build.config import load_request
+from engine_build.config import BuildConfig, load_request
 from runtime.config.deployment import Target
-from runtime.errors import BuildError
+from runtime.errors import BuildError, ConfigError
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 
@@ -107,3 +107,33 @@ def test_a_shape_range_with_too_many_scores_is_refused_before_anything_is_built(
 def test_the_ranges_that_others_hold_are_not_looked_at() -> None:
     sizes = [{"R": 8, "T": 10}, {"R": 16, "T": 10}, {"R": 8, "T": 20}, {"R": 8, "T": 20}, {"R": 4, "T": 20}]
     assert list(_outermost(sizes)) == [{"R": 16, "T": 10}, {"R": 8, "T": 20}]
+
+
+def test_int8_is_for_the_decoder_on_the_cpu(options: tuple[dict[str, EngineSpec], object]) -> None:
+    specs, int8 = options[0], BuildConfig(precision="int8")
+    chosen = {name: build_options(spec, "cpu", int8).get("precision") for name, spec in specs.items()}
+    assert [name for name, precision in chosen.items() if precision is not None] == ["decoder"]
+    assert (
+        build_options(specs["decoder"], "cpu", int8)["tolerance"]
+        > build_options(specs["decoder"], "cpu", BuildConfig())["tolerance"]
+    )
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+@pytest.mark.parametrize("name", ["decoder", "step.plain"])
+def test_int8_is_refused_on_gpu_targets(
+    target: Target, name: str, options: tuple[dict[str, EngineSpec], object]
+) -> None:
+    with pytest.raises(ConfigError, match=f"is for the target cpu, not for {target}") as raised:
+        build_options(options[0][name], target, BuildConfig(precision="int8"))
+    assert "--target cpu" in raised.value.fix
+
+
+def test_a_new_rewriting_makes_engines_of_the_cpu_stale(
+    options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, basic = options[0]["decoder"], BuildConfig(optimization="basic")
+    before = build_options(spec, "cpu", BuildConfig()), build_options(spec, "cpu", basic)
+    monkeypatch.setattr(decisions, "CPU_GRAPH_VERSION", 99)
+    assert build_options(spec, "cpu", BuildConfig()) != before[0]
+    assert build_options(spec, "cpu", basic) == before[1]

@@ -1,0 +1,103 @@
+"""The recipe int8, for CPUs: linear layers as 8-bit products.
+
+Weights are rounded by output feature, activations by token: q = round(127 x / max|x|) over a token's features, so what
+a token becomes depends on no other token or row. Products are summed in 32 bits and scaled in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from engine_build.graphs.graph_view import node_name, replace_nodes
+from engine_build.precision.casts import InlineWeights
+
+CONTRIB = "com.microsoft"
+# Products of smaller matrices gain nothing.
+SMALLEST_SIDE = 64
+LARGEST = 127
+CONSTANTS = {
+    "int8/largest": np.array(LARGEST, np.float32),
+    "int8/smallest": np.array(1e-12, np.float32),
+    "int8/one": np.array(1, np.float32),
+    "int8/zero": np.array(LARGEST + 1, np.uint8),
+    "int8/last": np.array([-1], np.int64),
+}
+
+
+def int8_products(model: onnx.ModelProto) -> dict[str, str]:
+    """Weight -> node of the products that the recipe changes: by a constant matrix, not of the graph's own inputs."""
+    inputs = {value.name for value in model.graph.input}
+    sizes = {tensor.name: tensor.dims for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    return {
+        node.input[1]: node_name(node)
+        for node in model.graph.node
+        if node.op_type == "MatMul"
+        and node.input[0] not in inputs
+        and len(side := sizes.get(node.input[1], ())) == 2
+        and min(side) >= SMALLEST_SIDE
+    }
+
+
+def with_int8_products(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
+    """The graph with its products in 8 bits, as ONNX Runtime's operators; `weights` reads and stores constants."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    changed = int8_products(model)
+    del result.graph.initializer[:]
+    for tensor in model.graph.initializer:
+        if tensor.name in changed:
+            rounded, scale = _rounded(weights.read(tensor))
+            result.graph.initializer.append(weights.write(f"{tensor.name}.int8", rounded))
+            result.graph.initializer.append(weights.write(f"{tensor.name}.scale", scale))
+        else:
+            result.graph.initializer.append(weights.keep(tensor))
+    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in CONSTANTS.items())
+    replace_nodes(result, _nodes(model, changed))
+    result.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+    return result
+
+
+def _rounded(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """[K,N] in 8 bits, and each output feature's scale [N]."""
+    scale = np.maximum(np.abs(weight).max(axis=0), np.float32(1e-12)) / np.float32(LARGEST)
+    return np.rint(weight / scale).astype(np.int8), scale
+
+
+def _nodes(model: onnx.ModelProto, changed: dict[str, str]) -> Iterator[onnx.NodeProto]:
+    rounded: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in changed:
+            yield node
+            continue
+        x, weight = node.input
+        new = [] if x in rounded else _rounded_by_token(x)
+        rounded.add(x)
+        inputs = [f"{x}/int8", f"{weight}.int8", "int8/one", f"{weight}.scale", "int8/zero"]
+        product = f"{node.output[0]}/int8_product"
+        new.append(helper.make_node("MatMulIntegerToFloat", inputs, [product], node.name, domain=CONTRIB))
+        new.append(_node("Mul", [product, f"{x}/int8_scale"], node.output[0]))
+        for one in new:
+            one.metadata_props.extend(node.metadata_props)
+        yield from new
+
+
+def _rounded_by_token(x: str) -> list[onnx.NodeProto]:
+    """x as uint8 around 128, and the scale of each token; once for all products of x."""
+    return [
+        _node("Abs", [x], f"{x}/int8_abs"),
+        _node("ReduceMax", [f"{x}/int8_abs", "int8/last"], f"{x}/int8_peak"),
+        _node("Max", [f"{x}/int8_peak", "int8/smallest"], f"{x}/int8_most"),
+        _node("Div", [f"{x}/int8_most", "int8/largest"], f"{x}/int8_scale"),
+        _node("Div", ["int8/largest", f"{x}/int8_most"], f"{x}/int8_factor"),
+        _node("Mul", [x, f"{x}/int8_factor"], f"{x}/int8_scaled"),
+        _node("QuantizeLinear", [f"{x}/int8_scaled", "int8/one", "int8/zero"], f"{x}/int8"),
+    ]
+
+
+def _node(kind: str, inputs: list[str], output: str) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs, [output], output)
