@@ -106,7 +106,7 @@ def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]
         ("optimization_level = 6", "optimization_level: .*expected at most 5"),
         ("workspace_mib = 0", "workspace_mib: .*expected at least 1"),
         ('verbosity = "loud"', "verbosity: .*'none', 'layer_names' or 'detailed'"),
-        ('precision = "int8"', "precision: .*'fp32', 'fp16' or 'bf16'"),
+        ('precision = "int4"', "precision: .*'fp32', 'fp16', 'bf16' or 'int8'"),
         ("max_aux_streams = -1", "max_aux_streams: .*expected at least 0"),
         ("timing_cash = true", "timing_cash: is not a known name; did you mean timing_cache"),
     ],
