@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.config.deployment import RuntimeConfig
 from runtime.denoise.bucket import LengthBucket
 from runtime.denoise.launch_cache import Call, Launch, LaunchCache
-from runtime.denoise.row_buffers import Buffer, RowBuffers
+from runtime.denoise.row_buffers import Buffer, Held, RowBuffers
 from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_fields import FIELDS, LAYOUT
 from runtime.denoise.slot_state import SlotField, SlotState
@@ -75,9 +75,12 @@ class RewrittenRowBuffers(RowBuffers):
 
     def lay_out(self, layout: RowLayout) -> None:
         """Write all rows, also those that have not changed."""
-        self._placed.clear()
+        self._conditions, self._contexts = {}, {}
         super().lay_out(layout)
         self.layout = None
+
+    def _source(self, held: Held, values: NDArray[Any]) -> None:
+        """None: nothing is copied on the device."""
 
 
 class SeparateRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class LengthBucket:
         self._times = self._vectors.take(most_rows * ALIGNED * 4 // np.dtype(time.dtype).itemsize, time.dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
         self._steps = self.step_kind(device, self._stream, self.state, deployment.runtime.ticks_in_flight + 1)
-        self._noise = StepNoise(device, worker, (frames, self._channels))
+        self._worker = worker
         folds_tokens = bundle.decoder.inputs.condition_mask is not None
         self._rules = LayoutRules(deployment, folds_tokens, row_multiple(frames, self._channels))
         self._variants: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
@@ -187,9 +188,12 @@ class LengthBucket:
                 self.state.field("use_cached_negative").write(slot.index, uses)
 
     def _write_noise(self) -> None:
-        field = self.state.field("step_noise")
         for live in self._drawing():
-            field.write(live.slot.index, self._noise.take(live))
+            self._noise.write(live)
+
+    @cached_property
+    def _noise(self) -> StepNoise:
+        return StepNoise(self._worker, self.state.field("step_noise"))
 
     def _drawing(self) -> list[LiveSlot]:
         return [live for live in self._live.values() if live.work.values.draws_noise]

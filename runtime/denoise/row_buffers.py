@@ -1,7 +1,7 @@
 """The decoder's batch: buffers for its rows, and the tables that say which row belongs to which slot.
 
-Conditions and contexts are written when a row changes, not per tick. What an execute takes lies together and
-begins at an aligned address.
+Conditions and contexts are written when a row changes, not per tick; a row that moves is copied on the device. What an
+execute takes lies together and begins at an aligned address. The place of a context does not depend on tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.denoise.adapter_factors import AdapterFactors
-from runtime.denoise.row_layout import Row, RowLayout
+from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_state import PackedVectors, host_view
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
@@ -23,6 +23,7 @@ from runtime.engines.engine import Engine, condition_shape, condition_width
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
+Held = dict[int, NDArray[Any]]
 
 
 class Buffer:
@@ -99,16 +100,18 @@ class RowBuffers:
         self._weights_stride = _round_up(adapter_rank)
         self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
         self.layout: RowLayout | None = None
-        self._placed: dict[int, tuple[Row, int, int]] = {}
+        # Of each execute: place -> the array that lies there.
+        self._conditions: dict[tuple[int, int], Held] = {}
+        self._contexts: dict[int, Held] = {}
 
     def lay_out(self, layout: RowLayout) -> None:
         """Write the conditions and contexts of rows that changed, and which slot each row reads."""
+        self._forget_moved(layout)
         for begin, end, tokens in layout.executes:
-            for index in range(begin, end):
-                row = layout.rows[index]
-                if not self._has(index, row, begin, tokens):
-                    self._write_row(index, row, begin, tokens)
-                    self._placed[index] = (row, begin, tokens)
+            for place, row in enumerate(layout.rows[begin:end]):
+                self._set_condition(place, row.condition.tokens, begin, tokens)
+                if self.context is not None and row.request.context is not None:
+                    self._set_context(place, row.request.context, begin)
         self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]
         self.row_slots.flush(len(layout.rows), self._stream)
         last = layout.executes[-1]
@@ -161,32 +164,64 @@ class RowBuffers:
             tensors[self._roles.context] = self.context.view(*shape, start=begin * self._context_stride)
         return tensors
 
-    def _write_row(self, index: int, row: Row, begin: int, tokens: int) -> None:
-        """One row's condition, padded to the execute's tokens, with its mask and context."""
-        values, place = row.condition.tokens, index - begin
+    def _forget_moved(self, layout: RowLayout) -> None:
+        """Where executes begin elsewhere or have another L, what was written lies between other rows."""
+        splits = [(execute.begin, execute.tokens) for execute in layout.executes]
+        if splits != list(self._conditions):
+            self._conditions = {split: {} for split in splits}
+        begins = [execute.begin for execute in layout.executes]
+        if begins != list(self._contexts):
+            self._contexts = {begin: {} for begin in begins}
+
+    def _set_condition(self, place: int, values: NDArray[Any], begin: int, tokens: int) -> None:
+        """Have a condition, padded to the execute's tokens, and its mask at a place of an execute."""
+        held = self._conditions[begin, tokens]
+        if held.get(place) is values:
+            return
+        source, held[place] = self._source(held, values), values
+        start, mask_start = begin * self._condition_stride, begin * self._mask_stride
+        if source is None:
+            self._write_condition(values, tokens, start + place * tokens * self.width, mask_start + place * tokens)
+            return
         if self.condition is not None:
-            start = begin * self._condition_stride + place * tokens * self.width
+            self._copy(self.condition, start, tokens * self.width, source, place)
+        if self.mask is not None:
+            self._copy(self.mask.tensor, mask_start, tokens, source, place)
+
+    def _write_condition(self, values: NDArray[Any], tokens: int, start: int, mask_start: int) -> None:
+        """Upload one row's condition, padding and mask."""
+        if self.condition is not None:
             self._upload(self.condition.view(*values.shape, start=start), values)
             if missing := tokens - len(values):
                 end = start + values.size
                 self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
         if self.mask is not None:
-            start = begin * self._mask_stride + place * tokens
-            keep = self.mask.array(tokens, start=start)
+            keep = self.mask.array(tokens, start=mask_start)
             keep[: len(values)] = 1
             keep[len(values) :] = 0
-            self.mask.flush(tokens, self._stream, start=start)
-        if self.context is not None and row.request.context is not None:
-            start = begin * self._context_stride + place * self.frames * self.context_channels
-            self._upload(self.context.view(self.frames, self.context_channels, start=start), row.request.context)
+            self.mask.flush(tokens, self._stream, start=mask_start)
 
-    def _has(self, index: int, row: Row, begin: int, tokens: int) -> bool:
-        """Whether the row's condition and context are there already, at the place that this execute reads."""
-        if index not in self._placed:
-            return False
-        old, old_begin, old_tokens = self._placed[index]
-        is_same = row.condition is old.condition and row.request is old.request
-        return is_same and (begin, tokens) == (old_begin, old_tokens)
+    def _set_context(self, place: int, values: NDArray[Any], begin: int) -> None:
+        """Have a context at a place of an execute."""
+        held = self._contexts[begin]
+        if held.get(place) is values:
+            return
+        assert self.context is not None
+        source, held[place] = self._source(held, values), values
+        start, size = begin * self._context_stride, self.frames * self.context_channels
+        if source is None:
+            self._upload(self.context.view(*values.shape, start=start + place * size), values)
+        else:
+            self._copy(self.context, start, size, source, place)
+
+    def _source(self, held: Held, values: NDArray[Any]) -> int | None:
+        """Where a row lies already, also behind the rows of the tick before: one that moves needs no upload."""
+        return next((place for place, array in held.items() if array is values), None)
+
+    def _copy(self, tensor: Tensor, start: int, size: int, source: int, place: int) -> None:
+        """Copy a row of `size` elements from place to place."""
+        row = tensor.view(size, start=start + source * size)
+        self._device.copy(tensor.view(size, start=start + place * size), row, self._stream)
 
     def _upload(self, target: Tensor, values: NDArray[Any]) -> None:
         self._device.upload(target, values, self._stream)

@@ -14,8 +14,6 @@ from runtime.requests.curves import Array
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
 
-TOKEN_MULTIPLE = 8
-
 
 class Row(NamedTuple):
     """One row of the decoder's batch: which slot's latents, under which condition."""
@@ -142,7 +140,11 @@ class RowLayout:
 @dataclass(frozen=True, slots=True)
 class LayoutRules:
     """How rows share executes. folds_tokens: rows of unequal L may share one (the decoder has a condition mask);
-    row_multiple: at which rows an execute may begin."""
+    row_multiple: at which rows an execute may begin.
+
+    On a GPU few shapes occur, so that captured graphs come back: a tick covers all slots, and L stays where that costs
+    at most half of it.
+    """
 
     deployment: Deployment
     folds_tokens: bool
@@ -161,7 +163,7 @@ class LayoutRules:
         return RowLayout(
             frames=frames,
             slots=tuple([item.slot for item in live]),
-            slot_count=live[-1].slot.index + 1,
+            slot_count=self.deployment.runtime.depth if self._has_few_shapes else live[-1].slot.index + 1,
             rows=_in_places(rows, places),
             executes=executes,
             positives=positives,
@@ -181,11 +183,11 @@ class LayoutRules:
         is_fused = self.deployment.runtime.fused_guidance
         passes = [indices] if is_fused else [indices[:num_positives], indices[num_positives:]]
         groups = [group for part in passes for group in self._groups(part, rows)]
-        if len(groups) == 1:
+        if len(groups) == 1 and (self._has_few_shapes or not _are_in_order(rows)):
             groups = [_in_earlier_places(rows, previous)]
         places, executes, end = [0] * len(rows), list[Execute](), 0
         for group in groups:
-            tokens = self._padded(max([len(rows[index].condition.tokens) for index in group]))
+            tokens = self._padded(frames, max([len(rows[index].condition.tokens) for index in group]), previous)
             limit = self.deployment.rows_limit(frames, tokens)
             for first in range(0, len(group), limit):
                 chunk = group[first : first + limit]
@@ -203,19 +205,33 @@ class LayoutRules:
         lengths = sorted({len(rows[index].condition.tokens) for index in indices})
         return [[index for index in indices if len(rows[index].condition.tokens) == length] for length in lengths]
 
-    def _padded(self, tokens: int) -> int:
+    @property
+    def _has_few_shapes(self) -> bool:
+        return self.deployment.target != "cpu"
+
+    def _padded(self, frames: int, tokens: int, previous: RowLayout | None) -> int:
         """L of an execute: with a mask, rounded up so that few shapes occur; without one, exact."""
         if not self.folds_tokens:
             return tokens
-        least = min(shape.tokens.min for shape in self.deployment.shapes)
-        return min(max(-(-tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE, least), self.deployment.max_tokens)
+        multiple = self.deployment.token_multiple
+        rounded = -(-tokens // multiple) * multiple
+        if previous is not None and self._has_few_shapes and len(previous.executes) == 1:
+            before = previous.executes[0].tokens
+            rounded = before if rounded <= before <= 2 * rounded else rounded
+        ranges = [shape.tokens for shape in self.deployment.shapes if shape.frames.holds(frames)]
+        return min([allowed.nearest(rounded) for allowed in ranges if allowed.max >= tokens])
+
+
+def _are_in_order(rows: Sequence[Row]) -> bool:
+    """Whether row i is slot i: that needs no rows graph."""
+    return [row.slot_index for row in rows] == list(range(len(rows)))
 
 
 def _in_earlier_places(rows: Sequence[Row], previous: RowLayout | None) -> list[int]:
     """Indices of rows in the order of their places: a row that `previous` has stays in its place, so that it is not
-    uploaded again. In slot order where row i then is slot i: that needs no rows graph."""
+    uploaded again."""
     indices = list(range(len(rows)))
-    if previous is None or [row.slot_index for row in rows] == indices:
+    if previous is None:
         return indices
     places = {id(row): place for place, row in enumerate(previous.rows)}
     kept: dict[int, int] = {}

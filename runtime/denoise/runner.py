@@ -19,7 +19,7 @@ from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
-from runtime.engines.engine import EngineSet, variant_name
+from runtime.engines.engine import Engine, EngineSet, condition_width, variant_name
 from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan
@@ -118,6 +118,7 @@ class DenoiseRunner:
         if engines.adapted is not None and runtime.adapter_rank:
             self._factors = AdapterFactors(device, stream, engines.adapted, runtime.adapter_rank)
         self._noise_worker = ThreadPoolExecutor(1, "step-noise")
+        device.reserve_uploads(_upload_bytes(engines.decoder, bundle, deployment))
         self._buckets: dict[int, LengthBucket] = {}
         self._pools: dict[int, ArrayPool] = {}
         self._part: DenoisePart | None = None
@@ -256,3 +257,11 @@ def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:
         num_rows=sum(layout.num_rows for layout in layouts),
         num_executes=sum(len(layout.executes) for layout in layouts),
     )
+
+
+def _upload_bytes(decoder: Engine, bundle: Bundle, deployment: Deployment) -> int:
+    """What all slots upload that join in one tick, at the largest T: latents, context, noise, and a usual condition."""
+    frames = min(bundle.latents.canvas_frames, max(shape.frames.max for shape in deployment.shapes))
+    channels = 2 * bundle.latents.channels + bundle.context_channels
+    tokens = max(shape.tokens.opt for shape in deployment.shapes) * condition_width(decoder, bundle.decoder.inputs)
+    return 4 * deployment.runtime.depth * (frames * channels + tokens)

@@ -80,6 +80,10 @@ class SlotField:
         else:
             self._set.add(index)
             self.host[index] = value
+        self.mark(index)
+
+    def mark(self, index: int) -> None:
+        """Note that a slot's row was written in `host`."""
         self._changed.add(index)
         self._changed_fields.add(self._name)
 

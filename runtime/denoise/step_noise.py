@@ -5,11 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
 from runtime.denoise.row_layout import LiveSlot
-from runtime.devices.device import Device
-from runtime.requests.curves import Array
+from runtime.denoise.slot_state import SlotField
 from runtime.requests.timesteps import Purpose, fill_noise
 
 
@@ -23,25 +20,26 @@ class _Ahead:
 
 
 class StepNoise:
-    """A buffer per slot of one length T: the worker fills it for step k + 1 while step k runs. One thread asks."""
+    """Fills the rows `[T, C]` of field step_noise: the worker draws that of step k + 1 while step k runs. One thread
+    asks. What it draws lies on the host where uploads start from; it is written once."""
 
-    def __init__(self, device: Device, worker: ThreadPoolExecutor, shape: tuple[int, int]) -> None:
-        self._device, self._worker, self._shape = device, worker, shape
-        self._buffers: dict[int, Array] = {}
+    def __init__(self, worker: ThreadPoolExecutor, field: SlotField) -> None:
+        self._worker, self._field = worker, field
         self._ahead: dict[int, _Ahead] = {}
 
-    def take(self, live: LiveSlot) -> Array:
-        """The noise of a slot's next step; waits for the worker where it is still drawing. Valid until `draw_next`."""
+    def write(self, live: LiveSlot) -> None:
+        """Have the noise of a slot's next step in its row; waits for the worker where it is still drawing."""
         slot = live.slot
         ahead = self._ahead.pop(slot.index, None)
         if ahead is not None:
             ahead.filled.result()
-            if ahead.owner is live and ahead.step == slot.step:
-                return self._buffers[slot.index]
-        if live.first_noise is not None and slot.step == live.first_step:
-            return live.first_noise
-        self._draw(live, slot.step).result()
-        return self._buffers[slot.index]
+        if ahead is not None and ahead.owner is live and ahead.step == slot.step:
+            self._field.mark(slot.index)
+        elif live.first_noise is not None and slot.step == live.first_step:
+            self._field.write(slot.index, live.first_noise)
+        else:
+            self._draw(live, slot.step).result()
+            self._field.mark(slot.index)
 
     def draw_next(self, live: LiveSlot) -> None:
         """Begin to draw the noise of the step after the one that was launched."""
@@ -50,7 +48,5 @@ class StepNoise:
             self._ahead[live.slot.index] = _Ahead(live, step, self._draw(live, step))
 
     def _draw(self, live: LiveSlot, step: int) -> Future[None]:
-        index = live.slot.index
-        if index not in self._buffers:
-            self._buffers[index] = self._device.staging(self._shape, np.float32)
-        return self._worker.submit(fill_noise, self._buffers[index], live.work.request.seed, Purpose.STEP, step)
+        row = self._field.host[live.slot.index]
+        return self._worker.submit(fill_noise, row, live.work.request.seed, Purpose.STEP, step)

@@ -148,6 +148,16 @@ class CudaDevice:
             raise ValueError(f"a download of {source.dtype} needs a contiguous array of that dtype")
         cuda_calls.copy_to_host(target.ctypes.data, source.address, source.size_bytes, stream.handle)
 
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        """Copy on the device, in stream order. Raises ValueError for another size, EngineError."""
+        if target.size_bytes != source.size_bytes:
+            raise ValueError(f"a copy of {source.size_bytes} bytes into {target.size_bytes}")
+        cuda_calls.copy_on_device(target.address, source.address, source.size_bytes, stream.handle)
+
+    def reserve_uploads(self, size_bytes: int) -> None:
+        """Have a ring of at least this size for the main stream; it is made with the first upload."""
+        self._ring_bytes = max(self._ring_bytes, size_bytes)
+
     def capture(self, stream: Stream, work: Callable[[], None]) -> CudaReplay:
         """Capture the work that `work` launches on the stream as a graph; none of it runs.
 

@@ -162,6 +162,12 @@ def copy_to_device(target: int, source: int, size_bytes: int, stream: int) -> No
     check(cudart.cudaMemcpyAsync(target, source, size_bytes, kind, stream), f"uploading {size_bytes} bytes")
 
 
+def copy_on_device(target: int, source: int, size_bytes: int, stream: int) -> None:
+    """Copy between device memory, in stream order. Raises EngineError."""
+    kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+    check(cudart.cudaMemcpyAsync(target, source, size_bytes, kind, stream), f"copying {size_bytes} bytes")
+
+
 def copy_to_host(target: int, source: int, size_bytes: int, stream: int) -> None:
     """Copy from device memory, in stream order; the host waits where the target is not pinned. Raises EngineError."""
     kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost

@@ -113,6 +113,12 @@ class Device(Protocol):
     def download(self, target: NDArray[Any], source: Tensor, stream: Stream) -> None:
         """Copy device to host, in stream order; `target` is valid once an event recorded after it is done."""
 
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        """Copy on the device, in stream order; the two have the same size and do not overlap."""
+
+    def reserve_uploads(self, size_bytes: int) -> None:
+        """Say how much the main stream may have to upload at once, before its first upload."""
+
     def capture(self, stream: Stream, work: Callable[[], None]) -> Replay | None:
         """Capture the work that `work` launches on the stream as a graph; none of it runs. None on the host.
 
@@ -204,6 +210,15 @@ class HostDevice:
         """Copy."""
         assert source.host is not None
         np.copyto(target, source.host)
+
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        """Copy."""
+        assert target.host is not None
+        assert source.host is not None
+        np.copyto(target.host, source.host)
+
+    def reserve_uploads(self, size_bytes: int) -> None:
+        """Does nothing: an upload is done when it returns."""
 
     def capture(self, stream: Stream, work: Callable[[], None]) -> None:
         """None: the host has no graphs."""

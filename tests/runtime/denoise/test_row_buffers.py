@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.generations import CONDITIONS, GUIDED, C, D, X, make
+from helpers.generations import CONDITIONS, GUIDED, C, D, X, make, rand
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.denoise.slot_state import PackedVectors
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, Stream, Tensor
-from runtime.requests.request import StepParameters
+from runtime.requests.request import Condition, StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.loop import TickLoop
 
@@ -25,13 +25,17 @@ FRAMES, CAPACITY = 16, 8
 
 
 class CountingDevice(HostDevice):
-    """Counts uploads."""
+    """Counts uploads and copies on the device."""
 
-    num_uploads = 0
+    num_uploads = num_copies = 0
 
     def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
         self.num_uploads += 1
         super().upload(target, source, stream)
+
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        self.num_copies += 1
+        super().copy(target, source, stream)
 
 
 class Batch:
@@ -54,7 +58,7 @@ class Batch:
 
     def lay_out(self, *live: LiveSlot, previous: RowLayout | None = None) -> RowLayout:
         layout = LayoutRules(self.loop.deployment, True, 1).lay_out(FRAMES, live, previous)
-        self.device.num_uploads = 0
+        self.device.num_uploads = self.device.num_copies = 0
         self.rows.lay_out(layout)
         return layout
 
@@ -104,19 +108,71 @@ def test_times_and_slots_follow_the_rows(batch: Batch) -> None:
     assert batch.rows.row_slots.host[: len(layout.rows)].tolist() == [row.slot_index for row in layout.rows]
 
 
+TABLE_OF_SLOTS = 1
+
+
+def check_reads(batch: Batch, layout: RowLayout, *slots: LiveSlot) -> None:
+    """The only execute reads the conditions and contexts of these slots, in their order."""
+    (reads,) = batch.tensors(layout)
+    for slot, condition, mask, context in zip(
+        slots, reads["condition"], reads["condition_mask"], reads["context"], strict=True
+    ):
+        request = slot.work.request
+        values = request.conditions[0].tokens
+        np.testing.assert_array_equal(condition[: len(values)], values)
+        assert (condition[len(values) :] == 0).all()
+        assert mask.tolist() == [1] * len(values) + [0] * (len(mask) - len(values))
+        np.testing.assert_array_equal(context, request.context)
+
+
+def own(index: int, tokens: int = 3) -> LiveSlot:
+    """A slot with a condition and a context of its own."""
+    return live(index, conditions=(Condition(rand(tokens, D)),), context=rand(FRAMES, X))
+
+
 def test_only_rows_that_changed_are_written(batch: Batch) -> None:
-    one, two = live(0), live(1)
+    one, two = own(0), own(1)
     first = batch.lay_out(one, two)
-    table_of_slots = 1
     batch.lay_out(one, two, previous=first)
-    assert batch.device.num_uploads == table_of_slots
-    other = live(1, conditions=(CONDITIONS[1],))
+    assert (batch.device.num_uploads, batch.device.num_copies) == (TABLE_OF_SLOTS, 0)
+    other = own(1, tokens=5)
     layout = batch.lay_out(one, other, previous=first)
     condition_padding_mask_context = 4
-    assert batch.device.num_uploads == table_of_slots + condition_padding_mask_context
-    (reads,) = batch.tensors(layout)
-    for index, values in enumerate((CONDITIONS[0].tokens, CONDITIONS[1].tokens)):
-        np.testing.assert_array_equal(reads["condition"][index, : len(values)], values)
+    assert (batch.device.num_uploads, batch.device.num_copies) == (TABLE_OF_SLOTS + condition_padding_mask_context, 0)
+    check_reads(batch, layout, one, other)
+
+
+def test_a_row_that_moves_into_a_free_place_is_copied_on_the_device(batch: Batch) -> None:
+    first, leaves, last = own(0), own(1), own(2)
+    before = batch.lay_out(first, leaves, last)
+    layout = batch.lay_out(first, last, previous=before)
+    condition_mask_context = 3
+    assert (batch.device.num_uploads, batch.device.num_copies) == (TABLE_OF_SLOTS, condition_mask_context)
+    check_reads(batch, layout, first, last)
+
+
+def test_rows_of_one_generation_share_an_upload_of_its_context(batch: Batch) -> None:
+    batch.lay_out(live(0, **GUIDED))
+    conditions_padding_masks, context = 2 * 3, 1
+    assert batch.device.num_uploads == TABLE_OF_SLOTS + conditions_padding_masks + context
+    assert batch.device.num_copies == 1
+
+
+def test_a_context_stays_where_another_condition_needs_more_tokens(batch: Batch) -> None:
+    one, two, longer = own(0), own(1), own(1, tokens=12)
+    first = batch.lay_out(one, two)
+    layout = batch.lay_out(one, longer, previous=first)
+    assert layout.executes[0].tokens > first.executes[0].tokens
+    conditions_padding_masks, context = 2 * 3, 1
+    assert batch.device.num_uploads == TABLE_OF_SLOTS + conditions_padding_masks + context
+    check_reads(batch, layout, one, longer)
+
+
+def test_a_row_behind_the_batch_is_written_again_where_other_tokens_lay_over_it(batch: Batch) -> None:
+    slots = [own(index) for index in range(3)]
+    batch.lay_out(*slots)
+    batch.lay_out(slots[0], own(1, tokens=12))
+    check_reads(batch, batch.lay_out(*slots), *slots)
 
 
 def test_a_row_is_written_again_where_its_execute_begins_elsewhere(batch: Batch) -> None:

@@ -9,7 +9,8 @@ from helpers.live_slots import FRAMES, MAX_TOKENS, condition, deployment, guided
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.denoise.row_layout import TOKEN_MULTIPLE, LayoutRules, LiveSlot, RowLayout
+from runtime.config.deployment import CPU_TOKEN_MULTIPLE
+from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.requests.request import StepParameters
 
 
@@ -61,7 +62,7 @@ def test_executes_cover_every_row_once_within_their_limits(
         assert 0 < end - begin <= max_rows
         lengths = [len(layout.rows[row].condition.tokens) for row in range(begin, end)]
         assert max(lengths) <= tokens <= MAX_TOKENS
-        assert tokens % TOKEN_MULTIPLE == 0 if folds_tokens else set(lengths) == {tokens}
+        assert tokens % CPU_TOKEN_MULTIPLE == 0 if folds_tokens else set(lengths) == {tokens}
 
 
 @given(slots(), st.integers(1, 9), st.booleans(), st.booleans())

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from runtime.denoise import step_noise
 from runtime.denoise.row_layout import LiveSlot
+from runtime.denoise.slot_state import PackedVectors, SlotState, vectors_bytes
 from runtime.denoise.step_noise import StepNoise
 from runtime.devices.device import HostDevice
 from runtime.requests.timesteps import Purpose, fill_noise, noise
+
+SLOTS = 3
 
 
 @pytest.fixture
@@ -34,14 +37,21 @@ def drawn_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def source(drawn_by: list[tuple[str, int]]) -> Iterator[StepNoise]:
+    device = HostDevice()
+    vectors = PackedVectors(device, vectors_bytes(SLOTS, 1))
+    state = SlotState(device, device.main, vectors, slot_count=SLOTS, frames=FRAMES, channels=CHANNELS)
     with ThreadPoolExecutor(1, "worker") as worker:
-        yield StepNoise(HostDevice(), worker, (FRAMES, CHANNELS))
+        yield StepNoise(worker, state.field("step_noise"))
 
 
 def check_step(source: StepNoise, live: LiveSlot) -> None:
-    """One tick of a slot: its noise is that of its step; the next step's begins to be drawn."""
+    """One tick of a slot: its row is uploaded with the noise of its step; the next step's begins to be drawn."""
+    field, index = source._field, live.slot.index
     expected = noise(FRAMES, CHANNELS, live.work.request.seed, Purpose.STEP, live.slot.step)
-    np.testing.assert_array_equal(source.take(live), expected)
+    field.changed.clear()
+    source.write(live)
+    np.testing.assert_array_equal(field.host[index], expected)
+    assert field.changed == {index}
     source.draw_next(live)
     live.slot.step += 1
 
