@@ -21,6 +21,9 @@ from profiling.bench.ablations import (
     print_adapters,
 )
 from profiling.bench.budget_grid import grid_workloads, measure_grid, print_grid
+from profiling.bench.churn.arrivals import ChurnLoad, churn_load
+from profiling.bench.churn.result import print_churn
+from profiling.bench.churn.run import measure_churn
 from profiling.bench.compare_runs import check_comparable, print_changes, read_result
 from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
@@ -39,6 +42,7 @@ from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 # Sections of the help.
 WORKLOAD, RUNS, LIVE, RESULT = "Workload", "What is measured", "Live sessions", "Result"
+TICKS, CHURN_TICKS = 64, 1000
 VARIED_BY_BUDGETS = ("variant", "guidance", "depth")
 
 app = CommandLine()
@@ -74,7 +78,15 @@ def bench(
     steps: Annotated[
         int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.", rich_help_panel=WORKLOAD)
     ] = 0,
-    ticks: Annotated[int, typer.Option(min=1, help="Ticks to measure.", rich_help_panel=WORKLOAD)] = 64,
+    ticks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Ticks to measure.  [default: {TICKS}, with --churn {CHURN_TICKS}]",
+            show_default=False,
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = None,
     sessions: Annotated[
         int,
         typer.Option(
@@ -107,6 +119,12 @@ def bench(
     ] = False,
     sweep: Annotated[
         str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.", rich_help_panel=RUNS)
+    ] = "",
+    churn: Annotated[
+        str,
+        typer.Option(
+            help="Generations come and go at random, at these shares of all slots: 0.3,0.6,0.9.", rich_help_panel=RUNS
+        ),
     ] = "",
     live: Annotated[
         str,
@@ -176,8 +194,9 @@ def bench(
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
         played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
-        runs = (budgets, repeats, ablations, adapters, peers, sweep, played)
-        wanted = Bench(deployment, load, ticks, *runs, plot, torch, torch_layers)
+        comes = churn_load(deployment, churn, load, frames) if churn else None
+        runs = (budgets, repeats, ablations, adapters, peers, sweep, comes, played)
+        wanted = Bench(deployment, load, ticks or (CHURN_TICKS if churn else TICKS), *runs, plot, torch, torch_layers)
         wanted.check()
         check_folders(json_path, plot)
         base = read_result(compare) if compare is not None else None
@@ -208,24 +227,30 @@ class Bench:
     adapters: int
     peers: bool
     sweep: str
+    churn: ChurnLoad | None
     live: LiveLoad | None
     plot: Path | None
     torch: str
     torch_layers: int | None
 
     @property
+    def _runs(self) -> dict[str, bool]:
+        """Kind of a run -> whether it is asked for."""
+        return {
+            "budgets": self.budgets, "ablations": self.ablations, "adapters": self.adapters > 0, "peers": self.peers,
+            "sweep": bool(self.sweep), "churn": self.churn is not None, "live": self.live is not None,
+        }  # fmt: skip
+
+    @property
     def kind(self) -> str:
         """The result's kind."""
-        chosen = {"budgets": self.budgets, "ablations": self.ablations, "sweep": bool(self.sweep)}
-        chosen |= {"adapters": bool(self.adapters), "peers": self.peers}
-        chosen["live"] = self.live is not None
-        return next((kind for kind, is_chosen in chosen.items() if is_chosen), "tick")
+        return next((kind for kind, is_chosen in self._runs.items() if is_chosen), "tick")
 
     def check(self) -> None:
         """Raises ConfigError for options that exclude each other."""
-        runs = (self.budgets, self.ablations, self.adapters > 0, self.peers, bool(self.sweep), self.live is not None)
-        if sum(runs) > 1:
-            what = "--budgets, --ablations, --adapters, --peers, --sweep and --live are different runs"
+        chosen = [f"--{kind}" for kind, is_chosen in self._runs.items() if is_chosen]
+        if len(chosen) > 1:
+            what = f"{' and '.join(chosen)} are different runs"
             raise ConfigError(what, fix="give one of them")
         if self.torch and self.kind not in ("tick", "peers"):
             raise ConfigError(f"--torch does not go with --{self.kind}", fix="give one of them")
@@ -239,6 +264,8 @@ class Bench:
         """The result's properties that are known before anything is measured."""
         if self.live is not None:
             return {"kind": self.live.kind, "target": self.deployment.target, **self.live.shape()}
+        if self.churn is not None:
+            return {"kind": self.kind, "target": self.deployment.target, **self.churn.shape()}
         varied = (
             VARIED_BY_BUDGETS if self.budgets or self.peers else (parse_sweep(self.sweep).name,) if self.sweep else ()
         )
@@ -248,7 +275,7 @@ class Bench:
     def measure(self) -> Measured:
         """The result, and the function that prints it. Raises TickError."""
         kinds = {"budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep, "live": self._live}
-        kinds |= {"adapters": self._adapters, "peers": self._peers}
+        kinds |= {"adapters": self._adapters, "peers": self._peers, "churn": self._churn}
         return kinds.get(self.kind, self._tick)()
 
     def _tick(self) -> Measured:
@@ -288,6 +315,12 @@ class Bench:
         if self.plot is not None:
             self.plot.write_text(plot_sweep(result), encoding="utf-8")
         return result, lambda console: print_sweep(console, result)
+
+    def _churn(self) -> Measured:
+        assert self.churn is not None
+        with open_session(self.deployment, [1.0] * (len(self.churn.loads) + 1)) as session:
+            result = measure_churn(session, self.churn, self.ticks)
+        return result, lambda console: print_churn(console, result)
 
     def _live(self) -> Measured:
         assert self.live is not None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -19,6 +19,7 @@ from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
+from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.slots import TickTimes
@@ -72,6 +73,7 @@ class Service:
         self.host: SessionHost | None = None
         self.failure: TickError | None = None
         self.is_profiling = False
+        self.progress = ""
         self.source_worker = SourceWorker()
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
@@ -138,7 +140,11 @@ class Service:
             return self.pipeline
         if self.failure:
             raise ProblemError(503, "failed", self.failure.what, fix=self.failure.fix)
-        raise unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
+        raise self.loading()
+
+    def loading(self) -> ProblemError:
+        """The answer while engines are opened, warmed up and captured."""
+        return unavailable("loading", f"the engines are being opened and warmed up{self.progress}", retry_after_s=2)
 
     def live_host(self) -> SessionHost:
         """What runs the live sessions. Raises ProblemError: 503 while loading or draining, 501 where there are none."""
@@ -155,6 +161,7 @@ class Service:
         pipeline = await run_in_threadpool(self._open_pipeline)
         try:
             await run_in_threadpool(warm_up, pipeline)
+            await run_in_threadpool(self._capture_common_ticks, pipeline)
             await self._open_codec_workers(pipeline)
             self.sources = await run_in_threadpool(self._open_sources, pipeline)
         except TickError:
@@ -172,6 +179,16 @@ class Service:
             self._open_host(pipeline)
         self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
         self.pipeline = pipeline
+
+    def _capture_common_ticks(self, pipeline: Pipeline) -> None:
+        """Make the common ticks, so that no client waits for their graphs to be captured. Raises TickError."""
+        started_s, common = time.monotonic(), pipeline.common_ticks()
+        for number, ticks in enumerate(common, 1):
+            self.progress = f": graphs of ticks are captured, {number} of {len(common)} shapes"
+            play(pipeline, ticks.generations())
+            logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
+        if common:
+            logger.info("captured the common ticks in %.1f s", time.monotonic() - started_s)
 
     def _watch_ticks(self, pipeline: Pipeline) -> None:
         """Project waiting times from the times of ticks in which all slots are in use."""
@@ -247,18 +264,26 @@ def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
 def warm_up(pipeline: Pipeline) -> None:
     """Run one step of each decoder and decode it, so that no request has a start-up cost. Raises TickError."""
     for request in pipeline.warm_up_requests():
-        done: Future[Finished] = Future()
-
-        def on_event(event: Event, done: Future[Finished] = done) -> None:
-            if isinstance(event, Finished):
-                done.set_result(event)
-            elif isinstance(event, Failed):
-                done.set_exception(event.error)
-
-        pipeline.loop.submit(request, on_event)
-        finished = done.result(WARM_UP_TIMEOUT_S)
+        (finished,) = play(pipeline, [request])
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)
+
+
+def play(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> list[Finished]:
+    """Generations that are in flight at once. Raises TickError."""
+    ends: list[Future[Finished]] = []
+    for request in requests:
+        end: Future[Finished] = Future()
+        ends.append(end)
+
+        def on_event(event: Event, end: Future[Finished] = end) -> None:
+            if isinstance(event, Finished):
+                end.set_result(event)
+            elif isinstance(event, Failed):
+                end.set_exception(event.error)
+
+        pipeline.loop.submit(request, on_event)
+    return [end.result(WARM_UP_TIMEOUT_S) for end in ends]
 
 
 def service_of(request: HTTPConnection) -> Service:

@@ -43,6 +43,7 @@ FIGURES = (
 POINT_FIGURES = {
     "sweep": ("tick_ms", "engine_ms", "overhead_ms", "overhead_ratio"),
     "budgets": ("tick_ms", "engine_ms", "overhead_ms", "overhead_ratio"),
+    "churn": ("not_replayed", "tick_ms", "queue_wait_ms"),
     "live sweep": ("control_to_sound_ms", "underruns", "server_cpu"),
 }
 

@@ -31,10 +31,10 @@ from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents, Segment, next_segment
+from runtime.requests.segments import Latents, Segment, generation_lengths, next_segment
+from runtime.tick.common_ticks import CommonTicks, common_ticks
 from runtime.tick.loop import TickLoop
 
-NUM_LENGTHS = 4
 CODEC_THREADS = 1
 
 
@@ -115,16 +115,23 @@ class Pipeline:
         return ""
 
     def warm_up_requests(self) -> Iterator[GenerationRequest]:
-        """Generations of one step: without and, where one can be used, with an adapter.
-
-        Each has a condition of zeros where the model needs one.
-        """
-        tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
-        condition = np.zeros((tokens, width), np.float32) if self.needs_condition else None
+        """Generations of one step: without and, where one can be used, with an adapter."""
         catalog = self.engines.adapters
         usable = [adapter.id for adapter in catalog.adapters.values() if adapter.rank <= catalog.max_rank]
         for adapters in (None, *([{"id": id_}] for id_ in usable[:1])):
-            yield self.request("", GenerationInputs(condition), steps=1, seed=0, adapters=adapters)
+            yield self.request("", self._least_inputs, steps=1, seed=0, adapters=adapters)
+
+    def common_ticks(self) -> list[CommonTicks]:
+        """The ticks whose graphs are captured before the first request: generations by default, of every length."""
+        rate_hz = self.bundle.latents.frame_rate_hz
+        requests = [self.request("", self._least_inputs, seconds=n / rate_hz, seed=0) for n in reversed(self.lengths)]
+        return common_ticks(requests, self.bundle, self.deployment)
+
+    @property
+    def _least_inputs(self) -> GenerationInputs:
+        """A condition of zeros where the model needs one."""
+        tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
+        return GenerationInputs(np.zeros((tokens, width), np.float32) if self.needs_condition else None)
 
     @property
     def _roles(self) -> DecoderInputs:
@@ -133,9 +140,7 @@ class Pipeline:
     @property
     def canvas_frames(self) -> int:
         """T of a full generation: the bundle's canvas, or the largest T that the engines take where that is less."""
-        latents = self.bundle.latents
-        limit = min(latents.canvas_frames, max(shape.frames.max for shape in self.deployment.shapes))
-        return limit // latents.frame_multiple * latents.frame_multiple
+        return self.lengths[-1]
 
     @property
     def overlap_frames(self) -> int:
@@ -147,15 +152,8 @@ class Pipeline:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The values of T that generations have, in order, up to the canvas: few, so that generations share buckets.
-
-        They are multiples of a quarter of the canvas and the largest T of each shape range, where a range holds them.
-        """
-        canvas, latents, shapes = self.canvas_frames, self.bundle.latents, self.deployment.shapes
-        step = latents.round_up(-(-canvas // NUM_LENGTHS))
-        largest = (shape.frames.max // latents.frame_multiple * latents.frame_multiple for shape in shapes)
-        wanted = {*range(step, canvas, step), *(length for length in largest if length < canvas)}
-        return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
+        """The values of T that generations have, in order, up to the canvas."""
+        return generation_lengths(self.bundle.latents, self.deployment.shapes)
 
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Frames of a whole generation, rounded up: enough for `seconds`, else the source's, its codes', else a canvas.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config.bundle import LatentSpec
+from runtime.config.deployment import ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import DcwOptions, Span, Values
@@ -18,6 +20,7 @@ from runtime.requests.options import StepOptions
 from runtime.requests.request import CURVE_PARAMETERS, Dcw, StepParameters
 
 Latents = NDArray[np.float32]
+NUM_LENGTHS = 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,20 @@ class Segment:
         part[: len(known)] = known
         part[len(known) :] = beyond[len(known) :]
         return part
+
+
+def generation_lengths(latents: LatentSpec, shapes: Sequence[ShapeRanges]) -> tuple[int, ...]:
+    """The values of T that generations have, in order, up to the canvas: few, so that generations share buckets.
+
+    They are multiples of a quarter of the canvas and the largest T of each shape range, where a range holds them. The
+    canvas is the bundle's, or the largest T that the engines take where that is less.
+    """
+    largest = [shape.frames.max // latents.frame_multiple * latents.frame_multiple for shape in shapes]
+    limit = min(latents.canvas_frames, max(shape.frames.max for shape in shapes))
+    canvas = limit // latents.frame_multiple * latents.frame_multiple
+    step = latents.round_up(-(-canvas // NUM_LENGTHS))
+    wanted = {*range(step, canvas, step), *(length for length in largest if length < canvas)}
+    return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
 
 
 def next_segment(

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from runtime.tick.record import LoopStats
 from server.asgi.openapi import problem_responses
-from server.asgi.problems import ProblemError, draining, unavailable
+from server.asgi.problems import ProblemError, draining
 from server.metrics import CONTENT_TYPE
 from server.service import Service, service_of
 
@@ -61,7 +61,7 @@ def not_ready(service: Service) -> ProblemError | None:
         return draining()
     problem = not_live(service)
     if problem is None and service.pipeline is None:
-        return unavailable("loading", "the engines are being opened and warmed up", retry_after_s=2)
+        return service.loading()
     return problem
 
 

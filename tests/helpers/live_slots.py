@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config.deployment import Deployment, RuntimeConfig, ShapeRange, ShapeRanges
+from runtime.config.deployment import Deployment, RuntimeConfig, ShapeRange, ShapeRanges, Target
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.row_layout import LiveSlot
 from runtime.requests.request import Condition, GenerationRequest, StepParameters
@@ -16,15 +16,19 @@ from runtime.scheduling.slot import Slot
 FRAMES, CHANNELS, WIDTH, MAX_TOKENS = 16, 2, 2, 32
 
 
-def deployment(max_rows: int = 8, *, depth: int = 4, fused_guidance: bool = True) -> Deployment:
+def deployment(
+    max_rows: int = 8, *, depth: int = 4, fused_guidance: bool = True, target: Target = "cpu", tokens: int = MAX_TOKENS
+) -> Deployment:
     """A deployment of one shape range, which no file describes."""
     ranges = ShapeRanges(
         rows=ShapeRange(min=1, opt=1, max=max_rows),
         frames=ShapeRange(min=2, opt=16, max=64),
-        tokens=ShapeRange(min=1, opt=8, max=MAX_TOKENS),
+        tokens=ShapeRange(min=1, opt=8, max=tokens),
     )
     runtime = RuntimeConfig(depth=depth, fused_guidance=fused_guidance)
-    return Deployment(path=Path("x.toml"), bundle=Path("b"), engines=Path("e"), shapes=(ranges,), runtime=runtime)
+    return Deployment(
+        path=Path("x.toml"), bundle=Path("b"), engines=Path("e"), target=target, shapes=(ranges,), runtime=runtime
+    )
 
 
 def condition(tokens: int = 3, **changes: Any) -> Condition:

@@ -88,7 +88,7 @@ def test_without_batched_step_there_is_an_execute_per_slot(made: Callable[..., T
     batched, apart = made(), made(batched_step=False)
     for loop in (batched, apart):
         steady(loop)
-    assert counted(apart, machine)["enqueues"] - counted(batched, machine)["enqueues"] == 4 - 1
+    assert counted(apart, machine)["enqueues"] - counted(batched, machine)["enqueues"] == 8 - 1
 
 
 @pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)

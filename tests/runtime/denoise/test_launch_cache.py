@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+from helpers.live_slots import condition, deployment, live_slot
 
+from runtime.config.deployment import Deployment
 from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
-from runtime.denoise.row_layout import Execute
+from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.row_layout import Execute, LayoutRules, LiveSlot, RowLayout
 from runtime.devices.device import HostDevice, Replay, Stream
 from runtime.errors import CaptureError, EngineDeadError, EngineError
+from runtime.scheduling.slot import Slot
 
 
 @dataclass
@@ -217,3 +224,65 @@ def test_an_evicted_launch_is_marked_as_retired() -> None:
     made.run(key(2))
     assert first.is_retired
     assert not made.get(key(2)).is_retired
+
+
+# Ticks of 0.2 s (ACE-Step at 240 s, 8 rows): 20 minutes at each load make an hour.
+TICKS, DEPTH, STEPS, LENGTHS, TOKENS = 6000, 8, 8, (16, 32, 64), (60, 160)
+
+
+@cache
+def prepared(frames: int, tokens: int) -> PreparedGeneration:
+    return live_slot(frames=frames, conditions=(condition(tokens),), steps=STEPS).work
+
+
+def replayed_share(load: float, deployment: Deployment, ticks: int = TICKS) -> float:
+    """The share of ticks that replay the graphs of all their lengths, from the start on, while generations arrive as a
+    Poisson process."""
+    random, made = np.random.default_rng(0), Cache(limit=deployment.runtime.captured_graphs)
+    rules = LayoutRules(deployment, True, 1)
+    live: dict[int, list[LiveSlot]] = {frames: [] for frames in LENGTHS}
+    layouts: dict[int, RowLayout | None] = dict.fromkeys(LENGTHS)
+    sides, waiting, num_replayed, num_ticks = Counter[int](), deque[tuple[int, int]](), 0, 0
+    while num_ticks < ticks:
+        for _ in range(random.poisson(load * DEPTH / STEPS)):
+            waiting.append((int(random.choice(LENGTHS)), int(random.integers(*TOKENS, endpoint=True))))
+        while waiting and sum(map(len, live.values())) < DEPTH:
+            work = prepared(*waiting.popleft())
+            frames = work.request.frames
+            index = min(set(range(DEPTH)) - {item.slot.index for item in live[frames]})
+            live[frames].append(LiveSlot(Slot("", None, work, frames, STEPS, index=index), work, False, 0))
+            live[frames].sort(key=lambda item: item.slot.index)
+            layouts[frames] = rules.lay_out(frames, live[frames], layouts[frames])
+        counts, runs = made.cache.counts.copy(), [frames for frames in LENGTHS if live[frames]]
+        for frames in runs:
+            layout = layouts[frames]
+            assert layout is not None
+            launch = made.get(key_of(layout, sides[frames]))
+            made.cache.before_run(launch)
+            sides[frames] = 1 - sides[frames]
+            for item in live[frames]:
+                item.slot.step += 1
+            stays = [item for item in live[frames] if item.slot.step < STEPS]
+            if stays and len(stays) < len(live[frames]):
+                layouts[frames] = rules.lay_out(frames, stays, layout)
+            live[frames] = stays
+        added = made.cache.counts.since(counts)
+        num_ticks += bool(runs)
+        num_replayed += bool(runs) and added.captured == 0 and added.replayed == len(runs)
+    return num_replayed / ticks
+
+
+def key_of(layout: RowLayout, side: int) -> LaunchKey:
+    rows = None if layout.is_identity else layout.row_features
+    executes, widths = layout.executes, layout.widths
+    return LaunchKey(layout.frames, layout.slot_count, executes, widths, layout.features, rows, 0, (side,), 0)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+def test_over_an_hour_of_churn_ticks_on_a_gpu_replay(load: float) -> None:
+    assert replayed_share(load, deployment(depth=DEPTH, target="tensorrt", tokens=256)) >= 0.97
+
+
+def test_without_few_shapes_most_ticks_would_not_replay() -> None:
+    """What the test above would see with the shapes of the CPU."""
+    assert replayed_share(0.6, deployment(depth=DEPTH, tokens=256), ticks=1000) < 0.5

@@ -9,7 +9,7 @@ from helpers.live_slots import FRAMES, MAX_TOKENS, condition, deployment, guided
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config.deployment import CPU_TOKEN_MULTIPLE
+from runtime.config.deployment import CPU_TOKEN_MULTIPLE, GPU_TOKEN_MULTIPLE, ShapeRange
 from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.requests.request import StepParameters
 
@@ -203,3 +203,49 @@ def test_features_are_those_of_all_slots() -> None:
 )
 def test_latents_are_read_in_place_where_row_i_is_slot_i(live: list[LiveSlot], is_identity: bool) -> None:
     assert lay_out(*live).is_identity is is_identity
+
+
+def gpu_rules(max_rows: int = 8, tokens: int = 500) -> LayoutRules:
+    return LayoutRules(deployment(max_rows, target="tensorrt", depth=8, tokens=tokens), True, 1)
+
+
+def with_tokens(index: int, tokens: int) -> LiveSlot:
+    return live_slot(index, conditions=[condition(tokens)])
+
+
+def test_on_a_gpu_a_tick_covers_all_slots_and_tokens_are_in_coarse_buckets() -> None:
+    layout = gpu_rules().lay_out(FRAMES, [with_tokens(1, 60), with_tokens(4, 160)])
+    assert (layout.slot_count, layout.executes) == (8, ((0, 2, 2 * GPU_TOKEN_MULTIPLE),))
+    assert not layout.is_identity
+    assert gpu_rules(tokens=100).lay_out(FRAMES, [with_tokens(0, 99)]).executes == ((0, 1, 100),)
+
+
+def test_on_a_gpu_tokens_stay_where_that_costs_at_most_half() -> None:
+    rules, alone = gpu_rules(), [with_tokens(0, 60)]
+    used = [
+        rules.lay_out(FRAMES, alone, rules.lay_out(FRAMES, [*alone, with_tokens(1, tokens)])).executes[0].tokens
+        for tokens in (60, 160, 200)
+    ]
+    assert used == [96, 192, 96]
+
+
+def test_on_a_gpu_rows_stay_in_their_places_also_where_all_slots_are_taken() -> None:
+    rules = gpu_rules()
+    slots = [live_slot(index) for index in range(8)]
+    first = rules.lay_out(FRAMES, [slots[0], slots[2]])
+    full = rules.lay_out(FRAMES, slots, first)
+    assert [row.slot_index for row in full.rows[:2]] == [0, 2]
+    assert rules.lay_out(FRAMES, slots).is_identity
+
+
+def test_padded_tokens_stay_within_the_ranges_of_their_length() -> None:
+    base = deployment(tokens=MAX_TOKENS)
+    (short,) = base.shapes
+    few = short.model_copy(
+        update={"tokens": ShapeRange(min=1, opt=8, max=20), "frames": ShapeRange(min=2, opt=2, max=FRAMES)}
+    )
+    many = short.model_copy(update={"frames": ShapeRange(min=FRAMES + 2, opt=64, max=64)})
+    rules = LayoutRules(base.model_copy(update={"shapes": (few, many)}), True, 1)
+    live = [live_slot(conditions=[condition(18)])]
+    assert rules.lay_out(FRAMES, live).executes == ((0, 1, 20),)
+    assert rules.lay_out(64, live).executes == ((0, 1, 24),)
