@@ -105,13 +105,15 @@ class RowLayout:
     """The rows of one length's live slots: every slot's positives in slot order, then every slot's negatives.
 
     A tick covers the slots with an index below `slot_count`. positives, negatives: per live slot, its rows. Rows
-    between two executes are spare. The layout holds for `num_ticks` ticks, unless a slot joins, leaves or changes.
+    between two executes are spare. is_identity: row i simply is slot i, and the decoder reads the latents where they
+    lie. The layout holds for `num_ticks` ticks, unless a slot joins, leaves or changes.
     """
 
     frames: int
     slots: tuple[Slot, ...]
     slot_count: int
     rows: tuple[Row, ...]
+    is_identity: bool
     executes: tuple[Execute, ...]
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...]
@@ -130,11 +132,6 @@ class RowLayout:
     def widths(self) -> tuple[int, int]:
         """K and N: the most positive and negative rows that a slot has; at least 1."""
         return max(map(len, self.positives)), max(1, *map(len, self.negatives))
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether row i simply is slot i: then the decoder reads the latents where they lie."""
-        return not self.row_features and [row.slot_index for row in self.rows] == list(range(self.slot_count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +157,20 @@ class LayoutRules:
         negatives = _split(places[num_positives:], [len(item.negatives) for item in live])
         blends = any(len(own) > 1 for own in (*positives, *negatives))
         features = frozenset[str]().union(*[item.features for item in live])
+        row_features = frozenset[str]().union(*[item.work.values.row_features for item in live])
+        laid, slot_count = _in_places(rows, places), self._slot_count(live)
         return RowLayout(
             frames=frames,
             slots=tuple([item.slot for item in live]),
-            slot_count=self.deployment.runtime.depth if self._has_few_shapes else live[-1].slot.index + 1,
-            rows=_in_places(rows, places),
+            slot_count=slot_count,
+            rows=laid,
+            is_identity=not row_features and self._is_identity(laid, slot_count),
             executes=executes,
             positives=positives,
             negatives=negatives,
             uses_cached_negative=tuple([item.uses_cached_negative for item in live]),
             features=features | {"blend"} if blends else features,
-            row_features=frozenset[str]().union(*[item.work.values.row_features for item in live]),
+            row_features=row_features,
             adapters=frozenset([use.adapter for item in live for use in item.work.values.adapters]),
             num_ticks=min([item.rows_until - item.slot.step for item in live]),
         )
@@ -208,6 +208,13 @@ class LayoutRules:
     @property
     def _has_few_shapes(self) -> bool:
         return self.deployment.target != "cpu"
+
+    def _slot_count(self, live: Sequence[LiveSlot]) -> int:
+        return self.deployment.runtime.depth if self._has_few_shapes else live[-1].slot.index + 1
+
+    def _is_identity(self, rows: Sequence[Row], slot_count: int) -> bool:
+        """On a GPU with several slots never: as many rows as slots would be two shapes, in order and not."""
+        return len(rows) == slot_count and _are_in_order(rows) and (slot_count == 1 or not self._has_few_shapes)
 
     def _padded(self, frames: int, tokens: int, previous: RowLayout | None) -> int:
         """L of an execute: with a mask, rounded up so that few shapes occur; without one, exact."""

@@ -71,6 +71,14 @@ def test_a_source_may_be_overwritten_after_upload(device: CudaDevice) -> None:
     assert np.array_equal(fetched(device, tensor), expected)
 
 
+def test_a_copy_on_the_device_needs_the_same_size(device: CudaDevice) -> None:
+    source, target = filled(device, np.arange(6, dtype=np.float32)), device.zeros((12,), np.float32)
+    device.copy(target.view(6, start=3), source, device.main)
+    assert fetched(device, target).tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 0, 0, 0]
+    with pytest.raises(ValueError, match="24 bytes into 48"):
+        device.copy(target, source, device.main)
+
+
 def test_uploads_larger_than_the_ring(device: CudaDevice) -> None:
     tensors = [filled(device, np.full(300_000, index, np.float32)) for index in range(12)]
     for index, tensor in enumerate(tensors):

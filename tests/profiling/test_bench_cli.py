@@ -172,3 +172,10 @@ def test_live_sessions_are_measured_against_a_server_of_their_own(
     assert plot.read_text().startswith("<svg")
     one = result_of(*command[:1], "--live", "1", *command[3:], "--mode", "extend", "--compare", str(file), "--force")
     assert (one["kind"], one["sessions"], one["mode"], one["changes"]) == ("live", 1, "extend", {})
+
+
+def test_churn_on_the_cpu_is_plain_and_has_no_budget(built: Built) -> None:
+    result = result_of(str(built().path), "--churn", "0.5,0.9", "--depth", "3", "--ticks", "12")
+    assert (result["kind"], result["ticks"], result["steps"]) == ("churn", 12, 4)
+    assert [point["load"] for point in result["points"]] == [0.5, 0.9]
+    assert [(point["plain"], point["budget"]) for point in result["points"]] == [(1.0, {})] * 2

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.http_harness import Served
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.service import Service, default_codec_workers, open_decoders, open_session_store, warm_up
@@ -111,6 +113,24 @@ def test_warm_up_runs_one_step_and_raises_what_the_codec_raises(
         monkeypatch.setattr(pipeline.codec, "decode", decode)
         with pytest.raises(ConfigError, match="codec is broken"):
             warm_up(pipeline)
+
+
+def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
+    tiny: Callable[..., Deployment], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def capture() -> Service:
+        return Service(lambda: pipeline, ServerSettings())
+
+    with open_pipeline(tiny(depth=2)) as pipeline, caplog.at_level("INFO", "tickrt.server"):
+        service = asyncio.run(capture())
+        service._capture_common_ticks(pipeline)
+        assert (pipeline.loop.stats().ticks, service.progress) == (0, "")
+        on_gpu = pipeline.deployment.model_copy(update={"target": "tensorrt"})
+        service._capture_common_ticks(replace(pipeline, deployment=on_gpu))
+        assert pipeline.loop.stats().ticks >= len(pipeline.lengths) * TICKS_PER_SHAPE
+    last = len(pipeline.lengths)
+    assert f"{last} of {last} shapes" in service.loading().what
+    assert f"frames, 32 tokens ({last} of {last})" in caplog.text
 
 
 def test_every_decoder_is_a_separate_engine(tiny: Callable[..., Deployment]) -> None:

@@ -235,7 +235,9 @@ def test_on_a_gpu_rows_stay_in_their_places_also_where_all_slots_are_taken() -> 
     first = rules.lay_out(FRAMES, [slots[0], slots[2]])
     full = rules.lay_out(FRAMES, slots, first)
     assert [row.slot_index for row in full.rows[:2]] == [0, 2]
-    assert rules.lay_out(FRAMES, slots).is_identity
+    assert not rules.lay_out(FRAMES, slots).is_identity
+    alone = LayoutRules(deployment(target="tensorrt", depth=1), True, 1)
+    assert alone.lay_out(FRAMES, slots[:1]).is_identity
 
 
 def test_padded_tokens_stay_within_the_ranges_of_their_length() -> None:

@@ -168,8 +168,9 @@ def test_a_full_ring_waits_and_a_large_one_does_not(late: Machine) -> None:
     from runtime.devices.cuda import CudaDevice
 
     values = np.zeros(100_000, np.uint8)
-    for ring_bytes, waits in ((8 << 20, False), (1 << 20, True)):
+    for ring_bytes, reserved, waits in ((8 << 20, 0, False), (1 << 20, 0, True), (1 << 20, 8 << 20, False)):
         device = CudaDevice(ring_bytes=ring_bytes)
+        device.reserve_uploads(reserved)
         tensor = device.zeros(values.shape, values.dtype)
         before = late.counters["host_waits"]
         for _ in range(20):

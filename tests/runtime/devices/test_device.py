@@ -42,6 +42,15 @@ def test_upload_and_download_are_inverse() -> None:
     np.testing.assert_array_equal(out, [1, 2, 3])
 
 
+def test_a_copy_on_the_device_is_done_when_it_returns() -> None:
+    device = HostDevice()
+    tensor = device.zeros((6,), np.float32)
+    device.upload(tensor.view(3), np.array([1, 2, 3], np.float32), device.main)
+    device.copy(tensor.view(3, start=3), tensor.view(3), device.main)
+    assert tensor.host is not None
+    assert tensor.host.tolist() == [1, 2, 3, 1, 2, 3]
+
+
 def test_events_are_done_and_measure_time() -> None:
     stream = HostDevice().stream()
     begin, end = stream.record(), stream.record()
