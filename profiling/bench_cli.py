@@ -43,7 +43,7 @@ from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 # Sections of the help.
 WORKLOAD, RUNS, LIVE, RESULT = "Workload", "What is measured", "Live sessions", "Result"
 TICKS, CHURN_TICKS = 64, 1000
-VARIED_BY_BUDGETS = ("variant", "guidance", "depth")
+VARIED = ("variant", "guidance", "depth")
 
 app = CommandLine()
 Measured = tuple[dict[str, Any], Callable[[Console], None]]
@@ -235,7 +235,6 @@ class Bench:
 
     @property
     def _runs(self) -> dict[str, bool]:
-        """Kind of a run -> whether it is asked for."""
         return {
             "budgets": self.budgets, "ablations": self.ablations, "adapters": self.adapters > 0, "peers": self.peers,
             "sweep": bool(self.sweep), "churn": self.churn is not None, "live": self.live is not None,
@@ -262,21 +261,17 @@ class Bench:
 
     def known(self) -> dict[str, Any]:
         """The result's properties that are known before anything is measured."""
-        if self.live is not None:
-            return {"kind": self.live.kind, "target": self.deployment.target, **self.live.shape()}
-        if self.churn is not None:
-            return {"kind": self.kind, "target": self.deployment.target, **self.churn.shape()}
-        varied = (
-            VARIED_BY_BUDGETS if self.budgets or self.peers else (parse_sweep(self.sweep).name,) if self.sweep else ()
-        )
+        load = self.live or self.churn
+        if load is not None:
+            return {"kind": load.kind, "target": self.deployment.target, **load.shape()}
+        varied = VARIED if self.budgets or self.peers else (parse_sweep(self.sweep).name,) if self.sweep else ()
         shape = {name: value for name, value in shape_of(self.load).items() if name not in varied}
         return {"kind": self.kind, "target": self.deployment.target, **shape}
 
     def measure(self) -> Measured:
         """The result, and the function that prints it. Raises TickError."""
-        kinds = {"budgets": self._budgets, "ablations": self._ablations, "sweep": self._sweep, "live": self._live}
-        kinds |= {"adapters": self._adapters, "peers": self._peers, "churn": self._churn}
-        return kinds.get(self.kind, self._tick)()
+        measure: Callable[[], Measured] = getattr(self, f"_{self.kind}")
+        return measure()
 
     def _tick(self) -> Measured:
         competitors_of = torch_competitors(self.torch, self.torch_layers, self.load) if self.torch else None

@@ -31,6 +31,7 @@ class ChurnLoad:
     workload: Workload
     lengths: tuple[int, ...]
     tokens: tuple[int, int]
+    kind = "churn"
 
     def shape(self) -> dict[str, Any]:
         """The properties that are known before it is measured."""
