@@ -108,6 +108,7 @@ class SteadyStream:
     def __post_init__(self) -> None:
         self.deployment = at_depth(self.deployment, self.workload.depth)
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
+        self.loop.observers.append(lambda _: None)  # so that times on the device are taken, as in a server
         self._requests = [
             make_request(self.workload, self.bundle, self.engines, index) for index in range(self.workload.depth)
         ]

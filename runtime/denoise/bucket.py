@@ -178,8 +178,8 @@ class LengthBucket:
 
     def _write_layout(self, layout: RowLayout) -> None:
         if len(layout.rows) > self._rows.capacity:
-            self.forget_launches()
-            self._rows = self._row_buffers(len(layout.rows))
+            self.forget_launches()  # seldom: there is room for one more row of every slot
+            self._rows = self._row_buffers(-(-len(layout.rows) // self._slot_count) * self._slot_count)
         self._rows.lay_out(layout)
         step = self._variant("step", layout.features)
         self._steps.write(layout, blends="blend" in step)

@@ -185,7 +185,7 @@ class TickLoop(LoopClient):
 
     def _complete(self, tick: InFlight) -> TickRecord:
         """A tick's work is done: quarantine what is not finite, deliver what is finished."""
-        self._last_begin = tick.note_device_times(self._stream, self._last_begin)
+        self._last_begin = tick.note_device_times(self._stream, self._last_begin) if self.observers else None
         for part in tick.launched:
             for slot, step in part.non_finite():
                 self._quarantine(slot, step)

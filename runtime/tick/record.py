@@ -42,7 +42,8 @@ class TickRecord:
 
     marks: when (perf_counter, in seconds) each phase began, and, named "", when the tick ended.
     buckets, engine_ms: the decoder's executes on the device; of buckets that replayed a graph, the whole graph.
-    device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first.
+    device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first. Times on the
+    device are taken where the loop has observers.
     bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
     """
 

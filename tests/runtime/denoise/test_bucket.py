@@ -10,10 +10,12 @@ from conftest import Loops
 from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import CONDITIONS, GUIDED, C, D, Inbox, X, make, rand
 from numpy.typing import NDArray
+from simulator.fixture import Machine
 
 from runtime.denoise.bucket import LengthBucket
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.row_buffers import RowBuffers
+from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Stream, Tensor
 from runtime.requests.request import Condition, StepParameters
 from runtime.scheduling.slot import Slot
@@ -28,6 +30,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return wanted
 
 
+on_captured = pytest.mark.parametrize("backend", SIMULATED[:1], ids=str, indirect=True)
 on_simulated = pytest.mark.parametrize("backend", SIMULATED[:2], ids=str, indirect=True)
 
 
@@ -191,7 +194,7 @@ def test_a_slot_that_leaves_uploads_no_row(loops: Loops, monkeypatch: pytest.Mon
     assert (uploads.into_buckets("condition"), uploads.into_buckets("context")) == (0, 0)
 
 
-@on_simulated
+@on_captured
 def test_without_copies_on_the_device_a_slot_that_leaves_uploads_rows(
     loops: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,3 +208,44 @@ def test_without_copies_on_the_device_a_slot_that_leaves_uploads_rows(
     for _ in range(4):
         loop.tick()
     assert (uploads.into_buckets("condition"), uploads.into_buckets("context")) == (2 * 2, 2)
+
+
+def bytes_of_a_join(loop: TickLoop, machine: Machine, others: int) -> int:
+    """What the tick uploads in which a generation joins `others`, less what a steady tick uploads."""
+    guided_generations(loop, Inbox(), (60,) * others)
+    loop.tick()
+    uploaded = []
+    for joins in (False, True):
+        if joins:
+            loop.submit(make("new", FRAMES, steps=60, context=rand(FRAMES, X)), Inbox())
+        before = machine.counters["uploaded_bytes"]
+        loop.tick()
+        uploaded.append(machine.counters["uploaded_bytes"] - before)
+    return uploaded[1] - uploaded[0]
+
+
+@on_captured
+def test_what_a_join_uploads_does_not_depend_on_how_many_it_joins(loops: Loops, machine: Machine) -> None:
+    one, three = (bytes_of_a_join(loops(), machine, others) for others in (1, 3))
+    own = (FRAMES * C + FRAMES * X + 32 * (D + 1)) * 4  # latents, context, padded condition and its mask
+    assert own <= one
+    tables = three - one  # a slot per row
+    assert 0 <= tables <= 2 * 2 * 8
+
+
+class RewrittenAtJoins(RowBuffers):
+    """Forgets at every new layout what lies in its rows."""
+
+    def lay_out(self, layout: RowLayout) -> None:
+        self._conditions, self._contexts = {}, {}
+        super().lay_out(layout)
+
+
+@on_captured
+def test_where_all_rows_are_written_again_it_does(
+    loops: Loops, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above would see."""
+    monkeypatch.setattr(LengthBucket, "rows_kind", RewrittenAtJoins)
+    one, three = (bytes_of_a_join(loops(), machine, others) for others in (1, 3))
+    assert three - one >= 2 * (FRAMES * X + 2 * 32 * D) * 4

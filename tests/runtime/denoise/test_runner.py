@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.generations import C, make
+from helpers.backends import CPU, SIMULATED, Backend
+from helpers.generations import C, D, X, make
 
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
 from runtime.requests.request import StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.clock import PhaseClock
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = getattr(request, "param", CPU)
+    return wanted
 
 
 @pytest.fixture
@@ -94,3 +101,13 @@ def test_a_snapshot_has_every_state(runner: DenoiseRunner) -> None:
     assert {"latents", "cached_negative_velocity"} <= states.keys()
     np.testing.assert_array_equal(states["latents"], states["cached_negative_velocity"])
     assert not has_cached_negative
+
+
+@pytest.mark.parametrize("backend", [SIMULATED[0]], ids=str, indirect=True)
+def test_the_ring_holds_what_all_slots_upload_that_join_at_once(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loops(depth=4)
+    latents, noise, context, condition = 32 * C, 32 * C, 32 * X, loop.deployment.shapes[0].tokens.opt * D
+    reserved: list[int] = []
+    monkeypatch.setattr(loop.device, "reserve_uploads", reserved.append)
+    DenoiseRunner(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment, PhaseClock())
+    assert reserved == [4 * 4 * (latents + noise + context + condition)]
