@@ -11,7 +11,9 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from helpers.factories import tiny_deployment
+from helpers.backends import FEW_VARIANTS
+
+from runtime.config.deployment import Deployment
 
 pytestmark = pytest.mark.page
 
@@ -33,10 +35,10 @@ def tone(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(serve: Callable[..., Any], tmp_path: Path) -> Any:
+def server(serve: Callable[..., Any], built: Callable[..., Deployment]) -> Any:
     """A server whose tiny model has [timbre] and [structure]."""
-    sizes: dict[str, Any] = {"sample_rate_hz": 48000, "hop_samples": 1920, "structure": True, "conditions": True}
-    return serve(tiny_deployment(tmp_path, **sizes))
+    sizes: dict[str, Any] = {"sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass")}
+    return serve(built(**sizes, structure=True, conditions=True, more=FEW_VARIANTS).path)
 
 
 @pytest.fixture
