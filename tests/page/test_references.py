@@ -35,14 +35,14 @@ def tone(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(serve: Callable[..., Any], built: Callable[..., Deployment]) -> Any:
+def tiny_server(serve: Callable[..., Any], built: Callable[..., Deployment]) -> Any:
     """A server whose tiny model has [timbre] and [structure]."""
     sizes: dict[str, Any] = {"sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass")}
     return serve(built(**sizes, structure=True, conditions=True, more=FEW_VARIANTS).path)
 
 
 @pytest.fixture
-def page(server: Any, open_page: Callable[..., Any]) -> Any:
+def page(tiny_server: Any, open_page: Callable[..., Any]) -> Any:
     """The page, which keeps what it sends of files in `sent`."""
     keep = """() => {
       window.sent = [];
@@ -53,7 +53,7 @@ def page(server: Any, open_page: Callable[..., Any]) -> Any:
         return send.call(this, data);
       };
     }"""
-    return open_page(server.url, script=f"({keep})()")
+    return open_page(tiny_server.url, script=f"({keep})()")
 
 
 def sent(page: Any, kind: str) -> list[dict[str, Any]]:
@@ -64,12 +64,11 @@ def strength(page: Any, kind: str) -> Any:
     return page.get_by_role("slider", name=f"{kind} strength", exact=True)
 
 
-def test_a_row_is_there_where_the_model_has_the_role(page: Any, open_page: Callable[..., Any], serve: Any) -> None:
+def test_a_row_is_there_where_the_model_has_the_role(page: Any, open_page: Callable[..., Any], server: Any) -> None:
     assert page.is_visible("#timbre")
     assert page.is_visible("#structure")
-    demo = serve()
-    names = set(httpx.get(f"{demo.url}v1/schema").json()["properties"])
-    shown = open_page(demo.url)
+    names = set(httpx.get(f"{server.url}v1/schema").json()["properties"])
+    shown = open_page(server.url)
     assert shown.is_visible("#timbre") == ("timbre_strength" in names)
     assert shown.is_visible("#structure") == ("structure_strength" in names)
 
@@ -107,10 +106,10 @@ def test_a_source_has_a_structure_strength(page: Any, tone: Path) -> None:
     assert not strength(page, "timbre").is_visible()
 
 
-def test_a_file_that_the_server_has_no_more_is_not_shown(page: Any, server: Any, tone: Path) -> None:
+def test_a_file_that_the_server_has_no_more_is_not_shown(page: Any, tiny_server: Any, tone: Path) -> None:
     page.set_input_files("#timbre-file", tone)
     strength(page, "timbre").wait_for()
-    httpx.delete(f"{server.url}v1/sources/{sent(page, 'timbre')[0]['id']}").raise_for_status()
+    httpx.delete(f"{tiny_server.url}v1/sources/{sent(page, 'timbre')[0]['id']}").raise_for_status()
     page.get_by_text("Extend", exact=True).click()
     strength(page, "timbre").wait_for(state="hidden")
     assert page.inner_text("#timbre-name") == IDLE
