@@ -126,6 +126,9 @@ class SetTimbre(_Reference):
     type: Literal["timbre"] = "timbre"
 
 
+SetReference = SetSource | SetStructure | SetTimbre
+
+
 class SetAdapter(_Message):
     """Adds a LoRA adapter, changes its strength, or removes it."""
 
@@ -211,9 +214,7 @@ ClientMessage = (
     Open
     | SetControls
     | SetPrompts
-    | SetSource
-    | SetStructure
-    | SetTimbre
+    | SetReference
     | SetAdapter
     | WriteAudio
     | SetBand

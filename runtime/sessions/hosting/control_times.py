@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runtime.sessions.controls import STEP_CONTROLS
-from runtime.sessions.messages import Applied, ClientMessage, SetControls, SetPrompts, SetSource, SetTimbre, Stages
+from runtime.sessions.messages import Applied, ClientMessage, SetAdapter, SetControls, SetPrompts, SetReference, Stages
 
 Kind = Literal["step", "generation"]
 Observer = Callable[[Kind, str, float], None]
@@ -18,7 +18,9 @@ def kind_of(message: ClientMessage) -> Kind | None:
     """step: it reaches generations in flight; generation: it needs a new one; None: it changes no generation."""
     if isinstance(message, SetControls):
         return "step" if message.values.keys() <= set(STEP_CONTROLS) else "generation"
-    return "generation" if isinstance(message, (SetPrompts, SetSource, SetTimbre)) else None
+    if isinstance(message, SetAdapter):
+        return "step"
+    return "generation" if isinstance(message, SetPrompts | SetReference) else None
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import RequestError, TickError
 from runtime.sessions.hosting.services import HostServices, Reply
-from runtime.sessions.messages import SetSource, SetStructure, SetTimbre, WriteAudio
+from runtime.sessions.messages import SetReference, WriteAudio
 
 MAX_WAITING_MESSAGES = 256
 MAX_WAITING_AUDIO_S = 30.0
@@ -29,8 +29,7 @@ class Received:
     def needs_latents(self) -> bool:
         """Whether audio is encoded, or a source loaded, before it can be handled."""
         message = self.message
-        is_reference = isinstance(message, SetSource | SetTimbre | SetStructure) and message.id is not None
-        return is_reference or isinstance(message, WriteAudio)
+        return isinstance(message, WriteAudio) or (isinstance(message, SetReference) and message.id is not None)
 
 
 class MessageQueue:

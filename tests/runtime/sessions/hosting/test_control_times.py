@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from runtime.sessions.hosting.control_times import MAX_CHANGES, ControlTimes, kind_of
-from runtime.sessions.messages import Ack, Applied, LivePrompt, SetControls, SetPrompts
+from runtime.sessions.messages import (
+    Ack,
+    Applied,
+    LivePrompt,
+    SetAdapter,
+    SetControls,
+    SetPrompts,
+    SetSource,
+    SetStructure,
+    SetTimbre,
+)
 
 RATE_HZ = 1000
 
@@ -18,6 +28,8 @@ def test_kinds_of_messages() -> None:
     assert kind_of(step(1)) == "step"
     assert kind_of(SetControls(seq=1, values={"guidance": 3.0, "shift": 2.0})) == "generation"
     assert kind_of(SetPrompts(seq=1, items=[LivePrompt(text="a")])) == "generation"
+    assert kind_of(SetAdapter(seq=1, id="soft", strength=1.0)) == "step"
+    assert [kind_of(kind(seq=1, id="x")) for kind in (SetSource, SetStructure, SetTimbre)] == ["generation"] * 3
     assert kind_of(Ack(playhead_sample=0)) is None
 
 
