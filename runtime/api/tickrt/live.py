@@ -42,7 +42,7 @@ REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
-PACED = ("set", "prompts", "source", "structure", "timbre")
+PACED = ("set", "prompts", "source", "structure", "timbre", "adapter")
 
 
 class _Receiver:

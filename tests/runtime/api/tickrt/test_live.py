@@ -15,7 +15,7 @@ from helpers.backends import FEW_VARIANTS
 import tickrt
 from runtime.audio.finishing import KNEE
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied
+from runtime.sessions.messages import CLIENT_MESSAGES, Applied
 from tickrt import live as live_module
 
 WAIT_S = 60.0
@@ -74,6 +74,11 @@ def test_a_change_that_is_being_made_is_not_outrun(monkeypatch: pytest.MonkeyPat
     assert len(receiver.read(4000)) == 100
     receiver.on_message(Applied(seq=7, first_sample=900))
     assert len(receiver.read(4000)) == 4000 - 700 - slack
+
+
+def test_every_change_of_what_is_generated_is_waited_for() -> None:
+    changes = {name for name, message in CLIENT_MESSAGES.items() if "seq" in message.model_fields}
+    assert set(live_module.PACED) == changes - {"write", "band"}
 
 
 def test_a_change_is_heard_soon_by_a_fast_reader(model: tickrt.Model) -> None:

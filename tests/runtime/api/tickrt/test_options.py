@@ -10,15 +10,16 @@ import pytest
 from pydantic import BaseModel
 
 import tickrt
+from runtime.requests import option_types as types
 from runtime.requests import options as source
 from runtime.sessions.controls import LiveControls
 from tickrt.options import INPUTS, plain_values
 
 TYPED_DICTS = {
-    source.WeightedPrompt: tickrt.WeightedPrompt,
-    source.Span: tickrt.Span,
-    source.DcwOptions: tickrt.DcwOptions,
-    source.AdapterOptions: tickrt.AdapterOptions,
+    types.WeightedPrompt: tickrt.WeightedPrompt,
+    types.Span: tickrt.Span,
+    types.DcwOptions: tickrt.DcwOptions,
+    types.AdapterOptions: tickrt.AdapterOptions,
 }
 CURVE, FRAMES = "curve", "frames of channels"
 
