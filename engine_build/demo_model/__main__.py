@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | export | evaluate | plot (`evaluate --write` fills bundle.toml)."""
+"""python -m engine_build.demo_model train | train-encoder | train-adapter | export | evaluate | plot."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from runtime.command_line import CommandLine, need_packages
+from runtime.errors import ConfigError
 from runtime.terminal import print_line
 
 app = CommandLine(add_completion=False, help="Train, export, evaluate and plot the demo bundle.")
@@ -23,17 +24,55 @@ Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; 
 def train(
     folder: Folder = DEFAULT_FOLDER,
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 50.0,
+    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 75.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
-    """Train on the corpus and export the bundle. Needs pip install 'tickrt[export]'."""
+    """Train every part on the corpus, export the bundle and evaluate it. Needs pip install 'tickrt[export]'.
+
+    A part that lies beside the checkpoint is not trained again.
+    """
     need_packages(*TRAINING)
     from engine_build.demo_model import train
-    from engine_build.demo_model.bundle import export_bundle
+    from engine_build.demo_model.bundle_text import ENCODER_FILE
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if not checkpoint.with_name(ENCODER_FILE).exists():
+        train_encoder(checkpoint, seed=seed)
     train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
-    export_bundle(checkpoint, folder)
+    export(folder, checkpoint)
+    evaluate(folder, write=True)
+
+
+@app.command("train-encoder")
+def train_encoder(
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    minutes: Annotated[float, typer.Option(help="Longest time to train, after the songs are played.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the songs.")] = 1,
+) -> None:
+    """Train the codec's encoder on the corpus; its weights lie beside the checkpoint. Needs torch."""
+    need_packages("torch")
+    from engine_build.demo_model.bundle_text import ENCODER_FILE
+    from engine_build.demo_model.codec import encoder_training
+
+    config = encoder_training.EncoderConfig(minutes=minutes, seed=seed)
+    encoder_training.train_encoder(config, checkpoint.with_name(ENCODER_FILE))
+
+
+@app.command("train-adapter")
+def train_adapter(
+    style: Annotated[str, typer.Argument(help="music box, or aggressive.")],
+    file: Annotated[Path | None, typer.Option(help="The .safetensors file; by default beside the checkpoint.")] = None,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    steps: Annotated[int, typer.Option(help="How long to train.")] = 400,
+) -> None:
+    """Train a LoRA adapter of the decoder for songs in one style. Needs pip install 'tickrt[export]'."""
+    need_packages(*TRAINING)
+    from engine_build.demo_model import adapter
+
+    if style not in adapter.STYLES:
+        raise ConfigError(f"there is no style {style!r}", fix=f"one of {', '.join(adapter.STYLES)}")
+    out = file or checkpoint.with_name(f"{style.replace(' ', '-')}.safetensors")
+    adapter.train_style(style, checkpoint, out, adapter.AdapterConfig(steps=steps))
 
 
 @app.command()
@@ -59,7 +98,8 @@ def evaluate(
         figures = evaluate(player)
     print_line(json.dumps(figures))
     if write:
-        write_bundle_file(folder, read_bundle_file(folder)["training"], figures)
+        tables = read_bundle_file(folder)
+        write_bundle_file(folder, tables["training"], figures, tables.get("adapters", {}).get("matrices", {}))
 
 
 @app.command()

@@ -3,53 +3,95 @@
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
 import torch
 
 from engine_build.demo_model.bundle_text import (
+    ENCODER_FILE,
     SIZE_LIMIT_BYTES,
+    TIMBRE_FRAMES,
     bundle_size_bytes,
     write_bundle_file,
     write_codec,
     write_text_side,
 )
+from engine_build.demo_model.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TOKEN_IDS
 from engine_build.demo_model.latents import CHANNELS
-from engine_build.demo_model.model import CONDITION_WIDTH, DemoModel, num_parameters
+from engine_build.demo_model.model import CONDITION_WIDTH, MIN_TIME, DemoModel, TimbreEncoder, num_parameters
+from engine_build.demo_model.structure import StructureTokenizer, export_structure
 from engine_build.export.cleanup import paths_in
-from engine_build.export.masked_decoder import DecoderShape, export_decoder, max_error
+from engine_build.export.masked_decoder import DecoderShape, decoder_examples, export_decoder
+from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs
+from engine_build.graphs.adapter_graph import linear_matrices
 
 SHAPE: Final = DecoderShape(CHANNELS, 2 * CHANNELS, CONDITION_WIDTH, frame_multiple=2)
 _CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
-_ERROR_LIMIT: Final = 1e-5
+_RHYTHM: Final = (TOKEN_IDS["always"], TOKEN_IDS["bpm:97"], TOKEN_IDS["meter:6/8"])
+_ERROR_LIMIT: Final = 2e-5 / MIN_TIME  # of the velocity: 2e-5 of the clean latents
 _RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
 
 
-def load_average(checkpoint: Path) -> tuple[DemoModel, dict[str, Any]]:
-    """The averaged weights of a checkpoint as a model, and the figures of its training."""
+def load_average(checkpoint: Path) -> tuple[DemoModel, StructureTokenizer, dict[str, Any]]:
+    """The averaged weights of a checkpoint as a model, the structure tokenizer, and the figures of their training."""
     state = torch.load(checkpoint, weights_only=True)
-    model = DemoModel()
+    model, tokenizer = DemoModel(), StructureTokenizer()
     model.load_state_dict(state["average"])
+    tokenizer.load_state_dict(state["tokenizer"])
     figures = {
         "parameters": num_parameters(model),
         "steps": state["step"],
         "minutes": round(state["elapsed_s"] / 60, 1),
     }
-    return model.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
+    return model.eval(), tokenizer.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
 
 
 def export_bundle(checkpoint: Path, folder: Path) -> None:
-    """Write the whole bundle and check it: decoder against torch, no machine paths, size.
+    """Write the whole bundle and check it: graphs against torch, no machine paths, size.
+
+    The weights of the codec's encoder lie beside the checkpoint.
 
     Raises:
         RuntimeError: a check failed; the text says which.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model, figures = load_average(checkpoint)
+    model, tokenizer, figures = load_average(checkpoint)
     export_decoder(model.decoder, SHAPE, folder / "decoder.onnx")
+    export_structure(tokenizer, folder)
+    _export_timbre(model.timbre, folder / "timbre_encoder.onnx")
     write_text_side(folder, model.token_table().detach().numpy())
-    write_codec(folder)
-    error = max_error(model.decoder, folder / "decoder.onnx", SHAPE, _CHECKED_SIZES)
-    write_bundle_file(folder, figures | {"export_max_error": error}, {})
+    write_codec(folder, checkpoint.with_name(ENCODER_FILE))
+    examples = [_example(model, *size) for size in _CHECKED_SIZES]
+    error = graph_error(folder / "decoder.onnx", examples, module_outputs(model.decoder, examples))
+    matrices = linear_matrices(onnx.load(folder / "decoder.onnx"))
+    write_bundle_file(
+        folder,
+        figures | {"export_max_error": error},
+        {},
+        {path: matrix.model_dump() for path, matrix in matrices.items()},
+    )
     _check(folder, error)
+
+
+def _example(model: DemoModel, rows: int, frames: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Random inputs of the decoder, but for the condition: a prompt's tokens, of one tempo and one meter."""
+    example = decoder_examples(SHAPE, rows, frames, tokens, seed=tokens)
+    others = torch.randint(
+        TOKEN_IDS[LAYER_CONCEPTS[0]], NUM_TOKENS, (rows, tokens), generator=torch.Generator().manual_seed(tokens)
+    )
+    others[:, : len(_RHYTHM)] = torch.tensor(_RHYTHM[:tokens])
+    example["condition_mask"][:, : len(_RHYTHM)] = 1.0
+    return example | {"encoder_hidden_states": model.token_table().detach()[others]}
+
+
+def _export_timbre(encoder: TimbreEncoder, file: Path) -> None:
+    export_graph(
+        encoder,
+        file,
+        (torch.zeros(2, TIMBRE_FRAMES, CHANNELS),),
+        inputs=["reference_latents"],
+        outputs=["condition"],
+        dynamic_shapes=({0: free("batch", MAX_BATCH)},),
+    )
 
 
 def _check(folder: Path, error: float) -> None:

@@ -7,29 +7,37 @@ from typing import Any, Final
 
 import onnx
 
-from engine_build.demo_model.codec import DECODE_MARGIN_FRAMES, ENCODE_MARGIN_FRAMES, build_decoder, build_encoder
+from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
+from engine_build.demo_model.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
+from engine_build.demo_model.corpus.batches import OVERLAP_FRAMES
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
     FRAME_RATE_HZ,
+    FRAMES_PER_CODE,
     HOP_SAMPLES,
+    NUM_CODES,
     SAMPLE_RATE_HZ,
     SILENCE,
     FloatArray,
 )
 from engine_build.demo_model.text_encoder import build_text_encoder
-from engine_build.demo_model.tokenizer import MAX_TOKENS, build_tokenizer
+from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
 
 BUNDLE_FILE: Final = "bundle.toml"
-OVERLAP_FRAMES: Final = 64
-SIZE_LIMIT_BYTES: Final = 16 * 2**20
+ENCODER_FILE: Final = "codec_encoder.npz"  # beside the checkpoint, not in the bundle
+TIMBRE_FRAMES: Final = 150
+TIMBRE_TOKENS: Final = 2
+SIZE_LIMIT_BYTES: Final = 32 * 2**20
+# Names of modules in adapters of other trainers -> names here.
+ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "": {
         "schema_version": 1,
         "name": "tickrt-demo",
-        "version": "1.0.0",
+        "version": "2.0.0",
         "family": "flow",
         "license": "Apache-2.0",
         "description": "A small music model of ACE-Step's architecture, trained on songs written by rule.",
@@ -66,18 +74,37 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "text_encoder": {
         "graph": "text_encoder.onnx",
         "tokenizer": "tokenizer.json",
+        "template": TEMPLATE,
         "max_tokens": MAX_TOKENS,
+        "prefix_tokens": TIMBRE_TOKENS,
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
+    },
+    "timbre": {
+        "graph": "timbre_encoder.onnx",
+        "frames": TIMBRE_FRAMES,
+        "inputs": {"latents": "reference_latents"},
+        "outputs": {"condition": "condition"},
+    },
+    "structure": {"frames_per_code": FRAMES_PER_CODE, "num_codes": NUM_CODES},
+    "structure.encode": {
+        "graph": "structure_encode.onnx",
+        "inputs": {"latents": "latents"},
+        "outputs": {"codes": "codes"},
+    },
+    "structure.decode": {
+        "graph": "structure_decode.onnx",
+        "inputs": {"codes": "codes"},
+        "outputs": {"hints": "hints"},
     },
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
 }
 
 
-def write_codec(folder: Path) -> None:
-    """Write both halves of the codec; they depend on no weights."""
+def write_codec(folder: Path, encoder_weights: Path) -> None:
+    """Write both halves of the codec, the encoder with the weights that `train-encoder` wrote."""
     onnx.save(build_decoder(), folder / "codec_decode.onnx")
-    onnx.save(build_encoder(), folder / "codec_encode.onnx")
+    onnx.save(build_encoder(load_weights(encoder_weights)), folder / "codec_encode.onnx")
 
 
 def write_text_side(folder: Path, token_table: FloatArray) -> None:
@@ -86,9 +113,19 @@ def write_text_side(folder: Path, token_table: FloatArray) -> None:
     (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
 
 
-def write_bundle_file(folder: Path, training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
-    """Write bundle.toml; the figures of training and evaluation are free tables of plain values."""
+def write_bundle_file(
+    folder: Path,
+    training: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    matrices: Mapping[str, Any] = {},
+) -> None:
+    """Write bundle.toml; the figures of training and evaluation are free tables of plain values.
+
+    matrices: those of the decoder that take adapters, by module path.
+    """
     tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
+    if matrices:
+        tables |= {"adapters.aliases": ADAPTER_ALIASES, "adapters.matrices": dict(matrices)}
     text = "\n".join(table_text(name, values) for name, values in tables.items())
     (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
 

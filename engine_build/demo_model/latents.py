@@ -1,6 +1,7 @@
-"""The demo model's 64 latent channels: a piano roll with drums at 25 frames per second.
+"""The demo model's 64 latent channels: a piano roll with drums and timbres at 25 frames per second.
 
-Channels 0..59 hold the level of MIDI pitches 36..95, 60..62 kick, snare and hat, 63 is reserved and stays silent.
+Channels 0..51 hold the level of MIDI pitches 36..87, 52..54 kick, snare and hat, 55..63 which instruments play
+(`instruments.py`).
 A level lies in [0, 1]; a latent is `LATENT_SCALE * level + SILENCE`, which brings the corpus to unit order.
 """
 
@@ -12,17 +13,22 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 
 CHANNELS: Final = 64
-NUM_PITCHES: Final = 60
+NUM_PITCHES: Final = 52
 FIRST_PITCH: Final = 36
-KICK: Final = 60
-SNARE: Final = 61
-HAT: Final = 62
-RESERVED: Final = 63
+KICK: Final = 52
+SNARE: Final = 53
+HAT: Final = 54
 
 FRAME_RATE_HZ: Final = 25.0
 CANVAS_FRAMES: Final = 256
 SAMPLE_RATE_HZ: Final = 48_000
 HOP_SAMPLES: Final = 1920
+
+# Structure codes: one number per 5 frames, of 12 digits with 5 values each.
+FRAMES_PER_CODE: Final = 5
+CODE_DIGITS: Final = 12
+CODE_LEVELS: Final = 5
+NUM_CODES: Final = CODE_LEVELS**CODE_DIGITS
 
 LATENT_SCALE: Final = 6.0
 SILENCE: Final = -0.25

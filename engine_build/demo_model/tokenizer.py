@@ -1,62 +1,47 @@
-"""Free text -> word ids: a `tokenizers` file in which normalising rules find keys, tempos and negations.
+"""Free text -> word ids: a `tokenizers` file in which normalising rules find phrases, keys, numbers and negations.
 
-The rules write one internal word per finding (`keycs` for C sharp, `bpm120`, `nodrums`). Words without content
-(`FILLERS`) are dropped; a run of other words that are not in the vocabulary becomes one unknown token, so that a long
-prompt does not run out of tokens. The text encoder's graph ignores unknown tokens. The decoder writes vocabulary words
-as a user would (`C#`, `120 bpm`, `no drums`).
+The rules write one internal word per finding (`keycs` for C sharp, `hiphop`, `nodrums`); a tempo is its number. Words
+without content (`FILLERS`) are dropped; a run of other words that are not in the vocabulary becomes one unknown token,
+so that a long prompt does not run out of tokens. The text encoder's graph ignores unknown tokens. The decoder writes
+vocabulary words as a user would (`C#`, `120 bpm`, `no drums`).
 """
 
+import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from engine_build.demo_model.corpus.songs import LAYERS, TEMPOS_BPM
 from engine_build.demo_model.corpus.theory import NOTE_NAMES
-from engine_build.demo_model.corpus.vocabulary import CONCEPT_IDS, KEY_CONCEPTS
+from engine_build.demo_model.corpus.vocabulary import BPMS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
+from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
+from engine_build.demo_model.words import ARTICLES, FILLERS, NEGATIONS, WORDS
 
-MAX_TOKENS: Final = 64
+MAX_TOKENS: Final = 62  # 64 with those of the timbre
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"
 SPECIAL_WORDS: Final = (PAD, UNKNOWN, START)
 
-FILLERS: Final = "a an and as at by for from in is it its key mode music of on or scale song the to track very with"
-
-# Concept -> the words that mean it. Keys, tempos in bpm and negations come from the rules below.
-WORDS: Final[dict[str, str]] = {
-    "layer:pad": "pad pads string strings chord chords organ choir synth synths",
-    "layer:arp": "arp arps arpeggio arpeggios arpeggiated arpeggiator pluck plucks plucked harp bell bells sequence",
-    "layer:bass": "bass basses bassline basslines sub subbass",
-    "layer:melody": "melody melodies melodic lead leads tune topline flute whistle",
-    "layer:drums": "drum drums drumming beat beats kick kicks snare snares hat hats hihat hihats percussion groove",
-    "mode:major": "major maj ionian",
-    "mode:minor": "minor min aeolian",
-    "mode:dorian": "dorian",
-    "mode:mixolydian": "mixolydian",
-    "mode:lydian": "lydian",
-    "mode:phrygian": "phrygian",
-    "tempo:slow": "slow slowly ballad downtempo largo lento adagio",
-    "tempo:medium": "medium moderate midtempo andante walking",
-    "tempo:fast": "fast quick rapid uptempo allegro presto",
-    "mood:dark": "dark sad gloomy melancholic melancholy moody sombre somber mysterious tense brooding",
-    "mood:bright": "bright happy joyful cheerful sunny uplifting hopeful",
-    "mood:sparse": "sparse minimal minimalist simple spacious",
-    "mood:dense": "dense busy rich full complex thick",
-    "mood:soft": "soft softly quiet gentle delicate",
-    "mood:loud": "loud powerful heavy strong massive",
-    "mood:calm": "calm ambient relaxing relaxed peaceful chill dreamy mellow serene meditative",
-    "mood:energetic": "energetic energy driving intense upbeat lively dance techno house club",
-}
+# [text_encoder] template: options stand behind the prompt and replace what the prompt says.
+TEMPLATE: Final = "{prompt} <bpm:{bpm}> <key:{key}> <meter:{time_signature}>"
 
 _NOT_IN_WORD: Final = r"(?<![A-Za-z0-9_#'’])"
 _WORD_ENDS: Final = r"(?![A-Za-z0-9_#'’])"
 _WORD_BEGINS: Final = r"(?<![^\W_])"  # as \b, but an underscore is no part of a word
 _WORD_STOPS: Final = r"(?![^\W_])"
-_MODE_WORD: Final = r"(?i:maj|min|ionian|aeolian|dorian|mixolydian|lydian|phrygian)"
+_MODE_WORD: Final = r"(?i:maj|min|ionian|aeolian|dorian|mixolydian|lydian|phrygian|harmonicminor|dur|moll)"
 _A_MODE_NOT_A_KEY: Final = r"(?!\s+(?i:(?:major|minor)\s+(?:key|mode|scale)))"
 _LETTER_PITCH_CLASSES: Final = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
-_BPM_RANGE: Final = (40, 220)
+_GERMAN_PITCH_CLASSES: Final = {"h": 11, "b": 10, "as": 8, "es": 3} | {
+    f"{letter}{ending}": pitch_class + step
+    for letter, pitch_class in (("c", 0), ("d", 2), ("f", 5), ("g", 7), ("a", 9))
+    for ending, step in (("is", 1), ("es", -1))
+}
+_SYLLABLE_PITCH_CLASSES: Final = {"do|ut": 0, "re": 2, "mi": 4, "fa": 5, "sol": 7, "la": 9, "si": 11}
+# Numbers beyond the range of tempos mean its ends.
+_FARTHER_BPMS: Final = {60: "[3-5][0-9]|60", 180: "1[89][0-9]|[23][0-9][0-9]"}
+_METER_WORDS: Final = {"3/4": "waltztime", "6/8": "sixeight", "12/8": "sixeight", "4/4": "fourfour", "2/4": "fourfour"}
+_OPTION_METERS: Final = {2: "fourfour", 3: "threefour", 4: "fourfour", 6: "sixeight"}
 
 
 def key_word(pitch_class: int) -> str:
@@ -65,11 +50,22 @@ def key_word(pitch_class: int) -> str:
 
 
 def word_concepts() -> dict[str, str]:
-    """Every known word and the concept that it means."""
-    words = {word: concept for concept, listed in WORDS.items() for word in listed.split()}
+    """Every known word and the concept that it means; a phrase's word is written without its spaces."""
+    words = {_joined(phrase): concept for phrase, concept in _phrase_concepts().items()}
     words |= {key_word(index): concept for index, concept in enumerate(KEY_CONCEPTS)}
-    words |= {f"bpm{bpm}": f"bpm:{bpm}" for bpm in TEMPOS_BPM}
+    words |= {str(bpm): f"bpm:{bpm}" for bpm in BPMS}
+    words |= {_pair_word(pair): pair for pair in PAIR_CONCEPTS}
     return words | {f"no{layer}": f"no:{layer}" for layer in LAYERS}
+
+
+def _pair_word(pair: str) -> str:
+    """Internal word of an instrument and a layer that are named together, such as `pianopad`."""
+    return _joined(_pair_text(pair))
+
+
+def _pair_text(pair: str) -> str:
+    layer, instrument = pair.split(":")
+    return f"{instrument} {layer}"
 
 
 def vocabulary() -> dict[str, int]:
@@ -78,40 +74,82 @@ def vocabulary() -> dict[str, int]:
 
 
 def word_to_concept_ids() -> list[int]:
-    """Concept id per word id; special words mean nothing and get -1."""
+    """Number of the concept in `vocabulary.WORD_CONCEPTS` per word id; special words mean nothing and get -1."""
     words = word_concepts()
-    return [CONCEPT_IDS[words[word]] if word in words else -1 for word in vocabulary()]
+    return [WORD_IDS[words[word]] if word in words else -1 for word in vocabulary()]
 
 
 def build_tokenizer() -> Tokenizer:
     """The tokenizer; an empty text gives the start word alone, and every text is cut at `MAX_TOKENS`."""
     words = vocabulary()
     tokenizer = Tokenizer(WordLevel(words, unk_token=UNKNOWN))
-    rules: list[Any] = [normalizers.Replace(Regex(pattern), text) for pattern, text in _rules_with_case()]
+    before = [*_option_rules(), *_phrase_rules(), *_notation_rules(), *_key_rules()]
+    rules: list[Any] = [normalizers.Replace(Regex(pattern), text) for pattern, text in before]
     rules += [normalizers.Lowercase()]
-    rules += [normalizers.Replace(Regex(pattern), text) for pattern, text in _rules_without_case()]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), *rules])
+    rules += [normalizers.Replace(Regex(pattern), text) for pattern, text in _word_rules()]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), *rules])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^a-z0-9]+"), "removed")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, words[START])]
     )
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(word, text) for word, text in _spelled_words().items()])
+    spelled = {rf"^{word}$": text for word, text in _spelled_words().items()} | {r"(?<=^\d\d|^1\d\d)$": " bpm"}
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex(word), text) for word, text in spelled.items()])
     tokenizer.enable_truncation(MAX_TOKENS)
     return tokenizer
 
 
+def _phrase_concepts() -> dict[str, str]:
+    """The words and phrases of every concept."""
+    return {phrase: concept for concept, listed in WORDS.items() for phrase in listed.split(", ")}
+
+
+def _joined(phrase: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", phrase.replace("&", "and"))
+
+
 def _spelled_words() -> dict[str, str]:
-    """Internal word -> how a user writes it; a word comes before those that it begins with."""
+    """Internal word -> how a user writes it, where that differs."""
     keys = {key_word(index): name for index, name in enumerate(NOTE_NAMES)}
-    tempos = {f"bpm{bpm}": f"{bpm} bpm" for bpm in TEMPOS_BPM}
+    keys |= {_pair_word(pair): _pair_text(pair) for pair in PAIR_CONCEPTS}
+    phrases = {_joined(phrase): phrase.replace("-", " ") for phrase in _phrase_concepts()}
     negations = {f"no{layer}": f"no {layer}" for layer in LAYERS}
-    return dict(sorted((keys | tempos | negations).items(), reverse=True))
+    return {word: text for word, text in (keys | phrases | negations).items() if word != text}
 
 
-def _rules_with_case() -> Iterator[tuple[str, str]]:
-    """Keys. A capital letter counts more than a small one: `a` is mostly an article."""
+def _option_rules() -> Iterator[tuple[str, str]]:
+    """What stands in the template's brackets counts, and the same property in the prompt before it does not."""
+    yield r"<(?:bpm|key|meter):>", ""
+    number = rf"(?<![/.]){_NOT_IN_WORD}(?:[3-9][0-9]|[12][0-9][0-9])(?![/])(?:\.[0-9]+)?(?:[ -]?bpm)?{_WORD_ENDS}"
+    yield rf"(?i){number}(?=[\s\S]*<bpm:)", ""
+    for beats, word in _OPTION_METERS.items():
+        yield rf"<meter:{beats}>", f" optionmeter {word} "
+
+
+def _phrase_rules() -> Iterator[tuple[str, str]]:
+    """Phrases become one word, longer ones first; then meters, and numbers written with a unit."""
+    for phrase in sorted(_phrase_concepts(), key=len, reverse=True):
+        if _joined(phrase) != phrase:
+            pattern = r"\s*&\s*".join(part.replace("-", "[ -]?") for part in re.split("-?&-?", phrase))
+            yield rf"(?i){_NOT_IN_WORD}{pattern}{_WORD_ENDS}", f" {_joined(phrase)} "
+    for meter, word in _METER_WORDS.items():
+        yield rf"(?<![0-9/]){meter.replace('/', '[ ]?/[ ]?')}(?![0-9/])", f" {word} "
+
+
+def _notation_rules() -> Iterator[tuple[str, str]]:
+    """German keys before Dur and Moll; do re mi before major and minor in French and Spanish."""
     yield "♯", "#"
     yield "♭", "b"
+    yield r"(?i)\b[dl]['’](?=[a-z])", " "
+    for name, pitch_class in _GERMAN_PITCH_CLASSES.items():
+        yield rf"(?i){_NOT_IN_WORD}{name}(?=[ -]?(?:dur|moll)\b)", f" {key_word(pitch_class)} "
+    mode = r"(?=[ -](?:majeur|mineur|mayor|menor)\b)"
+    for name, pitch_class in _SYLLABLE_PITCH_CLASSES.items():
+        for sign, step in (("(?:#|[ -]diese|[ -]sostenido)", 1), ("(?:b|[ -]bemol)", -1), ("", 0)):
+            yield rf"(?i){_NOT_IN_WORD}(?:{name}){sign}{mode}", f" {key_word(pitch_class + step)} "
+
+
+def _key_rules() -> Iterator[tuple[str, str]]:
+    """Keys. A capital letter counts more than a small one: `a` is mostly an article."""
     yield r"(?<=\b[A-G])m(?:in|i)?(?![A-Za-z])", " minor "
     yield r"(?<=\b[A-G][#b])m(?:in|i)?(?![A-Za-z])", " minor "
     yield r"(?<=\b[A-G])[Mm]aj(?=7|\b)", " major "
@@ -126,38 +164,51 @@ def _rules_with_case() -> Iterator[tuple[str, str]]:
 
 def _a_key_patterns() -> Iterator[str]:
     """When is `a` a key: before a mode; as a capital inside a sentence; small only as the end of `in a`."""
-    yield rf"{_NOT_IN_WORD}[Aa](?=[ -]{_MODE_WORD}){_A_MODE_NOT_A_KEY}"
-    yield rf"(?<=[^\s.!?:]\s){_NOT_IN_WORD}A{_WORD_ENDS}{_A_MODE_NOT_A_KEY}"
-    yield r"(?<=\b[Ii]n |\b[Oo]f |\b[Kk]ey )a(?=\s*(?:$|[,.;:!?]|(?:with|and|at)\b))"
+    yield rf"{_NOT_IN_WORD}[Aa](?=[ -]+{_MODE_WORD}){_A_MODE_NOT_A_KEY}"
+    yield rf"(?<=[^\s.!?:<]\s){_NOT_IN_WORD}A{_WORD_ENDS}{_A_MODE_NOT_A_KEY}"
+    yield r"(?<=\b[Ii]n |\b[Oo]f |\b[Kk]ey )a(?=\s*(?:$|[,.;:!?<]|(?:with|and|at)\b))"
     yield r"^A(?=\s*(?:$|[,;]))"
 
 
-def _rules_without_case() -> Iterator[tuple[str, str]]:
-    """Tempos in bpm, words written in several ways, negated layers; last, fillers go and unknown words become one."""
-    yield r"\bhi(?:gh)?[ -]?hat", "hihat"
-    yield r"(?<=\bup|\bdown|\bmid)[ -](?=tempo)", ""
-    for bpm, numbers in _bpm_numbers().items():
-        pattern = rf"(?<![0-9a-z#.])(?:{numbers})(?:\.[0-9]+)?(?:[ -]?(?:bpm|beats per minute)|(?![0-9a-z]))"
-        yield pattern, f" bpm{bpm} "
+def _word_rules() -> Iterator[tuple[str, str]]:
+    """Options, tempos, negated layers; last, fillers go and unknown words become one."""
+    modes, meters = _words_of("mode:"), _words_of("meter:")
+    yield rf"{_WORD_BEGINS}(?:key[a-g]s?|{modes}){_WORD_STOPS}(?=[\s\S]*<key:)", ""
+    yield rf"{_WORD_BEGINS}(?:{meters}){_WORD_STOPS}(?=[\s\S]*optionmeter)", ""
+    yield r"<key:|optionmeter", " "
+    yield r"(?<=key[a-g]|key[a-g]s)\s+blues\b", " bluesscale "
+    for bpm in BPMS:
+        number = _FARTHER_BPMS.get(bpm, str(bpm))
+        unit = r"(?:\.[0-9]+)?[ -]?(?:bpm|beats per minute)\b"
+        yield rf"(?<![0-9a-z#.])(?:{number}){unit}|<bpm:(?:{number})>", f" {bpm} "
+    yield r"(?<=[0-9])\.[0-9]+(?![0-9a-z])", ""
     for layer in LAYERS:
-        names = _layer_names(layer)
-        yield rf"\b(?:no|without|minus)\s+(?:any\s+|a\s+|the\s+)?(?:{names})\b", f" no{layer} "
+        yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?(?:{_layer_names(layer)})\b", f" no{layer} "
     for layer in LAYERS:
-        yield (
-            rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor)\s+(?:{_layer_names(layer)})\b",
-            f" no{layer} ",
+        also = (
+            rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor|oder|ni|ou|o)\s+(?:{_layer_names(layer)})\b"
         )
+        yield also, f" no{layer} "
+    yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?[a-z]\w*", " unknown "
+    for pair in PAIR_CONCEPTS:
+        layer, instrument = (
+            _words_of(f"{kind}:{name}") for kind, name in zip(("layer", "instrument"), pair.split(":"), strict=True)
+        )
+        yield rf"\b(?:{instrument})\s+(?:{layer})\b", f" {_pair_word(pair)} "
     yield rf"{_WORD_BEGINS}(?:{FILLERS.replace(' ', '|')}){_WORD_STOPS}", ""
     unknown = rf"{_WORD_BEGINS}(?!(?:{'|'.join(word_concepts())}){_WORD_STOPS})[^\W_]+"
     yield rf"{unknown}(?:[\W_]+{unknown})*", "unknown"
 
 
+def _words_of(*kinds: str) -> str:
+    """The words of concepts, or of kinds of concept such as `mode:`, as alternatives of a pattern."""
+    concepts = [concept for concept in WORDS if concept in kinds or f"{concept.split(':')[0]}:" in kinds]
+    names = {_joined(phrase) for concept in concepts for phrase in WORDS[concept].split(", ")}
+    return "|".join(sorted(names, key=len, reverse=True))
+
+
 def _layer_names(layer: str) -> str:
-    return "|".join(sorted(WORDS[f"layer:{layer}"].split(), key=len, reverse=True))
-
-
-def _bpm_numbers() -> dict[int, str]:
-    """For each trained tempo, the whole numbers that are nearest to it, as alternatives of a pattern."""
-    edges = [_BPM_RANGE[0], *((low + high + 1) // 2 for low, high in pairwise(TEMPOS_BPM)), _BPM_RANGE[1] + 1]
-    ranges = zip(TEMPOS_BPM, pairwise(edges), strict=True)
-    return {bpm: "|".join(map(str, range(low, high))) for bpm, (low, high) in ranges}
+    """The words of a layer, and of the instruments that only it has."""
+    others = {name for other in LAYERS if other != layer for name in INSTRUMENTS[other]}
+    own = [name for name in INSTRUMENTS[layer] if name not in others]
+    return _words_of(f"layer:{layer}", *(f"instrument:{name}" for name in own))

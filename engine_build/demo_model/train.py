@@ -1,4 +1,4 @@
-"""Training: flow matching on the corpus, AdamW, warm up - hold - decay, an average of the weights, checkpoints."""
+"""Training: the structure tokenizer, then flow matching on the corpus by AdamW with an average of the weights."""
 
 import copy
 import json
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_build.demo_model.corpus.batches import LONG_EVERY, SONG_FRAMES, Batch, Pool, draw_batch, make_pool
+from engine_build.demo_model.corpus.batches import (
+    Batch,
+    Pool,
+    draw_batch,
+    draw_songs,
+    make_pool,
+    render_songs,
+)
 from engine_build.demo_model.latents import CANVAS_FRAMES
 from engine_build.demo_model.model import DemoModel, new_model, num_parameters
+from engine_build.demo_model.structure import StructureTokenizer, TokenizerConfig, hints_of, train_tokenizer
 
 HELD_OUT_SEED = 1_000_003
+# Below this flow time an error of the clean latents counts no more than at it.
+WEIGHT_TIME = 0.3
+TOKENIZER_SONGS = 1500
+SHORT_EVERY = 8
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """The recipe. Training ends at `steps` or at `minutes`, whichever comes first; the decay fits either end."""
 
-    steps: int = 24_000
-    minutes: float = 50.0
+    steps: int = 20_000
+    minutes: float = 75.0
     batch_size: int = 16
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.01
@@ -35,17 +48,21 @@ class TrainConfig:
     num_songs: int = 14_000
     seed: int = 1
     threads: int = 2
-    exact_share: float = 0.1
-    checkpoint_every: int = 500
+    exact_share: float = 0.04
+    checkpoint_every: int = 250
     log_every: int = 100
+    tokenizer_steps: int = 2500
 
 
 class Trainer:
-    """Owns the model, its weight average, the optimizer and the step count; all are saved in a checkpoint."""
+    """Owns the model, its weight average, the optimizer and the step count; all are saved in a checkpoint.
 
-    def __init__(self, config: TrainConfig) -> None:
+    The structure tokenizer is saved with them; it is trained before.
+    """
+
+    def __init__(self, config: TrainConfig, tokenizer: StructureTokenizer) -> None:
         torch.set_num_threads(config.threads)
-        self.config = config
+        self.config, self.tokenizer = config, tokenizer
         self.model = new_model(config.seed)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
@@ -88,6 +105,7 @@ class Trainer:
             "config": asdict(self.config),
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
+            "tokenizer": self.tokenizer.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "elapsed_s": self.elapsed_s,
@@ -101,6 +119,7 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
+        self.tokenizer.load_state_dict(state["tokenizer"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.elapsed_s = int(state["step"]), float(state["elapsed_s"])
 
@@ -113,37 +132,50 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
 
 
 def flow_loss(model: DemoModel, batch: Batch) -> Tensor:
-    """Mean squared error of the velocity `noise - clean` at `t noise + (1 - t) clean` (Lipman et al., 2023)."""
+    """Mean squared error of the velocity `noise - clean` at `t noise + (1 - t) clean` (Lipman et al., 2023).
+
+    It is that of the clean latents over t^2; t counts as `WEIGHT_TIME` at least.
+    """
     clean, noise, at = (torch.from_numpy(array) for array in (batch.latents, batch.noise, batch.time))
-    mixed = at[:, None, None] * noise + (1.0 - at[:, None, None]) * clean
-    ids, mask, context = (torch.from_numpy(array) for array in (batch.token_ids, batch.mask, batch.context))
-    velocity = model(mixed, at, ids, mask, context)
-    return torch.mean((velocity.float() - (noise - clean)) ** 2)
+    at, time = at[:, None, None], at
+    arrays = (batch.token_ids, batch.mask, batch.reference, batch.context, batch.weight)
+    ids, mask, reference, context, weight = (torch.from_numpy(array) for array in arrays)
+    found = model.clean(at * noise + (1.0 - at) * clean, time, ids, mask, reference, context)
+    return torch.mean(weight * ((found.float() - clean) / at.clamp(min=WEIGHT_TIME)) ** 2)
 
 
 def training_batch(pool: Pool, config: TrainConfig, step: int) -> Batch:
-    """The batch of a step, the same whether or not the run was interrupted; every eighth one has long songs."""
+    """The batch of a step, the same in an interrupted run; some have twice the rows of half a canvas."""
     rng = np.random.default_rng([config.seed, step])
-    if step % LONG_EVERY == LONG_EVERY - 1:
-        return draw_batch(pool, rng, config.batch_size // 2, SONG_FRAMES)
+    if step % SHORT_EVERY == SHORT_EVERY - 1:
+        return draw_batch(pool, rng, 2 * config.batch_size, CANVAS_FRAMES // 2)
     return draw_batch(pool, rng, config.batch_size, CANVAS_FRAMES)
 
 
-def held_out_loss(model: DemoModel, num_batches: int = 4) -> float:
-    """Loss in float32 on songs that training never sees."""
-    pool = make_pool(64, HELD_OUT_SEED)
-    batches = [draw_batch(pool, np.random.default_rng([7, index]), 16, CANVAS_FRAMES) for index in range(num_batches)]
+def held_out_batches(tokenizer: StructureTokenizer, num_batches: int = 4) -> list[Batch]:
+    """Batches of songs that training never sees."""
+    pool = make_pool(draw_songs(64, HELD_OUT_SEED), HELD_OUT_SEED, partial(hints_of, tokenizer))
+    return [draw_batch(pool, np.random.default_rng([7, index]), 16, CANVAS_FRAMES) for index in range(num_batches)]
+
+
+def held_out_loss(model: DemoModel, batches: list[Batch]) -> float:
+    """Loss in float32."""
     with torch.no_grad():
         return float(np.mean([flow_loss(model, batch).item() for batch in batches]))
 
 
 def train(config: TrainConfig, checkpoint: Path) -> Trainer:
     """Train to the end of the recipe, resuming from the checkpoint where there is one."""
-    trainer = Trainer(config)
+    trainer = Trainer(config, StructureTokenizer())
     if checkpoint.exists():
         trainer.load(checkpoint)
+    else:
+        with _clock(trainer):
+            trainer.tokenizer = new_tokenizer(config)
+        trainer.save(checkpoint)
     _log(parameters=num_parameters(trainer.model), songs=config.num_songs, resumed_at=trainer.step)
-    pool = make_pool(config.num_songs, config.seed)
+    pool = make_pool(draw_songs(config.num_songs, config.seed), config.seed, partial(hints_of, trainer.tokenizer))
+    held_out = held_out_batches(trainer.tokenizer)
     losses: list[float] = []
     while trainer.progress < 1.0:
         with _clock(trainer):
@@ -154,8 +186,16 @@ def train(config: TrainConfig, checkpoint: Path) -> Trainer:
             losses.clear()
         if trainer.step % config.checkpoint_every == 0 or trainer.progress >= 1.0:
             trainer.save(checkpoint)
-            _log(step=trainer.step, held_out_loss=held_out_loss(trainer.average))
+            _log(step=trainer.step, held_out_loss=held_out_loss(trainer.average, held_out))
     return trainer
+
+
+def new_tokenizer(config: TrainConfig) -> StructureTokenizer:
+    """Train the structure tokenizer on songs of its own."""
+    torch.set_num_threads(config.threads)
+    songs = draw_songs(min(config.num_songs, TOKENIZER_SONGS), config.seed + 1)
+    recipe = TokenizerConfig(steps=config.tokenizer_steps, seed=config.seed)
+    return train_tokenizer(songs, render_songs(songs), recipe, _log)
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from helpers.sound import judged, named_keys
 
-from engine_build.demo_model.corpus.songs import Song, render
+from engine_build.demo_model.corpus.rendering import render
+from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, SAMPLE_RATE_HZ
 
-SONG = Song(root=9, mode="minor", bpm=100, layers=frozenset({"pad", "bass"}), density=1, loudness=2, seed=5)
-LEVELS = render(SONG, 256)
+SONG = replace(draw_song(np.random.default_rng(5)), root=9, mode="minor", loudness=2)
+LEVELS = render(SONG, 256, ["pad", "bass"])
 TONE = (0.3 * np.sin(np.arange(2 * SAMPLE_RATE_HZ) / 20.0))[:, None].astype(np.float32)
 
 

@@ -1,117 +1,164 @@
-"""What a prompt can ask for: the concepts, what they mean for a song, and the words for them.
+"""What a prompt can ask for: concepts, the condition tokens that they become, and which of them are true of a song.
 
-A *concept* is the meaning of a word, such as `key:a`, `bpm:120` or `layer:pad`; several words map to one concept. Every
-concept is a condition token of the decoder. A key and a mode together give one more token, their scale; token
-`ALWAYS_ID` is in every prompt; alone it is the empty prompt.
+A *concept* is the meaning of a word, such as `key:a`, `tempo:slow` or `instrument:piano`; several words map to one.
+The text encoder makes *token names* of a prompt's concepts: one row each of the decoder's table of tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.songs import LAYERS, TEMPOS_BPM, Song
+from engine_build.demo_model.corpus.genres import BEATS_PER_BAR, GENRES, METERS
+from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song
 from engine_build.demo_model.corpus.theory import BRIGHT_MODES, DARK_MODES, MODES, NOTE_NAMES, scale_pitch_classes
-from engine_build.demo_model.latents import FloatArray
+from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
+from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
 
+# Every mood and when it is true of a song.
+MOODS: Final[dict[str, Callable[[Song], bool]]] = {
+    "dark": lambda song: song.mode in DARK_MODES,
+    "bright": lambda song: song.mode in BRIGHT_MODES,
+    "sparse": lambda song: song.density == 0,
+    "dense": lambda song: song.density == 2,
+    "soft": lambda song: song.loudness == 0,
+    "loud": lambda song: song.loudness == 2,
+    "calm": lambda song: song.density == 0 and song.loudness < 2,
+    "energetic": lambda song: song.density == 2 and song.loudness > 0,
+    "happy": lambda song: song.mode in BRIGHT_MODES and song.bpm >= 96 and song.loudness > 0,
+    "sad": lambda song: song.mode in DARK_MODES and song.bpm <= 96 and song.loudness < 2,
+    "dreamy": lambda song: song.articulation == 2 and song.loudness == 0,
+    "warm": lambda song: song.articulation == 2 and song.loudness < 2 and song.mode not in ("phrygian", "blues"),
+    "tense": lambda song: song.mode in ("phrygian", "harmonic minor"),
+    "mysterious": lambda song: song.mode in ("phrygian", "harmonic minor", "lydian") and song.loudness < 2,
+    "epic": lambda song: song.loudness == 2 and song.articulation == 2,
+    "aggressive": lambda song: song.loudness == 2 and song.density == 2 and song.mode in (*DARK_MODES, "blues"),
+    "playful": lambda song: song.articulation == 0 and song.mode in (*BRIGHT_MODES, "mixolydian"),
+    "romantic": lambda song: song.articulation == 2 and song.bpm <= 110 and song.mode in ("major", "minor", "lydian"),
+    "groovy": lambda song: song.rule.shuffle > 0.5 or song.genre in ("latin", "disco", "soul", "bossa nova"),
+    "swinging": lambda song: song.rule.swing > 0.55 and song.meter != "6/8",
+    "repetitive": lambda song: song.rule.is_riff,
+    "staccato": lambda song: song.articulation == 0,
+    "legato": lambda song: song.articulation == 2,
+}
+
+ALWAYS: Final = "always"
+BPMS: Final = range(BPM_RANGE[0], BPM_RANGE[1] + 1)
 KEY_CONCEPTS: Final = tuple(f"key:{name.lower()}" for name in NOTE_NAMES)
 MODE_CONCEPTS: Final = tuple(f"mode:{mode}" for mode in MODES)
-BPM_CONCEPTS: Final = tuple(f"bpm:{bpm}" for bpm in TEMPOS_BPM)
+BPM_CONCEPTS: Final = tuple(f"bpm:{bpm}" for bpm in BPMS)
+METER_CONCEPTS: Final = tuple(f"meter:{meter}" for meter in METERS)
 LAYER_CONCEPTS: Final = tuple(f"layer:{layer}" for layer in LAYERS)
 NO_LAYER_CONCEPTS: Final = tuple(f"no:{layer}" for layer in LAYERS)
-MOOD_CONCEPTS: Final = (
-    "mood:dark",
-    "mood:bright",
-    "mood:sparse",
-    "mood:dense",
-    "mood:soft",
-    "mood:loud",
-    "mood:calm",
-    "mood:energetic",
-)
+GENRE_CONCEPTS: Final = tuple(f"genre:{genre}" for genre in GENRES)
+MOOD_CONCEPTS: Final = tuple(f"mood:{mood}" for mood in MOODS)
+SECTION_CONCEPTS: Final = tuple(f"section:{section}" for section in SECTIONS)
+PLAYERS: Final = tuple(f"{layer}:{instrument}" for layer in LAYERS for instrument in INSTRUMENTS[layer])
+SCALES: Final = tuple(f"{key}/{mode}" for key in KEY_CONCEPTS for mode in MODE_CONCEPTS)
 
-# The order is part of the trained model: a concept's place here is its row in the table of tokens.
-CONCEPTS: Final = (
-    *KEY_CONCEPTS,
-    *MODE_CONCEPTS,
-    *BPM_CONCEPTS,
-    *LAYER_CONCEPTS,
-    *NO_LAYER_CONCEPTS,
-    *MOOD_CONCEPTS,
-)
-# What a tempo word means where no number is named. These are no tokens of their own.
-TEMPO_WORDS_BPM: Final[dict[str, int]] = {"tempo:slow": 70, "tempo:medium": 100, "tempo:fast": 120}
-WORD_CONCEPTS: Final = (*CONCEPTS, *TEMPO_WORDS_BPM)
-CONCEPT_IDS: Final[dict[str, int]] = {concept: index for index, concept in enumerate(WORD_CONCEPTS)}
-FIRST_SCALE_ID: Final = len(CONCEPTS)
-ALWAYS_ID: Final = FIRST_SCALE_ID + len(KEY_CONCEPTS) * len(MODE_CONCEPTS)
-NUM_TOKENS: Final = ALWAYS_ID + 1
+# The order is part of the trained model, and the order in which tokens are kept where a prompt has too many.
+TOKENS: Final = (
+    ALWAYS, *BPM_CONCEPTS, *METER_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *PLAYERS, *GENRE_CONCEPTS,
+    *SCALES, *KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS,
+)  # fmt: skip
+TOKEN_IDS: Final[dict[str, int]] = {name: index for index, name in enumerate(TOKENS)}
+ALWAYS_ID: Final = TOKEN_IDS[ALWAYS]
+FIRST_TEMPO_ID: Final = TOKEN_IDS[BPM_CONCEPTS[0]]
+NUM_TOKENS: Final = len(TOKENS)
+MAX_CONDITION_TOKENS: Final = 32
+# How often a training prompt says a mood that is true of its song: what stays unsaid is mostly medium.
+MOOD_SHARE: Final = 0.4
+
+# Concepts of words that the text encoder replaces by tokens: instruments by those of their layers, tempo words by bpm.
+PLAYED_BY: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(layer for layer in LAYERS if name in INSTRUMENTS[layer])
+    for name in dict.fromkeys(name for layer in LAYERS for name in INSTRUMENTS[layer])
+}
+# An instrument and a layer named together, where it can play in several: "piano chords".
+PAIR_CONCEPTS: Final = tuple(player for player in PLAYERS if len(PLAYED_BY[player.split(":")[1]]) > 1)
+INSTRUMENT_CONCEPTS: Final = tuple(f"instrument:{name}" for name in PLAYED_BY)
+TEMPO_WORDS: Final = ("tempo:very slow", "tempo:slow", "tempo:medium", "tempo:fast", "tempo:very fast")
+WORD_CONCEPTS: Final = (
+    *BPM_CONCEPTS, *TEMPO_WORDS, *METER_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *INSTRUMENT_CONCEPTS,
+    *PAIR_CONCEPTS,    *GENRE_CONCEPTS, *KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS,
+)  # fmt: skip
+WORD_IDS: Final[dict[str, int]] = {concept: index for index, concept in enumerate(WORD_CONCEPTS)}
+
+_ANCHORS_BPM: Final = np.arange(BPM_RANGE[0], BPM_RANGE[1] + 1, 15)
 
 
-def scale_id(root: int, mode_index: int) -> int:
-    """Token of a key and a mode together."""
-    return FIRST_SCALE_ID + root * len(MODE_CONCEPTS) + mode_index
-
-
-def token_ids(concepts: Iterable[str]) -> list[int]:
-    """Sorted tokens of concepts, with the scales of their keys and modes, without ALWAYS_ID."""
-    named = set(concepts)
-    roots = [root for root, key in enumerate(KEY_CONCEPTS) if key in named]
-    modes = [index for index, mode in enumerate(MODE_CONCEPTS) if mode in named]
-    return sorted([*(CONCEPT_IDS[concept] for concept in named), *(scale_id(r, m) for r in roots for m in modes)])
+def token_ids(names: Iterable[str]) -> list[int]:
+    """Sorted ids of token names, with the scales of their keys and modes, without ALWAYS_ID."""
+    named = set(names)
+    keys = [name for name in named if name.startswith("key:")]
+    modes = [name for name in named if name.startswith("mode:")]
+    return sorted(TOKEN_IDS[name] for name in (*named, *(f"{key}/{mode}" for key in keys for mode in modes)))
 
 
 def fixed_columns() -> FloatArray:
-    """Columns of the token table that are written, not learned, f32 `[NUM_TOKENS, 7 + 12]`.
+    """Columns of the token table that are written, not learned, f32 `[NUM_TOKENS, 15]`.
 
-    The first seven are the tempo of a token, one-hot; the others, which pitch classes a scale has (1) and lacks (-1).
+    0: beats per frame of a tempo. 1: bars per beat of a meter. 2: 1 for a meter with beats of three parts. 3..14: which
+    pitch classes a scale has (1) and lacks (-1). All others are 0.
     """
-    columns = np.zeros((NUM_TOKENS, len(TEMPOS_BPM) + 12), np.float32)
-    for index, concept in enumerate(BPM_CONCEPTS):
-        columns[CONCEPT_IDS[concept], index] = 1.0
-    for root in range(12):
-        for mode_index, mode in enumerate(MODES):
+    columns = np.zeros((NUM_TOKENS, 15), np.float32)
+    for bpm, name in zip(BPMS, BPM_CONCEPTS, strict=True):
+        columns[TOKEN_IDS[name], 0] = bpm / (60.0 * FRAME_RATE_HZ)
+    for meter, name in zip(METERS, METER_CONCEPTS, strict=True):
+        columns[TOKEN_IDS[name], 1:3] = 1.0 / BEATS_PER_BAR[meter], meter == "6/8"
+    for root, key in enumerate(KEY_CONCEPTS):
+        for mode in MODES:
             is_in_scale = np.isin(np.arange(12), scale_pitch_classes(root, mode))
-            columns[scale_id(root, mode_index), len(TEMPOS_BPM) :] = np.where(is_in_scale, 1.0, -1.0)
+            columns[TOKEN_IDS[f"{key}/mode:{mode}"], 3:] = np.where(is_in_scale, 1.0, -1.0)
     return columns
+
+
+def tempo_interpolation() -> FloatArray:
+    """Weights f32 `[121, A]` of the anchors, 15 bpm apart, whose learned rows make the rows of 60..180 bpm."""
+    distance = np.abs(np.array(BPMS)[:, None] - _ANCHORS_BPM) / (_ANCHORS_BPM[1] - _ANCHORS_BPM[0])
+    return np.asarray(np.maximum(1.0 - distance, 0.0), np.float32)
 
 
 def moods_of(song: Song) -> tuple[str, ...]:
     """Every mood concept that is true of a song."""
-    truths = {
-        "mood:dark": song.mode in DARK_MODES,
-        "mood:bright": song.mode in BRIGHT_MODES,
-        "mood:sparse": song.density == 0,
-        "mood:dense": song.density == 2,
-        "mood:soft": song.loudness == 0,
-        "mood:loud": song.loudness == 2,
-        "mood:calm": song.density == 0 and song.loudness < 2,
-        "mood:energetic": song.density == 2 and song.loudness > 0,
-    }
-    return tuple(mood for mood in MOOD_CONCEPTS if truths[mood])
+    return tuple(f"mood:{mood}" for mood, is_true in MOODS.items() if is_true(song))
 
 
-def draw_concepts(song: Song, rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw concepts of a prompt about a song: always its tempo, because the text encoder gives every prompt one.
+def draw_concepts(
+    song: Song, rng: np.random.Generator, layers: frozenset[str] | None = None, *, names_instruments: bool = True
+) -> tuple[str, ...]:
+    """Draw the token names of a prompt about a song: always its tempo, meter, genre and layers; every prompt has them.
 
-    Where layers are named, all of the song's layers are: a prompt that names layers means exactly those.
+    What a song has of its genre's defaults may stay unsaid, but not an instrument or a mode that the genre does not
+    suggest, or a section.
+
+    Args:
+        song: what the names are true of.
+        rng: decides which names are drawn.
+        layers: those that sound, by default the song's.
+        names_instruments: whether instruments may be named.
     """
-    concepts = [f"bpm:{song.bpm}"]
+    sounding = song.layers if layers is None else layers
+    names = [f"bpm:{song.bpm}", f"meter:{song.meter}", f"genre:{song.genre}"]
+    names += [f"layer:{layer}" if layer in sounding else f"no:{layer}" for layer in LAYERS]
+    if names_instruments:
+        names += _draw_players(song, rng, sounding)
     names_key = rng.random() < 0.6
     if names_key:
-        concepts.append(KEY_CONCEPTS[song.root])
-    if rng.random() < (0.75 if names_key else 0.25):
-        concepts.append(f"mode:{song.mode}")
-    concepts += _draw_layers(song, rng)
-    concepts += [mood for mood in moods_of(song) if rng.random() < 0.3]
-    return tuple(concepts)
+        names.append(KEY_CONCEPTS[song.root])
+    if song.mode not in song.rule.modes or rng.random() < (0.75 if names_key else 0.25):
+        names.append(f"mode:{song.mode}")
+    if song.section:
+        names.append(f"section:{song.section}")
+    return (*names, *(mood for mood in moods_of(song) if rng.random() < MOOD_SHARE))
 
 
-def _draw_layers(song: Song, rng: np.random.Generator) -> list[str]:
-    choice = rng.random()
-    if choice < 0.65:
-        return [f"layer:{layer}" for layer in LAYERS if layer in song.layers]
-    absent = [layer for layer in LAYERS if layer not in song.layers]
-    if choice < 0.8 and absent:
-        return [f"no:{layer}" for layer in absent if rng.random() < 0.5]
-    return []
+def _draw_players(song: Song, rng: np.random.Generator, layers: frozenset[str]) -> list[str]:
+    """Instruments in their layers: those that the genre does not suggest, and some, none or all of the others."""
+    share = float(rng.choice((0.0, 0.5, 1.0), p=(0.3, 0.3, 0.4)))
+    options = song.rule.instruments
+    return [
+        f"{layer}:{song.instruments[layer]}"
+        for layer in LAYERS
+        if layer in layers and (song.instruments[layer] not in options[layer] or rng.random() < share)
+    ]

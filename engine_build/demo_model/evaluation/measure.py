@@ -1,22 +1,26 @@
 """Detectors on levels `[T, C]`: key, layers, tempo, difference. Their own accuracy on the corpus is the ceiling."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.songs import LAYERS, REGISTERS, TEMPOS_BPM
+from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
 from engine_build.demo_model.corpus.theory import scale_pitch_classes
-from engine_build.demo_model.latents import FIRST_PITCH, FRAME_RATE_HZ, HAT, KICK, NUM_PITCHES, FloatArray
+from engine_build.demo_model.instruments import LAYERS, pitch_channels
+from engine_build.demo_model.latents import FIRST_PITCH, FRAME_RATE_HZ, NUM_PITCHES, FloatArray
 
-SOUNDING_LEVEL: Final = 0.2
-PRESENT_SHARE: Final = 0.03
-TEMPO_TOLERANCE: Final = 0.05
-_CANDIDATES_PER_OCTAVE: Final = 200
-# Lags in beats and their weights. All songs are in 4/4: what repeats in thirds of a beat speaks against a candidate.
-_COMB: Final = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0), (8.0, 1.0))
-_AGAINST: Final = ((1 / 3, 0.2), (2 / 3, 0.4), (4 / 3, 0.4))
+SOUNDING_LEVEL: Final = 0.12
+PRESENT_SHARE: Final = 0.02
+TEMPO_TOLERANCE: Final = 0.03
+# Tempos nearer than this to the asked one compete with it: no octave is among them, which only the listener can tell.
+_TEMPO_RANGE: Final = 2**0.4
+_CANDIDATES: Final = 161
+# Lags in beats and bars, and how much the onsets' correlation there counts.
+_BEATS: Final = ((1.0, 1.0), (2.0, 1.0))
+_BARS: Final = ((1.0, 2.0), (2.0, 2.0), (4.0, 2.0))
 
 
 def in_key_energy(levels: FloatArray, root: int, mode: str) -> float:
@@ -27,11 +31,8 @@ def in_key_energy(levels: FloatArray, root: int, mode: str) -> float:
 
 
 def layer_share(levels: FloatArray, layer: str) -> float:
-    """Share of frames in which something in the layer's register sounds."""
-    if layer == "drums":
-        return float((levels[:, KICK : HAT + 1].max(axis=1) > SOUNDING_LEVEL).mean())
-    low, high = REGISTERS[layer]
-    return float((levels[:, low - FIRST_PITCH : high + 1 - FIRST_PITCH].max(axis=1) > SOUNDING_LEVEL).mean())
+    """Share of frames in which something of a layer sounds."""
+    return float((levels[:, pitch_channels(layer)].max(axis=1) > SOUNDING_LEVEL).mean())
 
 
 def layers_present(levels: FloatArray) -> frozenset[str]:
@@ -47,20 +48,18 @@ def onset_strength(levels: FloatArray) -> npt.NDArray[np.float64]:
     return np.asarray(smooth - smooth.mean(), np.float64)
 
 
-def tempo_bpm(levels: FloatArray) -> float:
-    """Tempo by a comb on the autocorrelation of the onsets, searched over 4% more than the trained tempos' range."""
-    strength = onset_strength(levels)
-    octaves = np.log2(TEMPOS_BPM[-1] * 1.04 / (TEMPOS_BPM[0] * 0.96))
-    count = round(octaves * _CANDIDATES_PER_OCTAVE)
-    candidates = np.geomspace(TEMPOS_BPM[0] * 0.96, TEMPOS_BPM[-1] * 1.04, count)
-    correlation = _autocorrelation(strength)
-    scores = [_comb_score(correlation, 60.0 * FRAME_RATE_HZ / bpm) for bpm in candidates]
+def tempo_bpm(levels: FloatArray, near_bpm: float, meter: str) -> float:
+    """The tempo near one, in a meter, at which the onsets repeat best after beats and bars."""
+    correlation = _autocorrelation(onset_strength(levels))
+    candidates = near_bpm * np.geomspace(1.0 / _TEMPO_RANGE, _TEMPO_RANGE, _CANDIDATES)
+    comb = [*_BEATS, *((bars * BEATS_PER_BAR[meter], weight) for bars, weight in _BARS)]
+    scores = [_comb_score(correlation, 60.0 * FRAME_RATE_HZ / bpm, comb) for bpm in candidates]
     return float(candidates[int(np.argmax(scores))])
 
 
-def is_tempo(levels: FloatArray, bpm: float) -> bool:
+def is_tempo(levels: FloatArray, bpm: float, meter: str) -> bool:
     """Whether the measured tempo is within `TEMPO_TOLERANCE` of `bpm`."""
-    return abs(tempo_bpm(levels) / bpm - 1.0) <= TEMPO_TOLERANCE
+    return abs(tempo_bpm(levels, bpm, meter) / bpm - 1.0) <= TEMPO_TOLERANCE
 
 
 def difference(levels: FloatArray, other: FloatArray) -> float:
@@ -80,14 +79,10 @@ def _correlation(values: npt.NDArray[np.float64], late: npt.NDArray[np.float64])
     return float(early @ late) / max(size, 1e-9)
 
 
-def _comb_score(correlation: npt.NDArray[np.float64], period_frames: float) -> float:
-    """Correlation at the lags that speak for a period, less that at the lags against it, inside the canvas."""
-    return _weighted(correlation, period_frames, _COMB) - _weighted(correlation, period_frames, _AGAINST)
-
-
-def _weighted(
-    correlation: npt.NDArray[np.float64], period_frames: float, comb: tuple[tuple[float, float], ...]
+def _comb_score(
+    correlation: npt.NDArray[np.float64], period_frames: float, comb: Sequence[tuple[float, float]]
 ) -> float:
+    """Mean correlation at the comb's lags that lie inside of the canvas."""
     lags = np.array([beats * period_frames for beats, _ in comb])
     weights = np.array([weight for _, weight in comb]) * (lags <= len(correlation) - 1)
     values = np.interp(lags, np.arange(len(correlation)), correlation)

@@ -1,22 +1,23 @@
 """Plays a bundle through the real tick loop: engines built in a folder of their own, no torch."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from engine_build.build.builder import build_deployment
-from engine_build.demo_model.latents import FloatArray
+from engine_build.demo_model.latents import SAMPLE_RATE_HZ, FloatArray
 from runtime.config.deployment import load_deployment
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
+from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Segment
 from runtime.tick.events import Event, Failed, Finished
 
 _DEPLOYMENT: Final = """\
@@ -35,8 +36,18 @@ queue = 256
 """
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What to generate: a prompt, other options by name, and sources."""
+
+    prompt: str
+    seed: int
+    options: Mapping[str, Any]
+    inputs: GenerationInputs = NO_INPUTS
+
+
 class Player:
-    """Generates latents with the bundle's default sampler; up to 264 prompts at a time."""
+    """Generates with the bundle's default sampler; up to 264 pieces at a time."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -47,26 +58,36 @@ class Player:
         The seeds are `seed`, `seed + 1` and so on.
         """
         sampler = self.pipeline.bundle.sampler
-        steps = sampler.live_steps if live else sampler.steps
-        seeded = enumerate(prompts, start=seed)
-        return self._run([self.pipeline.request(prompt, seed=number, steps=steps) for number, prompt in seeded])
+        steps = {"steps": sampler.live_steps if live else sampler.steps}
+        return np.stack(self.generate([Piece(prompt, seed + i, steps) for i, prompt in enumerate(prompts)]))
 
-    def continue_from(self, prompts: Sequence[str], tails: FloatArray, seed: int) -> FloatArray:
-        """Latents f32 `[B, T, C]` of one canvas that begins with `tails` f32 `[B, n, C]`, as in a continued stream."""
-        keep, frames = tails.shape[1], self.pipeline.canvas_frames
-        segment = Segment(0, frames, keep)
-        requests = [
-            self.pipeline.compose(parse_options({"prompt": prompt, "seed": seed + index}), segment, tail=tail)
-            for index, (prompt, tail) in enumerate(zip(prompts, tails, strict=True))
-        ]
-        return self._run(requests)
+    def generate(self, pieces: Sequence[Piece]) -> list[FloatArray]:
+        """Latents f32 `[N, C]` of whole pieces, all of them at once, segment after segment."""
+        generations = [self._generation(piece) for piece in pieces]
+        done: list[list[FloatArray]] = [[] for _ in pieces]
+        while requests := [(g, d, r) for g, d in zip(generations, done, strict=True) if (r := g.next_request())]:
+            for (generation, parts, _), latents in zip(requests, self._run([r for *_, r in requests]), strict=True):
+                parts.append(generation.append(latents))
+        return [np.concatenate(parts) for parts in done]
+
+    def finished_audio(self, piece: Piece) -> FloatArray:
+        """Audio f32 `[samples, 2]` as a user gets it: decoded in windows and finished."""
+        return np.concatenate(list(generate_audio(self.pipeline, self._generation(piece))))
 
     def decode(self, latents: FloatArray) -> FloatArray:
-        """Audio f32 `[samples, 2]` of latents `[T, C]`."""
+        """Audio f32 `[samples, 2]` of latents `[T, C]`, not finished."""
         assert self.pipeline.codec is not None
         return np.asarray(self.pipeline.codec.decode(latents), np.float32)
 
-    def _run(self, requests: Sequence[GenerationRequest]) -> FloatArray:
+    def encode(self, audio: FloatArray) -> FloatArray:
+        """Latents f32 `[T, C]` of audio `[samples, 2]`."""
+        return np.asarray(self.pipeline.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
+
+    def _generation(self, piece: Piece) -> LongGeneration:
+        options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **piece.options})
+        return LongGeneration(self.pipeline, options, piece.inputs)
+
+    def _run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:
         """Put all requests into the loop at once and wait for the last. Raises the error of one that failed."""
         ended: dict[str, Event] = {}
         all_ended = threading.Event()
@@ -80,7 +101,7 @@ class Player:
         for index, request in enumerate(requests):
             self.pipeline.loop.submit(replace(request, id=str(index)), listen)
         all_ended.wait()
-        return np.stack([_latents(ended[str(index)]) for index in range(len(requests))])
+        return [_latents(ended[str(index)]) for index in range(len(requests))]
 
 
 @contextmanager

@@ -11,29 +11,44 @@ from engine_build.demo_model.evaluation.player import Player
 from engine_build.demo_model.latents import FIRST_PITCH, FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray, levels_from_latents
 
 PROMPTS: Final = (
-    "slow minor pads with bass and drums in A",
-    "energetic arpeggios, bass and beat in D dorian at 120 bpm",
-    "calm major chords and melody in F",
+    "lo-fi in D minor at 78 bpm",
+    "jazz with piano chords, upright bass and saxophone melody in B flat",
+    "techno in A minor at 130 bpm",
+    "waltz with strings chords and violin melody in G major",
+    "ambient choir pads in E lydian",
+    "funk, electric bass and guitar arpeggios at 104 bpm",
+    "bossa nova in F major",
+    "ballad, piano chords and flute melody at 66 bpm",
+    "trance arpeggios, bass and drums in F sharp minor at 138 bpm",
+    "marimba arpeggios and whistle melody, playful",
+    "rock in E minor at 140 bpm",
+    "bells, harp arpeggios and soft strings pads",
 )
 SEED: Final = 7
-_SIZE_INCHES: Final = (11.0, 5.6)
-_DOTS_PER_INCH: Final = 96
+COLUMNS: Final = 4
+_SIZE_INCHES: Final = (2.9, 2.6)
+_DOTS_PER_INCH: Final = 72
 
 
-def plot(player: Player, file: Path, prompts: Sequence[str] = PROMPTS) -> None:
-    """Generate the prompts and write a PNG: a column per prompt, the audio's spectrogram above its piano roll."""
+def plot(player: Player, file: Path, prompts: Sequence[str] = PROMPTS, columns: int = COLUMNS) -> None:
+    """Generate the prompts and write a PNG: of each the audio's spectrogram above its piano roll."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    rows = -(-len(prompts) // columns)
+    width, height = _SIZE_INCHES
     figure, axes = pyplot.subplots(
-        2, len(prompts), figsize=_SIZE_INCHES, sharex="col", sharey="row", layout="constrained"
+        2 * rows, columns, figsize=(columns * width, rows * height), sharex="col", squeeze=False, layout="constrained"
     )
-    for column, (prompt, latents) in enumerate(zip(prompts, player.play(prompts, SEED), strict=True)):
-        axes[0, column].set_title(prompt, fontsize=8)
-        _spectrogram(axes[0, column], player.decode(latents))
-        _roll(axes[1, column], levels_from_latents(latents))
-    axes[0, 0].set_ylabel("frequency, Hz")
-    axes[1, 0].set_ylabel("MIDI pitch, drums on top")
+    for index, (prompt, latents) in enumerate(zip(prompts, player.play(prompts, SEED), strict=True)):
+        above, below = axes[2 * (index // columns) : 2 * (index // columns) + 2, index % columns]
+        above.set_title(prompt, fontsize=7)
+        _spectrogram(above, player.decode(latents))
+        _roll(below, levels_from_latents(latents))
+    for axis in axes.flat:
+        axis.tick_params(labelsize=6)
+    figure.supylabel("frequency in Hz above, MIDI pitch with drums and timbres on top below", fontsize=7)
+    figure.supxlabel("seconds", fontsize=7)
     figure.savefig(file, dpi=_DOTS_PER_INCH, metadata={"Software": None})
     pyplot.close(figure)
 
@@ -57,4 +72,3 @@ def _roll(axis: Any, levels: FloatArray) -> None:
     """Levels f32 `[T, C]` as a picture, time to the right, pitch upwards."""
     extent = (0.0, len(levels) / FRAME_RATE_HZ, FIRST_PITCH - 0.5, FIRST_PITCH + levels.shape[1] - 0.5)
     axis.imshow(levels.T, origin="lower", aspect="auto", extent=extent, vmin=0.0, vmax=1.0, cmap="magma")
-    axis.set_xlabel("seconds")

@@ -15,7 +15,15 @@ from engine_build.demo_model.latents import CHANNELS, SILENCE
 from runtime.config.bundle import load_bundle
 
 FOLDER = ROOT / "configs" / "demo"
-GRAPHS = ("decoder.onnx", "codec_decode.onnx", "codec_encode.onnx", "text_encoder.onnx")
+GRAPHS = (
+    "decoder.onnx",
+    "codec_decode.onnx",
+    "codec_encode.onnx",
+    "text_encoder.onnx",
+    "timbre_encoder.onnx",
+    "structure_encode.onnx",
+    "structure_decode.onnx",
+)
 PATH_MARKS = (b"site-packages", b"stack_trace", b"/home/", b"/root/", b"/tmp/", b"/work/", b'.py"')
 
 Feed = dict[str, npt.NDArray[np.float32]]
@@ -33,10 +41,18 @@ def feed_of(rows: int, frames: int, tokens: int, seed: int = 0) -> Feed:
     return {
         "hidden_states": rng.standard_normal((rows, frames, CHANNELS), np.float32),
         "timestep": rng.random(rows, np.float32),
-        "encoder_hidden_states": rng.standard_normal((rows, tokens, 64), np.float32),
+        "encoder_hidden_states": condition_of(rows, tokens, rng),
         "condition_mask": np.ones((rows, tokens), np.float32),
         "context_latents": context,
     }
+
+
+def condition_of(rows: int, tokens: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Random tokens `[rows, tokens, D]`; the columns of tempo and meter are those of 120 bpm in 4/4."""
+    condition = rng.standard_normal((rows, tokens, 96), np.float32)
+    condition[:, :, :3] = 0.0
+    condition[:, 0, :2] = 120 / 1500, 1 / 4
+    return condition
 
 
 def padded(feed: Feed, tokens: int, value: float) -> Feed:
@@ -73,8 +89,9 @@ def test_the_bundle_is_small() -> None:
 
 def test_the_figures_are_there() -> None:
     tables = read_bundle_file(FOLDER)
-    assert tables["training"]["parameters"] == pytest.approx(2.8e6, rel=0.02)
-    assert {"in_key", "tempo", "layers_present", "layers_absent", "seeds_differ"} <= set(tables["evaluation"])
+    assert tables["training"]["parameters"] == pytest.approx(4.7e6, rel=0.02)
+    names = {"in_key", "tempo", "absent_worst_layer", "cover_1_chroma", "instruments", "true_peak_dbtp"}
+    assert names <= set(tables["evaluation"])
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

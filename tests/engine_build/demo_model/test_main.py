@@ -11,7 +11,7 @@ from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_f
 
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(main.app, ["--help"]).output
-    assert all(command in text for command in ("train", "export", "evaluate", "plot"))
+    assert all(command in text for command in ("train", "train-encoder", "export", "evaluate", "plot"))
 
 
 def test_evaluate_writes_the_figures_and_keeps_those_of_training(
@@ -21,10 +21,12 @@ def test_evaluate_writes_the_figures_and_keeps_those_of_training(
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
 
-    write_bundle_file(tmp_path, {"steps": 5}, {})
+    matrices = {"layers.0.self_attn.to_q": {"weight": "w", "inputs": 3, "outputs": 4}}
+    write_bundle_file(tmp_path, {"steps": 5}, {}, matrices)
     monkeypatch.setattr("engine_build.demo_model.evaluation.player.open_player", lambda folder: Opened())
     monkeypatch.setattr("engine_build.demo_model.evaluation.evaluate.evaluate", lambda player: {"in_key": 0.5})
     result = CliRunner().invoke(main.app, ["evaluate", "--folder", str(tmp_path), "--write"])
     assert result.output.strip() == '{"in_key": 0.5}'
     tables = read_bundle_file(tmp_path)
     assert (tables["training"], tables["evaluation"]) == ({"steps": 5}, {"in_key": 0.5})
+    assert tables["adapters"]["matrices"] == matrices

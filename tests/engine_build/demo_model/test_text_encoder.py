@@ -1,18 +1,31 @@
-"""The text encoder's graph: a set of concepts, independent of word order."""
+"""The text encoder's graph: what a prompt means, as a set of tokens, independent of word order."""
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, BPM_CONCEPTS, CONCEPT_IDS, NUM_TOKENS, token_ids
+from engine_build.demo_model.corpus.genres import GENRES
+from engine_build.demo_model.corpus.prompts import draw_request
+from engine_build.demo_model.corpus.songs import draw_song
+from engine_build.demo_model.corpus.vocabulary import (
+    ALWAYS,
+    ALWAYS_ID,
+    BPM_CONCEPTS,
+    MAX_CONDITION_TOKENS,
+    NUM_TOKENS,
+    PLAYERS,
+    TOKENS,
+    token_ids,
+)
+from engine_build.demo_model.instruments import LAYERS
 from engine_build.demo_model.text_encoder import build_text_encoder
 from engine_build.demo_model.tokenizer import build_tokenizer
 
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 TABLE = np.random.default_rng(0).standard_normal((NUM_TOKENS, 8)).astype(np.float32)
+ROWS = {TABLE[index].tobytes(): name for index, name in enumerate(TOKENS)}
 TOKENIZER = build_tokenizer()
-BPM_IDS = {CONCEPT_IDS[concept] for concept in BPM_CONCEPTS}
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +41,36 @@ def run(session: ort.InferenceSession, ids: list[int], mask: list[int] | None = 
         "attention_mask": np.array(mask, np.int64).reshape(shape),
     }
     condition, keep = session.run(None, feed)
+    assert condition.shape == (1, MAX_CONDITION_TOKENS, TABLE.shape[1])
     return condition[0], keep[0]
 
 
-def kept(session: ort.InferenceSession, text: str) -> npt.NDArray[np.float32]:
-    condition, keep = run(session, TOKENIZER.encode(text).ids)
-    return condition[keep > 0]
+def names(arrays: Arrays) -> set[str]:
+    condition, keep = arrays
+    return {ROWS[row.tobytes()] for row in condition[keep > 0]}
 
 
-def named(session: ort.InferenceSession, text: str) -> list[int]:
-    _, keep = run(session, TOKENIZER.encode(text).ids)
-    return np.flatnonzero(keep).tolist()
+def meaning(session: ort.InferenceSession, text: str) -> set[str]:
+    """The token names of a text but for its tempo and "always"."""
+    found = names(run(session, TOKENIZER.encode(text).ids))
+    assert ALWAYS in found
+    return {name for name in found if name != ALWAYS and name not in BPM_CONCEPTS}
+
+
+def sounding(session: ort.InferenceSession, text: str) -> set[str]:
+    """The layers of a text with their instruments."""
+    found = meaning(session, text)
+    layers = {name.removeprefix("layer:") for name in found if name.startswith("layer:")}
+    assert layers in (set(), set(LAYERS) - {name.removeprefix("no:") for name in found if name.startswith("no:")})
+    players = {name for name in found if name in PLAYERS}
+    assert {player.split(":")[0] for player in players} <= layers
+    return players | (layers - {player.split(":")[0] for player in players})
+
+
+def tempo(session: ort.InferenceSession, text: str) -> int:
+    found = [name for name in names(run(session, TOKENIZER.encode(text).ids)) if name in BPM_CONCEPTS]
+    assert len(found) == 1
+    return int(found[0].removeprefix("bpm:"))
 
 
 def test_word_order_does_not_change_a_bit(session: ort.InferenceSession) -> None:
@@ -48,47 +80,153 @@ def test_word_order_does_not_change_a_bit(session: ort.InferenceSession) -> None
 
 
 def test_a_prompt_is_the_tokens_of_its_concepts(session: ort.InferenceSession) -> None:
-    concepts = ["bpm:120", "mode:minor", "key:a", "layer:pad", "layer:bass"]
-    assert named(session, "minor pads and bass in A at 120 bpm") == [*token_ids(concepts), ALWAYS_ID]
-    assert np.array_equal(
-        kept(session, "bass at 90 bpm"), TABLE[[CONCEPT_IDS["bpm:90"], CONCEPT_IDS["layer:bass"], -1]]
-    )
-
-
-def test_synonyms_and_repetitions_are_one_token(session: ort.InferenceSession) -> None:
-    assert named(session, "pads") == named(session, "strings") == named(session, "pads strings chords pads")
-
-
-def test_unknown_words_are_ignored(session: ort.InferenceSession) -> None:
-    assert named(session, "pads") == named(session, "some wonderful pads please")
-    _, keep = run(session, [1, 10**6, -5, 0, 2])
-    assert np.flatnonzero(keep).tolist() == [ALWAYS_ID]
-
-
-def test_the_empty_prompt_is_the_null_condition(session: ort.InferenceSession) -> None:
-    assert np.array_equal(kept(session, ""), TABLE[-1:])
-    assert np.flatnonzero(run(session, [])[1]).tolist() == [ALWAYS_ID]
+    found = names(run(session, TOKENIZER.encode("dark minor pads and bass in A at 120 bpm, a verse").ids))
+    expected = {"bpm:120", "meter:4/4", "mode:minor", "key:a", "key:a/mode:minor", "layer:pad", "layer:bass"}
+    assert found == expected | {ALWAYS, "no:arp", "no:melody", "no:drums", "mood:dark", "section:verse"}
 
 
 @pytest.mark.parametrize(
-    ("text", "bpm"),
-    [("slow pads", 70), ("fast pads", 120), ("slow pads at 90 bpm", 90), ("132 bpm fast", 132), ("moderate bass", 100)],
+    ("text", "expected"),
+    [
+        ("pads", "pad"),
+        ("drums and bass", "drums bass"),
+        ("calm piano", "pad:piano melody:piano"),
+        ("violin", "melody:violin"),
+        ("piano and bass", "pad:piano melody:piano bass"),
+        ("piano and strings", "pad:strings melody:piano"),
+        ("piano, strings and flute", "pad:strings arp:piano melody:flute"),
+        ("piano chords, guitar arps, flute melody", "pad:piano arp:guitar melody:flute"),
+        ("piano lead, chords and bass", "melody:piano pad bass"),
+        ("bright synth arpeggio", "arp:synth"),
+        ("double bass and brushes", "bass:upright_bass drums:brushes"),
+        ("jazz", "pad bass melody drums"),
+        ("jazz with trumpet", "pad bass melody:trumpet drums"),
+        ("jazz piano", "pad:piano bass melody:piano drums"),
+        ("jazz, bass and drums", "bass drums"),
+        ("jazz without drums", "pad bass melody"),
+        ("ambient flute", "pad arp melody:flute"),
+        ("techno with 808", "pad bass arp drums:electronic_kit"),
+        ("piano without melody", "pad:piano"),
+        ("no drums", ""),
+        ("dark and slow", ""),
+    ],
 )
-def test_a_number_counts_more_than_a_tempo_word(session: ort.InferenceSession, text: str, bpm: int) -> None:
-    tempos = [index for index in named(session, text) if index in BPM_IDS]
-    assert tempos == [CONCEPT_IDS[f"bpm:{bpm}"]]
+def test_layers_and_their_instruments(session: ort.InferenceSession, text: str, expected: str) -> None:
+    assert sounding(session, text) == {name.replace("_", " ") for name in expected.split()}
 
 
-def test_every_prompt_has_one_tempo(session: ort.InferenceSession) -> None:
-    found = [[index for index in named(session, text) if index in BPM_IDS] for text in ("pads", "bass", "in D", "dark")]
-    assert all(len(tempos) == 1 for tempos in found)
-    assert len({tempos[0] for tempos in found}) > 1
+def test_what_is_excluded_alone_is_said(session: ort.InferenceSession) -> None:
+    assert meaning(session, "no drums or bass") == {"no:drums", "no:bass", "meter:4/4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "meter"),
+    [
+        ("pads", "4/4"),
+        ("waltz", "3/4"),
+        ("a jazz waltz", "3/4"),
+        ("lullaby", "6/8"),
+        ("lullaby in 4/4", "4/4"),
+        ("6/8", "6/8"),
+    ],
+)
+def test_every_prompt_has_one_meter(session: ort.InferenceSession, text: str, meter: str) -> None:
+    assert {name for name in meaning(session, text) if name.startswith("meter:")} == {f"meter:{meter}"}
+
+
+def test_one_genre_counts(session: ort.InferenceSession) -> None:
+    assert {name for name in meaning(session, "jazz waltz") if name.startswith("genre:")} == {"genre:jazz"}
+
+
+def test_synonyms_and_repetitions_are_one_token(session: ort.InferenceSession) -> None:
+    assert meaning(session, "piano") == meaning(session, "Klavier") == meaning(session, "grand piano piano pianos")
+
+
+def test_unknown_words_are_ignored(session: ort.InferenceSession) -> None:
+    assert meaning(session, "pads") == meaning(session, "some wonderful pads please")
+    assert names(run(session, [1, 10**6, -5, 0, 2])) == {ALWAYS}
+
+
+def test_the_empty_prompt_is_the_null_condition(session: ort.InferenceSession) -> None:
+    for ids in ([], TOKENIZER.encode("").ids):
+        condition, keep = run(session, ids)
+        assert keep.sum() == 1
+        assert np.array_equal(condition[keep > 0], TABLE[[ALWAYS_ID]])
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("slow pads", 66, 80),
+        ("very slow pads", 60, 66),
+        ("fast pads", 128, 148),
+        ("very fast pads", 156, 176),
+        ("moderate bass", 92, 112),
+        ("slow pads at 137 bpm", 137, 137),
+        ("techno", *GENRES["techno"].bpm),
+        ("slow techno", 112, 126),
+        ("fast techno", 142, 156),
+        ("a sad piano", 66, 80),
+        ("fast and sad", 128, 148),
+        ("pads", 84, 124),
+    ],
+)
+def test_a_number_counts_more_than_a_word_and_a_word_more_than_a_mood(
+    session: ort.InferenceSession, text: str, low: int, high: int
+) -> None:
+    assert low <= tempo(session, text) <= high
+
+
+def test_every_genre_has_a_tempo_in_its_range_with_every_tempo_word(session: ort.InferenceSession) -> None:
+    for genre in GENRES:
+        name = genre.replace(" ", "-")
+        low, high = GENRES[genre].bpm
+        assert low <= tempo(session, name) <= high
+        tempos = [tempo(session, f"{word} {name}") for word in ("very slow", "slow", "medium", "fast", "very fast")]
+        assert tempos[0] <= tempos[2]
+        assert tempos[1:] == sorted(tempos[1:])
+        assert 60 <= min(tempos) < max(tempos) <= 180
+
+
+def test_equal_words_have_equal_tempos_and_others_other_ones(session: ort.InferenceSession) -> None:
+    tempos = [tempo(session, text) for text in ("pads", "bass", "in D", "dark", "pads", "flute")]
+    assert tempos[0] == tempos[4]
+    assert len(set(tempos)) > 3
+
+
+def test_a_drawn_prompt_means_what_its_song_is(session: ort.InferenceSession) -> None:
+    for index in range(60):
+        rng = np.random.default_rng([6, index])
+        request = draw_request(draw_song(rng), rng)
+        found = meaning(session, request.prompt) if request.prompt != "music" else set()
+        assert {name for name in found if name.startswith("layer:")} == {
+            f"layer:{name}" for name in request.layers_asked
+        }
+        assert {name for name in found if name in PLAYERS} == {f"{k}:{v}" for k, v in request.instruments_asked.items()}
+        assert any(name.startswith("key:") for name in found) == request.names_key
+        if request.names_tempo:
+            assert tempo(session, request.prompt) == request.song.bpm
+
+
+def test_too_many_tokens_keep_the_first(session: ort.InferenceSession) -> None:
+    keys = " ".join(f"{letter} {mode}" for letter in "CDEFGB" for mode in ("major", "minor", "dorian", "lydian"))
+    condition, keep = run(session, TOKENIZER.encode(f"piano chords and bass, techno, {keys} at 99 bpm").ids)
+    assert keep.sum() == MAX_CONDITION_TOKENS
+    kept = names((condition, keep))
+    assert {ALWAYS, "bpm:99", "meter:4/4", "layer:pad", "pad:piano", "genre:techno"} <= kept
+    assert [TOKENS.index(ROWS[row.tobytes()]) for row in condition] == sorted(TOKENS.index(name) for name in kept)
+
+
+def test_token_ids_are_the_rows_of_the_graph(session: ort.InferenceSession) -> None:
+    found = names(run(session, TOKENIZER.encode("piano chords in D dorian at 100 bpm").ids)) - {ALWAYS}
+    expected = ["bpm:100", "meter:4/4", "key:d", "mode:dorian", "layer:pad", "pad:piano"]
+    absent = [f"no:{layer}" for layer in LAYERS if layer != "pad"]
+    assert sorted(TOKENS.index(name) for name in found) == token_ids([*expected, *absent])
 
 
 def test_padding_is_masked(session: ort.InferenceSession) -> None:
     ids = TOKENIZER.encode("pads and bass").ids
-    _, keep = run(session, [*ids, 5, 0, 7], [1] * len(ids) + [0, 0, 0])
-    assert np.flatnonzero(keep).tolist() == named(session, "pads and bass")
+    assert names(run(session, [*ids, 5, 0, 7], [1] * len(ids) + [0, 0, 0])) == names(run(session, ids))
 
 
 def test_rows_of_a_batch_do_not_mix(session: ort.InferenceSession) -> None:

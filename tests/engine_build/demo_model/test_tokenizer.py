@@ -1,9 +1,11 @@
-"""Free text: keys, tempos, negations, the article, unknown words."""
+"""Free text: keys, tempos, phrases, negations, the article, unknown words, four languages, options."""
 
 import pytest
 from tokenizers import Tokenizer
 
-from engine_build.demo_model.tokenizer import MAX_TOKENS, UNKNOWN, build_tokenizer, word_concepts
+from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, UNKNOWN, build_tokenizer, vocabulary
+from runtime.config.conditions import filled
+from runtime.pipeline.text_encoder import MAX_VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -11,8 +13,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(build_tokenizer().to_str())
 
 
+def words(tokenizer: Tokenizer, text: str) -> str:
+    tokens = tokenizer.encode(text).tokens
+    assert tokens[0] == "[START]"
+    return " ".join(tokens[1:])
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("slow minor pads with bass and drums in A", "slow minor pads bass drums keya"),
         ("A slow song in a minor key", "slow minor"),
@@ -21,68 +29,140 @@ def tokenizer() -> Tokenizer:
         ("in A", "keya"),
         ("A", "keya"),
         ("bass in a with drums", "bass keya drums"),
-        ("pads in a big hall", "pads"),
         ("A melody in d", "melody keyd"),
-        ("F#m at 120 bpm", "keyfs minor bpm120"),
-        ("Cm7", "keyc minor"),
-        ("Cmaj7", "keyc major"),
+        ("F#m at 120 bpm", "keyfs minor 120"),
+        ("Cm7", "keyc minor [UNK]"),
+        ("Cmaj7", "keyc major [UNK]"),
         ("Abm", "keygs minor"),
         ("C sharp major", "keycs major"),
         ("c# Minor", "keycs minor"),
         ("Db", "keycs"),
         ("B♭ dorian", "keyas dorian"),
         ("E-flat", "keyds"),
-        ("97bpm arps", "bpm100 arps"),
-        ("64 beats per minute", "bpm70"),
-        ("180 BPM", "bpm132"),
-        ("808 from the 90s", ""),
+        ("A harmonic minor", "keya harmonicminor"),
+        ("D blues", "keyd bluesscale"),
+        ("a slow blues in E", "slow blues keye"),
+        ("97bpm arps", "97 arps"),
+        ("64 beats per minute", "64"),
+        ("at 92, tempo 104", "92 104"),
+        ("120.5 bpm", "120"),
+        ("240 BPM", "180"),
+        ("45 bpm", "60"),
+        ("pads from the 90s", "pads [UNK]"),
+        ("a waltz in 3/4", "waltz waltztime"),
+        ("12 / 8 shuffle", "sixeight shuffle"),
+        ("7/8", "[UNK]"),
         ("no drums or bass", "nodrums nobass"),
         ("without any pads", "nopad"),
+        ("no double bass, without 808", "nobass nodrums"),
         ("up-tempo hi-hats", "uptempo hihats"),
-        ("ünknown wörds and pads!", "pads"),
+        ("hip-hop, lo fi drums, drum & bass, R&B", "hiphop lofidrums drumandbass randb"),
+        ("very slow electric piano", "veryslow electricpiano"),
+        ("piano chords and guitar", "pianopad guitar"),
         ("", ""),
         ("   ?!", ""),
     ],
 )
-def test_text_becomes_words(tokenizer: Tokenizer, text: str, words: str) -> None:
-    found = tokenizer.encode(text).tokens
-    assert [token for token in found if token != UNKNOWN] == ["[START]", *words.split()]
-
-
-def test_every_bpm_maps_to_the_nearest_tempo(tokenizer: Tokenizer) -> None:
-    tempos = [int(word.removeprefix("bpm")) for word in word_concepts() if word.startswith("bpm")]
-    for bpm in range(40, 221):
-        found = int(tokenizer.encode(f"{bpm} bpm").tokens[1].removeprefix("bpm"))
-        assert abs(found - bpm) == min(abs(tempo - bpm) for tempo in tempos)
+def test_text_becomes_words(tokenizer: Tokenizer, text: str, expected: str) -> None:
+    assert words(tokenizer, text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
+    [
+        ("langsamer Walzer in h-Moll mit Klavier, ohne Schlagzeug", "langsamer walzer keyb moll klavier nodrums"),
+        ("Gitarre in B-Dur", "gitarre keyas dur"),
+        ("b-Moll", "keyas moll"),
+        ("Es-Dur, As-Dur, fis-Moll", "keyds dur keygs dur keyfs moll"),
+        ("B minor", "keyb minor"),
+        ("as quiet as it is", "quiet"),
+        ("des cordes et une flûte", "cordes flute"),
+        ("schnell, traurig und fröhlich", "schnell traurig frohlich"),
+        ("piano triste en la mineur sans batterie", "piano triste keya mineur nodrums"),
+        ("si bémol majeur", "keyas majeur"),
+        ("la guitare", "guitare"),
+        ("fa sostenido menor, guitarra rápida, sin batería", "keyfs menor guitarra rapida nodrums"),
+        ("E-Piano und Kontrabass", "epiano kontrabass"),
+        ("d'accordéon", "accordeon"),
+    ],
+)
+def test_german_french_and_spanish(tokenizer: Tokenizer, text: str, expected: str) -> None:
+    assert words(tokenizer, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "expected"),
+    [
+        ("pads", {}, "pads"),
+        ("", {}, ""),
+        ("pads", {"bpm": 130}, "pads 130"),
+        ("pads at 90 bpm", {"bpm": 130}, "pads 130"),
+        ("808 and 909 at 90", {"bpm": 300}, "808 909 180"),
+        ("pads", {"bpm": 30}, "pads 60"),
+        ("pads in A minor, bright", {"key": "F# major"}, "pads bright keyfs major"),
+        ("pads", {"key": "A minor"}, "pads keya minor"),
+        ("pads", {"key": "B minor"}, "pads keyb minor"),
+        ("pads", {"key": "Bb major"}, "pads keyas major"),
+        ("a waltz in 3/4", {"time_signature": 6}, "waltz sixeight"),
+        ("pads in 3/4", {"bpm": 100}, "pads waltztime 100"),
+        ("bass\nin C", {"bpm": 61, "key": "D major", "time_signature": 3}, "bass 61 keyd major threefour"),
+    ],
+)
+def test_options_replace_what_the_prompt_says(
+    tokenizer: Tokenizer, prompt: str, options: dict[str, object], expected: str
+) -> None:
+    assert words(tokenizer, filled(TEMPLATE, {"prompt": prompt, **options})) == expected
+
+
+def test_every_tempo_is_a_word(tokenizer: Tokenizer) -> None:
+    for bpm in range(30, 301):
+        assert words(tokenizer, f"{bpm} bpm") == str(min(max(bpm, 60), 180))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
     [
         ("the song with a beat", "beat"),
         ("lorem, ipsum in the pads", "[UNK] pads"),
-        ("hip-hop drums_and jazz", "[UNK] drums [UNK]"),
-        ("pads! 808", "pads [UNK]"),
-        ("warme Flächen in Moll", "[UNK]"),
+        ("yodel drums_and kazoo", "[UNK] drums [UNK]"),
+        ("pads! 1999", "pads [UNK]"),
         ("日本語", "[UNK]"),
         ("no jazz", "[UNK]"),
+        ("pads without piano", "pads [UNK]"),
     ],
 )
-def test_a_run_of_unknown_words_is_one_unknown_token(tokenizer: Tokenizer, text: str, words: str) -> None:
-    assert tokenizer.encode(text).tokens == ["[START]", *words.split()]
+def test_a_run_of_unknown_words_is_one_unknown_token(tokenizer: Tokenizer, text: str, expected: str) -> None:
+    assert words(tokenizer, text) == expected
 
 
 def test_a_long_text_of_unknown_words_fits(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("lorem ipsum " * 50 + "pads").tokens == ["[START]", UNKNOWN, "pads"]
-    assert len(tokenizer.encode("lorem pads " * 31).tokens) == 63 < MAX_TOKENS
+    assert words(tokenizer, "lorem ipsum " * 50 + "pads") == f"{UNKNOWN} pads"
+    assert len(tokenizer.encode("lorem pads " * 30).tokens) == 61 < MAX_TOKENS
 
 
 def test_vocabulary_words_are_decoded_as_a_user_writes_them(tokenizer: Tokenizer) -> None:
     ids = tokenizer.get_vocab()
-    found = [tokenizer.decode([ids[word]]) for word in ("keyc", "keycs", "bpm120", "nodrums", "pads")]
-    assert found == ["C", "C#", "120 bpm", "no drums", "pads"]
-    for text in found:
-        assert UNKNOWN not in tokenizer.encode(text).tokens
+    internal = ("keyc", "keycs", "90", "120", "nodrums", "pads", "hiphop", "keyboard", "pianopad", "drumandbass")
+    found = [tokenizer.decode([ids[word]]) for word in internal]
+    assert found == [
+        "C",
+        "C#",
+        "90 bpm",
+        "120 bpm",
+        "no drums",
+        "pads",
+        "hip hop",
+        "keyboard",
+        "piano pad",
+        "drum & bass",
+    ]
+
+
+def test_every_word_is_understood_as_it_is_decoded(tokenizer: Tokenizer) -> None:
+    assert len(vocabulary()) <= MAX_VOCABULARY
+    for word, index in tokenizer.get_vocab().items():
+        if not word.startswith("["):
+            assert words(tokenizer, tokenizer.decode([index])) == word
 
 
 def test_a_long_text_is_cut(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """Training: the schedule, a step, a run that goes on where it was."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,31 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus.batches import LONG_EVERY, make_pool  # noqa: E402
-from engine_build.demo_model.train import TrainConfig, Trainer, learning_rate, train, training_batch  # noqa: E402
+from engine_build.demo_model.corpus.batches import Pool, draw_songs, make_pool  # noqa: E402
+from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
+from engine_build.demo_model.train import (  # noqa: E402
+    SHORT_EVERY,
+    TrainConfig,
+    Trainer,
+    learning_rate,
+    train,
+    training_batch,
+)
 
-CONFIG = TrainConfig(steps=4, num_songs=4, batch_size=2, checkpoint_every=2, log_every=2, warmup_steps=1, minutes=5.0)
+CONFIG = TrainConfig(
+    steps=4,
+    num_songs=4,
+    batch_size=2,
+    checkpoint_every=2,
+    log_every=2,
+    warmup_steps=1,
+    minutes=5.0,
+    tokenizer_steps=2,
+)
+
+
+def pool(num_songs: int = 2) -> Pool:
+    return make_pool(draw_songs(num_songs, 1), 1, partial(hints_of, StructureTokenizer()))
 
 
 def test_the_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
@@ -25,25 +47,25 @@ def test_the_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
     assert learning_rate(config, 100, 1.0) == 0.0
 
 
-def test_every_eighth_batch_is_long() -> None:
-    pool = make_pool(2, 1)
-    shapes = [training_batch(pool, CONFIG, step).latents.shape[:2] for step in range(LONG_EVERY)]
-    assert shapes == [(2, 256)] * (LONG_EVERY - 1) + [(1, 512)]
+def test_some_batches_are_short() -> None:
+    songs = pool()
+    shapes = [training_batch(songs, CONFIG, step).latents.shape[:2] for step in range(SHORT_EVERY)]
+    assert shapes == [(2, 256)] * (SHORT_EVERY - 1) + [(4, 128)]
 
 
 def test_steps_on_one_batch_lower_its_loss() -> None:
-    trainer = Trainer(replace(CONFIG, steps=100))
-    batch = training_batch(make_pool(2, 1), CONFIG, 0)
+    trainer = Trainer(replace(CONFIG, steps=100), StructureTokenizer())
+    batch = training_batch(pool(), CONFIG, 0)
     losses = [trainer.train_step(batch) for _ in range(8)]
     assert losses[-1] < losses[0]
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = train(CONFIG, tmp_path / "whole.pt")
-    half = Trainer(CONFIG)
-    pool = make_pool(CONFIG.num_songs, CONFIG.seed)
+    half = Trainer(CONFIG, whole.tokenizer)
+    songs = make_pool(draw_songs(CONFIG.num_songs, CONFIG.seed), CONFIG.seed, partial(hints_of, whole.tokenizer))
     for step in range(2):
-        half.train_step(training_batch(pool, CONFIG, step))
+        half.train_step(training_batch(songs, CONFIG, step))
     half.save(tmp_path / "half.pt")
     resumed = train(CONFIG, tmp_path / "half.pt")
     assert resumed.step == whole.step == 4

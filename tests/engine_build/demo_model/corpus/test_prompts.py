@@ -1,39 +1,44 @@
-"""Prompts name only properties that their song has."""
-
-from __future__ import annotations
+"""Prompts name only properties that their song has, and the tokenizer understands them whole."""
 
 import numpy as np
 
 from engine_build.demo_model.corpus.prompts import Request, draw_request
-from engine_build.demo_model.corpus.songs import LAYERS, draw_song
+from engine_build.demo_model.corpus.songs import draw_song
+from engine_build.demo_model.instruments import LAYERS
+from engine_build.demo_model.tokenizer import UNKNOWN, build_tokenizer
 
 
-def requests(count: int = 200) -> list[Request]:
-    found = []
-    for seed in range(count):
-        rng = np.random.default_rng(seed)
-        found.append(draw_request(draw_song(rng), rng))
-    return found
+def requests(count: int = 100) -> list[Request]:
+    rngs = [np.random.default_rng(seed) for seed in range(count)]
+    return [draw_request(draw_song(rng), rng) for rng in rngs]
 
 
-def test_named_layers_are_the_song_s() -> None:
+def test_named_layers_and_instruments_are_the_song_s() -> None:
     for request in requests():
         assert set(request.layers_asked) <= request.song.layers
         assert not set(request.layers_excluded) & request.song.layers
         if request.layers_asked:
             assert {*request.layers_asked, *request.layers_excluded} == set(LAYERS)
+        for layer, name in request.instruments_asked.items():
+            assert layer in request.layers_asked
+            assert request.song.instruments[layer] == name
+            assert name in request.prompt
 
 
 def test_named_tempos_and_keys_are_the_song_s() -> None:
     found = requests()
     for request in found:
-        if "bpm" in request.prompt:
-            assert f"at {request.song.bpm} bpm" in request.prompt
-            assert request.names_tempo
-        if request.names_key:
-            assert request.prompt.split(" at ")[0].endswith(request.song.mode)
+        assert (f"at {request.song.bpm} bpm" in request.prompt) == request.names_tempo
+        assert (f" {request.song.mode}" in request.prompt.partition(" in ")[2]) >= request.names_key
     assert 0.5 < np.mean([request.names_key for request in found]) < 1.0
     assert 0.5 < np.mean([request.names_tempo for request in found]) < 1.0
+    assert 0.2 < np.mean([bool(request.instruments_asked) for request in found]) < 1.0
+
+
+def test_every_word_is_understood() -> None:
+    tokenizer = build_tokenizer()
+    for request in requests():
+        assert UNKNOWN not in tokenizer.encode(request.prompt).tokens, request.prompt
 
 
 def test_a_seed_gives_one_prompt() -> None:

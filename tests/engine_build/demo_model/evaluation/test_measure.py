@@ -3,37 +3,47 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.songs import Song, draw_song, render
+from engine_build.demo_model.corpus.rendering import render
+from engine_build.demo_model.corpus.songs import Song, draw_song
 from engine_build.demo_model.evaluation.measure import difference, in_key_energy, is_tempo, layers_present, tempo_bpm
 from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, FloatArray
 
-NUM_SONGS = 120
+NUM_SONGS = 60
+
+Corpus = list[tuple[Song, FloatArray]]
 
 
 @pytest.fixture(scope="module")
-def corpus() -> list[tuple[Song, FloatArray]]:
+def corpus() -> Corpus:
     songs = [draw_song(np.random.default_rng([21, index])) for index in range(NUM_SONGS)]
-    return [(song, render(song, 256)) for song in songs]
+    return [(song, render(song, 256, song.layers)) for song in songs]
 
 
-def test_layers_are_found_exactly(corpus: list[tuple[Song, FloatArray]]) -> None:
+def test_layers_are_found_exactly(corpus: Corpus) -> None:
     assert all(layers_present(levels) == song.layers for song, levels in corpus)
 
 
-def test_tempo_is_found(corpus: list[tuple[Song, FloatArray]]) -> None:
-    assert np.mean([is_tempo(levels, song.bpm) for song, levels in corpus]) > 0.98
+def test_tempo_is_found_in_every_meter(corpus: Corpus) -> None:
+    assert np.mean([is_tempo(levels, song.bpm, song.meter) for song, levels in corpus]) > 0.98
 
 
-def test_tempo_is_found_at_any_phase(corpus: list[tuple[Song, FloatArray]]) -> None:
-    found = [is_tempo(render(song, 300)[37 : 37 + 256], song.bpm) for song, _ in corpus[:40]]
+def test_tempo_is_found_at_any_phase(corpus: Corpus) -> None:
+    found = [is_tempo(render(song, 300, song.layers)[37:293], song.bpm, song.meter) for song, _ in corpus[:30]]
     assert np.mean(found) > 0.95
 
 
-def test_a_wrong_tempo_is_not_accepted(corpus: list[tuple[Song, FloatArray]]) -> None:
-    assert not any(is_tempo(levels, 1.1 * tempo_bpm(levels)) for _, levels in corpus[:40])
+@pytest.mark.parametrize("factor", [0.93, 1.07])
+def test_a_wrong_tempo_is_not_accepted(corpus: Corpus, factor: float) -> None:
+    assert not any(is_tempo(levels, factor * song.bpm, song.meter) for song, levels in corpus[:30])
 
 
-def test_the_corpus_is_in_key(corpus: list[tuple[Song, FloatArray]]) -> None:
+def test_the_tempo_of_a_metronome() -> None:
+    levels = np.zeros((256, CHANNELS), np.float32)
+    levels[np.round(np.arange(0, 255, 1500 / 97)).astype(int), 52] = 1.0
+    assert tempo_bpm(levels, 90.0, "4/4") == pytest.approx(97.0, rel=0.01)
+
+
+def test_the_corpus_is_in_key(corpus: Corpus) -> None:
     assert all(in_key_energy(levels, song.root, song.mode) > 0.999 for song, levels in corpus)
 
 

@@ -1,4 +1,4 @@
-"""The shipped bundle through the tick loop: adherence to prompts, continuation of known frames."""
+"""The shipped bundle through the tick loop: adherence to prompts, pieces of any length, covers, finished audio."""
 
 from collections.abc import Iterator
 
@@ -7,21 +7,14 @@ import pytest
 from helpers.generations import generate
 from helpers.paths import ROOT
 
-from engine_build.demo_model.bundle_text import OVERLAP_FRAMES
-from engine_build.demo_model.corpus.songs import Song, render
-from engine_build.demo_model.evaluation.evaluate import held_out_requests, score
+from engine_build.demo_model.evaluation import sound
+from engine_build.demo_model.evaluation.evaluate import cover_source, held_out_requests, latents_of, score
 from engine_build.demo_model.evaluation.measure import difference, in_key_energy, layers_present
-from engine_build.demo_model.evaluation.player import Player, open_player
-from engine_build.demo_model.latents import (
-    CANVAS_FRAMES,
-    CHANNELS,
-    HOP_SAMPLES,
-    latents_from_levels,
-    levels_from_latents,
-)
+from engine_build.demo_model.evaluation.player import Piece, Player, open_player
+from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, levels_from_latents
+from runtime.pipeline.compose import GenerationInputs
 
 FOLDER = ROOT / "configs" / "demo"
-SONG = Song(root=9, mode="minor", bpm=100, layers=frozenset({"pad", "bass", "drums"}), density=1, loudness=2, seed=5)
 PROMPT = "pads, bass and drums in A minor at 100 bpm"
 
 
@@ -58,17 +51,39 @@ def test_dcw_keeps_the_key_at_small_strengths_only(player: Player) -> None:
     assert in_key(0.2) < 0.75
 
 
-def test_it_continues_known_frames(player: Player) -> None:
-    tail = latents_from_levels(render(SONG, CANVAS_FRAMES)[-OVERLAP_FRAMES:])
-    latents = player.continue_from([PROMPT], tail[None], seed=1)[0]
-    assert latents.shape == (CANVAS_FRAMES, CHANNELS)
-    assert np.abs(latents[:OVERLAP_FRAMES] - tail).max() < 1e-3
-    new = levels_from_latents(latents)[OVERLAP_FRAMES:]
-    assert in_key_energy(new, SONG.root, SONG.mode) > 0.9
-    assert layers_present(new) == SONG.layers
+def test_a_longer_piece_goes_on_as_it_began(player: Player) -> None:
+    (latents,) = player.generate([Piece(PROMPT, 1, {"seconds": 20.0})])
+    levels = levels_from_latents(latents)
+    assert latents.shape == (500, CHANNELS)
+    assert in_key_energy(levels[CANVAS_FRAMES:], 9, "minor") > 0.9
+    assert layers_present(levels[CANVAS_FRAMES:]) == layers_present(levels) == {"pad", "bass", "drums"}
 
 
-def test_a_decoded_song_is_not_silent(player: Player) -> None:
-    audio = player.decode(player.play([PROMPT], seed=3)[0])
+def test_a_cover_keeps_harmony_and_rhythm_as_far_as_asked(player: Player) -> None:
+    song, _, prompt = cover_source(0)
+    source = latents_of(song)
+    audio = player.decode(source)
+    pieces = [
+        Piece(prompt, 1, {"task": "cover", "structure_strength": strength}, GenerationInputs(source=source))
+        for strength in (1.0, 0.0)
+    ]
+    kept, free = (player.decode(latents) for latents in player.generate(pieces))
+    assert sound.chroma_similarity(audio, kept) > 0.6
+    assert sound.chroma_similarity(audio, kept) > sound.chroma_similarity(audio, free) + 0.2
+    assert sound.onset_correlation(audio, kept) > sound.onset_correlation(audio, free) + 0.2
+
+
+def test_finished_audio_is_loud_and_below_the_ceiling(player: Player) -> None:
+    audio = player.finished_audio(Piece(PROMPT, 3, {}))
     assert audio.shape == (CANVAS_FRAMES * HOP_SAMPLES, 2)
-    assert 0.1 < np.abs(audio).max() <= 1.0
+    assert sound.true_peak_db(audio) < -1.0
+    assert sound.level_db(audio) > -25.0
+    assert sound.num_clicks(audio, []) == 0
+
+
+def test_encoding_what_was_decoded_gives_its_notes(player: Player) -> None:
+    latents = player.play([PROMPT], seed=3)[0]
+    encoded = player.encode(player.decode(latents))
+    levels, heard = levels_from_latents(latents), levels_from_latents(encoded)
+    sounding = levels[:, :52] > 0.25
+    assert np.mean(heard[:, :52][sounding] > 0.1) > 0.7

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.songs import draw_song, render
+from engine_build.demo_model.corpus.rendering import render
+from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.latents import HOP_SAMPLES, FloatArray, latents_from_levels
 
 pytestmark = pytest.mark.export
@@ -21,7 +22,7 @@ class SongPlayer:
 
     def play(self, prompts: Sequence[str], seed: int) -> FloatArray:
         songs = [draw_song(np.random.default_rng(seed + index)) for index in range(len(prompts))]
-        return np.stack([latents_from_levels(render(song, 64)) for song in songs])
+        return np.stack([latents_from_levels(render(song, 64, song.layers)) for song in songs])
 
     def decode(self, latents: FloatArray) -> FloatArray:
         return np.random.default_rng(0).standard_normal((len(latents) * HOP_SAMPLES, 2)).astype(np.float32)
@@ -31,6 +32,6 @@ def test_a_png_is_written(tmp_path: Path) -> None:
     from engine_build.demo_model.evaluation.plot import plot
 
     file = tmp_path / "samples.png"
-    plot(SongPlayer(), file, ["one", "two"])  # type: ignore[arg-type]
+    plot(SongPlayer(), file, ["one", "two", "three", "four"], columns=2)  # type: ignore[arg-type]
     assert file.read_bytes().startswith(b"\x89PNG")
     assert file.stat().st_size > 10_000
