@@ -143,14 +143,15 @@ def demo() -> TextEncoder:
 @pytest.mark.parametrize(
     ("text", "understood", "unknown"),
     [
-        ("fast drums, lo-fi, hip hop", ["fast drums"], ["lo-fi", "hip hop"]),
-        ("calm piano in D minor", ["calm", "in D minor"], ["piano"]),
-        ("jazz trio", [], ["jazz trio"]),
-        ("Schnelles Schlagzeug in Moll", [], ["Schnelles Schlagzeug in Moll"]),
+        ("fast drums, lo-fi, kazoo trio", ["fast drums", "lo-fi"], ["kazoo trio"]),
+        ("calm kazoo in D minor", ["calm", "in D minor"], ["kazoo"]),
+        ("yodel trio", [], ["yodel trio"]),
+        ("Schnelles Schlagzeug in h-Moll", ["Schnelles Schlagzeug in h-Moll"], []),
+        ("no kazoo please", [], ["no kazoo please"]),
         ("no drums or bass; C sharp at 97bpm", ["no drums or bass", "C sharp at 97bpm"], []),
         ("drums::x", ["drums"], ["x"]),
         ("“pads”!", ["pads"], []),
-        ("808 pads 808", ["pads"], ["808"]),
+        ("707 pads 707", ["pads"], ["707"]),
         ("the and of", [], []),
         ("", [], []),
     ],
@@ -160,12 +161,12 @@ def test_the_words_that_are_understood(demo: TextEncoder, text: str, understood:
 
 
 def test_texts_with_equal_known_words_have_equal_tokens(demo: TextEncoder) -> None:
-    assert np.array_equal(demo.encode("jazz trio"), demo.encode(""))
-    assert np.array_equal(demo.encode("lo-fi drums, und pads"), demo.encode("drums pads"))
+    assert np.array_equal(demo.encode("yodel trio"), demo.encode(""))
+    assert np.array_equal(demo.encode("kazoo drums, und pads"), demo.encode("drums pads"))
 
 
 def test_the_words_of_several_texts_are_those_of_each(demo: TextEncoder) -> None:
-    assert demo.words(["jazz pads", "bass", "pads"]) == PromptWords(("pads", "bass"), ("jazz",))
+    assert demo.words(["kazoo pads", "bass", "pads"]) == PromptWords(("pads", "bass"), ("kazoo",))
 
 
 def test_words_as_text() -> None:
@@ -204,7 +205,7 @@ def test_the_unknown_token_of_other_tokenizers_is_found(
 
 def test_every_word_of_the_vocabulary_is_understood(demo: TextEncoder) -> None:
     assert demo.vocabulary is not None
-    assert {"pads", "C#", "120 bpm", "no drums"} <= set(demo.vocabulary)
+    assert {"pads", "C#", "120 bpm", "no drums", "hip hop", "klavier"} <= set(demo.vocabulary)
     assert not any("[" in word for word in demo.vocabulary)
     assert all(demo.words([word]).is_complete for word in demo.vocabulary)
 
