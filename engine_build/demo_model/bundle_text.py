@@ -137,4 +137,4 @@ def read_bundle_file(folder: Path) -> dict[str, Any]:
 
 def bundle_size_bytes(folder: Path) -> int:
     """Size of everything in the folder."""
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
