@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from engine_build.demo_model.corpus.songs import draw_song, render
+from engine_build.demo_model.corpus.rendering import render
+from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.latents import CHANNELS, SILENCE, latents_from_levels, levels_from_latents
 
 
@@ -18,6 +19,6 @@ def test_silence_is_level_zero_and_below_is_clamped() -> None:
 
 def test_the_corpus_is_of_unit_order() -> None:
     songs = [draw_song(np.random.default_rng(index)) for index in range(60)]
-    latents = latents_from_levels(np.stack([render(song, 256) for song in songs]))
+    latents = latents_from_levels(np.stack([render(song, 256, song.layers) for song in songs]))
     assert 0.5 < latents.std() < 1.5
     assert abs(latents.mean()) < 0.3
