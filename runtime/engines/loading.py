@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,13 +60,16 @@ def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
     shapes = decoder_shapes(
         decoder, bundle.decoder.inputs, rows=least.rows.min, frames=least.frames.min, tokens=least.tokens.min
     )
-    _check_finite(decoder, shapes)
-    if engines.adapted is not None:
-        _check_finite(engines.adapted, shapes | adapter_shapes(engines.adapted.inputs, least.rows.min))
+    feed = {name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()}
+    _check_finite(decoder, feed)
+    if (adapted := engines.adapted) is not None:
+        unused = adapter_shapes(adapted.inputs, least.rows.min)
+        feed |= {name: np.zeros(shape, adapted.inputs[name].dtype) for name, shape in unused.items()}
+        _check_finite(adapted, feed)
 
 
-def _check_finite(decoder: Engine, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    outputs = decoder.run({name: np.ones(shape, decoder.inputs[name].dtype) for name, shape in shapes.items()})
+def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
+    outputs = decoder.run(feed)
     if not all(np.isfinite(values).all() for values in outputs.values()):
         raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
 
