@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,7 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         "competitors": {name: _competitor(times_ms, measured) for name, times_ms in measured.competitors_ms.items()},
         "finished_per_s": round(measured.finished_per_s, 3),
         "audio_s_per_s": round(measured.finished_per_s * load.frames / bundle.latents.frame_rate_hz, 3),
+        "resident_mib": round(resident_bytes() / (1 << 20), 1),
         "allocations_per_tick": sum(measured.allocations) / len(measured.allocations),
         "shared_vs_alone": measured.worst_difference,
         "phases_ms": rounded(phases(measured.records)),
@@ -99,6 +102,15 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         },
         **provenance(bundle, deployment, engines.decoder.manifest),
     }
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system has no /proc."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 def phases(records: Sequence[TickRecord]) -> dict[str, float]:

@@ -63,7 +63,7 @@ def print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     """The sweep as a table."""
     title = f"{result['bundle']} on {result['target']}: {result['variant']}, by {result['over']}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in (result["over"], "rows", "tick p50", "engine", "overhead", "ratio", "ms per row"):
+    for column in (result["over"], "rows", "tick p50", "engine", "overhead", "ratio", "ms per row", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     most_ms = max(point["tick_ms"]["p50"] for point in result["points"])
@@ -77,9 +77,14 @@ def print_sweep(console: Console, result: Mapping[str, Any]) -> None:
             f"{point['overhead_ms']:.2f}",
             f"{point['overhead_ratio']:.3f}",
             f"{tick_ms / point['rows']:.3f}",
+            f"{point['resident_mib']:.0f}",
             "█" * max(1, round(BAR * tick_ms / most_ms)),
         )
     console.print(table)
+    if result["over"] == "depth" and len(points := result["points"]) > 1:
+        first, *_, last = sorted(points, key=lambda point: int(point["depth"]))
+        each = (last["resident_mib"] - first["resident_mib"]) / (last["depth"] - first["depth"])
+        console.print(f"memory: {each:.1f} MiB per slot", highlight=False)
 
 
 def plot_sweep(result: Mapping[str, Any]) -> str:

@@ -169,6 +169,8 @@ def test_live_sessions_are_measured_against_a_server_of_their_own(
         assert sum(point["controls"].values()) > 0
         assert point["control_to_sound_ms"].keys() == {"step_parameter", "generation_parameter"}
         assert point["ticks_per_s"] > 0 < point["server_cpu"]
+        assert point["server_mib"] > 50 < point["idle_mib"]
+        assert 0 <= point["idle_cpu_percent"] < 100
     assert plot.read_text().startswith("<svg")
     one = result_of(*command[:1], "--live", "1", *command[3:], "--mode", "extend", "--compare", str(file), "--force")
     assert (one["kind"], one["sessions"], one["mode"], one["changes"]) == ("live", 1, "extend", {})

@@ -62,6 +62,8 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("generations", f"{result['refreshes_per_s']:.2f} per second"),
         ("ticks", f"{result['ticks_per_s']:.0f} per second of {result['tick_ms']:.2f} ms: {result['ticks_share']:.0%}"),
         ("CPU", f"server {result['server_cpu']:.2f} cores, clients {result['clients_cpu']:.2f}"),
+        ("memory", f"server {result['server_mib']:.0f} MiB, {result['mib_per_session']:.1f} per session"),
+        ("idle server", f"{result['idle_mib']:.0f} MiB, {result['idle_cpu_percent']:.1f} % of a core"),
     ]
 
 
@@ -69,7 +71,7 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     title = f"{result['bundle']} on {result['target']}: live sessions, mode {result['mode']}; p95 in ms"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     columns = [f"{kind.split('_')[0][:4]}\n{part}" for kind in KINDS for part in PARTS]
-    for column in ("N", *columns, "under-\nruns", "min\nlead", "gen/s", "ticks", "CPU", "goals"):
+    for column in ("N", *columns, "under-\nruns", "min\nlead", "gen/s", "ticks", "CPU", "MiB", "goals"):
         table.add_column(column, justify="right", no_wrap=True)
     for point in result["points"]:
         latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
@@ -81,6 +83,7 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
             f"{point['refreshes_per_s']:.1f}",
             f"{point['ticks_share']:.0%}",
             f"{point['server_cpu']:.2f}",
+            f"{point['server_mib']:.0f}",
             "[green]kept[/]" if point["within_budget"] else "[red]missed[/]",
         )
     console.print(table)

@@ -22,6 +22,11 @@ from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress
 UNLIMITED = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "3600"}
 
 
+IDLE_S = 1.0
+MIB = 1 << 20
+MEMORY, CPU = "process_resident_memory_bytes", "process_cpu_seconds_total"
+
+
 @dataclass(frozen=True)
 class LiveLoad:
     """Numbers of sessions, one run each, and what every client does."""
@@ -61,21 +66,37 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(load.sessions))}
     running = server_process(deployment.path, settings, options=("--target", deployment.target))
     with running as server, TaskProgress([1.0] * len(load.sessions)) as progress:
-        points = [_measure(server, deployment.target, load.script, count, progress) for count in load.sessions]
+        idle = _idle_usage(server)
+        points = [_measure(server, deployment.target, load.script, count, progress, idle) for count in load.sessions]
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
     about = provenance(load_bundle(deployment.bundle), deployment, manifest)
     found = points[0] if len(points) == 1 else {"points": points}
     return {"kind": load.kind, **load.shape(), **found, **about}
 
 
+def _idle_usage(server: ServerProcess) -> dict[str, float]:
+    """What a warm server costs before its first client: CPU in percent of a core, resident memory."""
+    before = server.metrics()
+    time.sleep(IDLE_S)
+    after = server.metrics()
+    return {"idle_cpu_percent": 100.0 * (after[CPU] - before[CPU]) / IDLE_S, "idle_mib": after[MEMORY] / MIB}
+
+
 def _measure(
-    server: ServerProcess, target: Target, script: Script, sessions: int, progress: TaskProgress
+    server: ServerProcess,
+    target: Target,
+    script: Script,
+    sessions: int,
+    progress: TaskProgress,
+    idle: Mapping[str, float],
 ) -> dict[str, Any]:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
     with progress.task(f"{sessions} live sessions"):
         runs = asyncio.run(_run_clients(server.url, script, sessions, progress))
     wall_s = time.monotonic() - begin_s
-    used = _server_usage(before, server.metrics(), wall_s)
+    after = server.metrics()
+    used = {**_server_usage(before, after, wall_s), **idle, "server_mib": after[MEMORY] / MIB}
+    used["mib_per_session"] = (used["server_mib"] - idle["idle_mib"]) / sessions
     used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
     return live_result(target, runs, used)
 
@@ -107,5 +128,5 @@ def _server_usage(before: Mapping[str, float], after: Mapping[str, float], wall_
         "ticks_per_s": ticks / wall_s,
         "tick_ms": 1e3 * tick_s / max(ticks, 1.0),
         "ticks_share": tick_s / wall_s,
-        "server_cpu": used("process_cpu_seconds_total") / wall_s,
+        "server_cpu": used(CPU) / wall_s,
     }

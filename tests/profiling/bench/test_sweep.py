@@ -23,6 +23,7 @@ def point(depth: int, tick_ms: float) -> dict[str, object]:
     return {
         **dict.fromkeys(COMMON, "abc"), "kind": "tick", "depth": depth, "rows": 2 * depth,
         "tick_ms": {"p50": tick_ms}, "engine_ms": {"p50": 1.0}, "overhead_ms": tick_ms - 1, "overhead_ratio": tick_ms,
+        "resident_mib": 100.0 + 2.5 * depth,
     }  # fmt: skip
 
 
@@ -37,8 +38,9 @@ def test_shared_properties_are_stated_once() -> None:
     console = Console(record=True, width=80)
     print_sweep(console, found)
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["4", "8", "3.00", "1.00", "2.00", "3.000", "0.375", "█" * 12] in lines
-    assert ["1", "2", "1.50", "1.00", "0.50", "1.500", "0.750", "█" * 6] in lines
+    assert ["4", "8", "3.00", "1.00", "2.00", "3.000", "0.375", "110", "█" * 12] in lines
+    assert ["1", "2", "1.50", "1.00", "0.50", "1.500", "0.750", "102", "█" * 6] in lines
+    assert ["memory:", "2.5", "MiB", "per", "slot"] in lines
     assert plot_sweep(found).count("<circle") == 4
 
 

@@ -21,6 +21,7 @@ def point(sessions: int, p95_ms: float, *, is_kept: bool = True) -> dict[str, An
         "controls": dict.fromkeys(KINDS, 7), "unheard": 1, "underruns": 2, "missing_s": 0.3, "late_s": 0.0,
         "lead_s": {"min": 0.05, "p50": 0.2}, "problems": 0, "refreshes_per_s": 1.5, "ticks_per_s": 80.0,
         "tick_ms": 10.0, "ticks_share": 0.8, "server_cpu": 1.25, "clients_cpu": 0.05,
+        "server_mib": 400.4, "mib_per_session": 12.5, "idle_mib": 300.2, "idle_cpu_percent": 0.6,
         "budget": {"step_parameter_first": 180.0, "underruns": 0.0}, "within_budget": is_kept,
     }  # fmt: skip
 
@@ -38,14 +39,16 @@ def test_a_run_has_latencies_goals_and_stages() -> None:
     assert ["generation", "parameter,", "full", "100", "222", "321"] in lines
     assert ["goals", "missed"] in lines
     assert ["controls", "14", "changed,", "1", "not", "heard,", "0", "problems"] in lines
+    assert ["memory", "server", "400", "MiB,", "12.5", "per", "session"] in lines
+    assert ["idle", "server", "300", "MiB,", "0.6", "%", "of", "a", "core"] in lines
     assert ["ticks", "80", "per", "second", "of", "10.00", "ms:", "80%"] in lines
 
 
 def test_a_sweep_has_a_line_per_number_of_sessions_and_a_plot() -> None:
     result = {**ABOUT, "over": "sessions", "points": [point(1, 111.0), point(8, 444.0, is_kept=False)]}
     lines = text_of(result)
-    assert ["1", "111", "111", "111", "111", "2", "0.050", "1.5", "80%", "1.25", "kept"] in lines
-    assert ["8", "444", "444", "444", "444", "2", "0.050", "1.5", "80%", "1.25", "missed"] in lines
+    assert ["1", "111", "111", "111", "111", "2", "0.050", "1.5", "80%", "1.25", "400", "kept"] in lines
+    assert ["8", "444", "444", "444", "444", "2", "0.050", "1.5", "80%", "1.25", "400", "missed"] in lines
     assert plot_live(result).count("<circle") == 8
 
 
@@ -56,6 +59,6 @@ def test_controls_that_were_never_heard_leave_their_cells_empty() -> None:
     }
     assert ["step", "parameter,", "full"] in text_of({**ABOUT, **unheard})
     result = {**ABOUT, "over": "sessions", "points": [point(1, 100.0), unheard]}
-    assert ["2", "2", "0.050", "1.5", "80%", "1.25", "kept"] in text_of(result)
+    assert ["2", "2", "0.050", "1.5", "80%", "1.25", "400", "kept"] in text_of(result)
     assert plot_live(result).count("<circle") == 4
     assert "no control was heard" in plot_live({**result, "points": [unheard]})
