@@ -65,8 +65,12 @@ def test_a_failed_build_reports_the_log_of_tensorrt(
 def test_an_operator_that_the_parser_lacks_is_named(path: Path, build_one: Build) -> None:
     file = load_deployment(path).bundle / "decoder.onnx"
     model = onnx.load(file)
-    node = helper.make_node("Unique", ["timestep"], ["strange"], name="the_strange_one")
-    model.graph.node.append(node)
+    model.graph.node[-1].output[0] = "alone"
+    model.graph.node.extend([
+        helper.make_node("Unique", ["timestep"], ["strange"], name="the_strange_one"),
+        helper.make_node("ReduceMax", ["strange"], ["largest"]),
+        helper.make_node("Add", ["alone", "largest"], ["velocity"]),
+    ])  # fmt: skip
     onnx.save(model, file)
     with pytest.raises(BuildError, match=r"cannot parse .*'the_strange_one' \(Unique\)"):
         build_one(path)
@@ -103,8 +107,11 @@ def test_a_damaged_timing_cache_is_set_aside(path: Path, build_one: Build) -> No
 def test_a_full_disk_is_reported(path: Path) -> None:
     words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
 
+    # The graph fits, the plan, which has more than the graph, does not.
+    limit = (load_deployment(path).bundle / "decoder.onnx").stat().st_size + 256
+
     def small_files_only() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     options: dict[str, Any] = {"env": child_environment(), "preexec_fn": small_files_only}
     result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)

@@ -65,7 +65,9 @@ def test_values_that_are_not_finite_are_refused(
     specs: dict[str, EngineSpec], graph: float, engine: float, who: str
 ) -> None:
     sessions = [decoder(lambda weight, by=by: weight * np.float32(by)) for by in (graph, engine)]
-    with pytest.raises(BuildError, match=rf"decoder: velocity at R=1, T=2.*the {who} gives values that are not finite"):
+    with pytest.raises(
+        BuildError, match=rf"decoder: velocity at R=2, T=32.*the {who} gives values that are not finite"
+    ):
         verify(specs["decoder"], *sessions, 1e-4)
 
 
