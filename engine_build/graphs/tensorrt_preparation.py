@@ -7,7 +7,7 @@ which hides the pattern of attention from TensorRT. Results stay the same, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -80,22 +80,25 @@ def transpose_directly(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Sha
 
     What the computed shapes are is seen at the given sizes; of a pattern that they do not decide, nothing changes.
     """
-    values = [value_shapes(model, inputs) for inputs in shapes]
-    producers = {name: node for node in model.graph.node for name in node.output}
-    for last in model.graph.node:
-        chain = [last]
-        while len(chain) < 3 and (before := producers.get(chain[0].input[0] if chain[0].input else "")) is not None:
-            chain.insert(0, before)
-        if [node.op_type for node in chain] != ["Reshape", "Transpose", "Reshape"]:
-            continue
-        if attribute(chain[1], "perm") != [0, 2, 1]:
-            continue
-        source = chain[0].input[0]
-        seen = [[found.get(name, ((), 0))[0] for name in (source, *(n.output[0] for n in chain))] for found in values]
-        if _is_swap(seen):
-            swap = helper.make_node("Transpose", [source], list(last.output), last.name, perm=[0, 1, 3, 2])
+    chains = list(_key_chains(model))
+    values = [value_shapes(model, inputs) for inputs in shapes] if chains else []
+    for first, middle, last in chains:
+        names = (first.input[0], first.output[0], middle.output[0], last.output[0])
+        if _is_swap([found.get(name, ((), 0))[0] for name in names] for found in values):
+            swap = helper.make_node("Transpose", [first.input[0]], list(last.output), last.name, perm=[0, 1, 3, 2])
             swap.metadata_props.extend(last.metadata_props)
             last.CopyFrom(swap)
+
+
+def _key_chains(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto, onnx.NodeProto]]:
+    """Reshape, transposition of the last two of three axes, reshape."""
+    producers = {name: node for node in model.graph.node for name in node.output}
+    for last in model.graph.node:
+        middle = producers.get(last.input[0]) if last.op_type == "Reshape" else None
+        if middle is not None and middle.op_type == "Transpose" and attribute(middle, "perm") == [0, 2, 1]:
+            first = producers.get(middle.input[0])
+            if first is not None and first.op_type == "Reshape":
+                yield first, middle, last
 
 
 def _is_swap(seen: Iterable[Sequence[Shape]]) -> bool:
