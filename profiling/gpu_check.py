@@ -80,7 +80,7 @@ def check_steps(folder: Path, demo: Path, layers: int = LAYERS) -> list[Step]:
         _profile("two-layers", folder),
         *_published_steps("full", layers, folder, 600),
         _bench("full-bench", folder / "full.toml", folder, 120, "--budgets", "--repeats", "1"),
-        _bench("full-churn", folder / "full.toml", folder, 180, "--churn", CHURN_LOADS),
+        _bench("full-churn", folder / "full.toml", folder, 240, "--churn", CHURN_LOADS, "--ticks", "400"),
         _bench("full-torch", folder / "full.toml", folder, 180, "--torch", "published", "--torch-layers", str(layers)),
     ]
 
