@@ -28,7 +28,7 @@ from engine_build.demo_model.model import new_model  # noqa: E402
 from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
 from engine_build.demo_model.train import flow_loss  # noqa: E402
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec  # noqa: E402
-from runtime.engines.adapters import read_adapter  # noqa: E402
+from runtime.engines.adapter_files import read_adapter  # noqa: E402
 
 CONFIG = AdapterConfig(steps=3, batch_size=2, num_songs=4, learning_rate=1e-2)
 
