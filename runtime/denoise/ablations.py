@@ -163,9 +163,9 @@ class SlotwiseStepBinding(StepBinding):
                 tensors[name] = together[name].view(1, *row, start=index * prod(row))
         return tensors
 
-    def _flush(self, name: str, table: NDArray[Any]) -> None:
-        super()._flush(name, table)
-        for index in range(len(table)):
+    def _flush(self, name: str, table: NDArray[Any], indices: range) -> None:
+        super()._flush(name, table, indices)
+        for index in indices:
             self._separate_table(name).upload(index, table[index : index + 1], self._stream)
 
     def _table(self, name: str) -> Buffer:

@@ -15,7 +15,7 @@ from runtime.denoise.slot_fields import FIELDS, LAYOUT, STATES
 from runtime.denoise.slot_state import SlotState, host_view
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
-from runtime.requests.request import MAX_CONDITIONS
+from runtime.requests.request import MAX_CONDITIONS, Condition
 
 TABLES = ("positive_rows", "negative_rows", "positive_weights", "negative_weights")
 
@@ -29,6 +29,8 @@ class StepBinding:
     def __init__(self, device: Device, stream: Stream, state: SlotState, flags_kept: int) -> None:
         self._device, self._stream, self._state = device, stream, state
         self._tables: dict[str, Buffer] = {}
+        # Table of weights -> its width, and slot index -> the conditions whose weights lie there.
+        self._weighted: dict[str, tuple[int, dict[int, tuple[Condition, ...]]]] = {}
         self._finite = self._make_finite(device)
         staging = [device.staging(self._finite.shape, np.bool_) for _ in range(flags_kept)]
         self._flags = cycle([(flags, bytes_of(flags)) for flags in staging])
@@ -80,19 +82,29 @@ class StepBinding:
             values[slot.index] = own + own[:1] * (width - len(own))
         table = self._table(name).array(layout.slot_count, width)
         table[...] = values
-        self._flush(name, table)
+        self._flush(name, table, range(layout.slot_count))
 
     def _write_weights(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
-        """Weights `[S, width, T]`; a slot's only condition has weight 1, its curve is not read."""
+        """Weights `[S, width, T]` of slots with other conditions than before; a slot's only one has weight 1, its curve
+        is not read."""
         table = self._table(name).array(layout.slot_count, width, layout.frames)
-        table[...] = 0
+        if self._weighted.get(name, (0, {}))[0] != width:
+            self._weighted[name] = (width, {})
+        written = self._weighted[name][1]
         for slot, own in zip(layout.slots, rows, strict=True):
-            for place, row in enumerate(own):
-                table[slot.index, place] = layout.rows[row].condition.weight if len(own) > 1 else 1.0
-        self._flush(name, table)
+            conditions = tuple([layout.rows[row].condition for row in own])
+            if written.get(slot.index) == conditions:
+                continue
+            written[slot.index] = conditions
+            table[slot.index] = 0
+            for place, condition in enumerate(conditions):
+                table[slot.index, place] = condition.weight if len(own) > 1 else 1.0
+            self._flush(name, table, range(slot.index, slot.index + 1))
 
-    def _flush(self, name: str, table: NDArray[Any]) -> None:
-        self._table(name).flush(table.size, self._stream)
+    def _flush(self, name: str, table: NDArray[Any], indices: range) -> None:
+        """Upload the rows of consecutive slots."""
+        size = table[0].size
+        self._table(name).flush(len(indices) * size, self._stream, start=indices.start * size)
 
     def _table(self, name: str) -> Buffer:
         if name not in self._tables:

@@ -95,6 +95,22 @@ def test_weights_of_an_earlier_layout_are_gone(step: Step) -> None:
     assert values(bound, "positive_weights")[:, :, 0].tolist() == [[1.0, 0.0], [1.0, 1.0]]
 
 
+def test_only_weights_of_slots_with_other_conditions_are_written(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded: list[tuple[int, ...]] = []
+    upload = step.device.upload
+    monkeypatch.setattr(
+        step.device, "upload", lambda target, *rest: (uploaded.append(target.shape), upload(target, *rest))[1]
+    )
+    features, row = frozenset({"blend"}), (2 * FRAMES,)
+    stays, leaves, joins = (live_slot(index, conditions=(condition(), condition(weight=0.5))) for index in (0, 1, 1))
+    step.bind(stays, leaves, features=features)
+    assert uploaded.count(row) == 2
+    uploaded.clear()
+    _, bound = step.bind(stays, joins, features=features)
+    assert uploaded.count(row) == 1
+    assert values(bound, "positive_weights")[:, :, 0].tolist() == [[1.0, 0.5], [1.0, 0.5]]
+
+
 @pytest.mark.parametrize("features", [frozenset(), frozenset({"guidance"}), STEP_FEATURES - {"blend"}, STEP_FEATURES])
 def test_every_tensor_of_the_graph_is_bound_in_its_shape(features: frozenset[str], step: Step) -> None:
     layout, bound = step.bind(live_slot(0, **guided()), live_slot(1), features=features)
