@@ -17,6 +17,7 @@ from engine_build.build.environment import probe_environment
 from engine_build.build.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
 from engine_build.config import load_request
 from engine_build.export.cleanup import paths_in
+from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.graphs.tensorrt_rules import problems
@@ -241,6 +242,17 @@ def test_a_text_encoder_needs_transformers(tmp_path: Path, base: Path, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else find(name))
     with pytest.raises(ConfigError, match=r"(?s)needs the package transformers.*tickrt\[export\]"):
         checkpoint(base).load("text_encoder")
+
+
+def test_the_decoder_for_the_cpu_is_the_same_function(bundle: Path, session: onnxruntime.InferenceSession) -> None:
+    """Self attention with and without a window, cross attention with padding: two in each of three layers."""
+    rewritten = cpu_graph(onnx.load(bundle / "decoder.onnx"))
+    kinds = Counter(node.op_type for node in rewritten.graph.node)
+    assert (kinds["Attention"], kinds["RotaryEmbedding"], kinds["Softmax"], kinds["Conv"]) == (6, 6, 0, 0)
+    feeds = inputs(rows=2, frames=30, tokens=5, padding=2)
+    expected = session.run(None, feeds)[0]
+    found = onnxruntime.InferenceSession(rewritten.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp16"])
