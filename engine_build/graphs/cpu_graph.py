@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from onnx import helper, numpy_helper, shape_inference
 
 from engine_build.graphs.graph_pattern import Found, Matcher, Op, is_small, op
-from engine_build.graphs.graph_view import attribute, node_name, replace_nodes
+from engine_build.graphs.graph_view import attribute, node_name, remove_unused, replace_nodes
 
 OPSET = 23
 OLDEST_OPSET = 18
@@ -75,10 +75,10 @@ UNPATCHED = op("Transpose", op("ConvTranspose", op("Transpose", "x", perm=SWAP),
 def cpu_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same function with fewer operators, at opset OPSET and with operators of ONNX Runtime; or the model itself.
 
-    External weights are not read.
+    External weights are not read. Graphs with control flow or functions stay as they are.
     """
-    opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    if opset < OLDEST_OPSET or any(node.op_type in CHANGED for node in model.graph.node):
+    domains = {item.domain.removesuffix("ai.onnx"): item.version for item in model.opset_import}
+    if domains[""] < OLDEST_OPSET or model.functions or not all(_is_plain(node) for node in model.graph.node):
         return model
     fusion = _Fusion(model)
     nodes = [new for node in model.graph.node for new in fusion.rewritten(node)]
@@ -86,22 +86,17 @@ def cpu_graph(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    replace_nodes(result, _needed(nodes, {value.name for value in model.graph.output}))
+    replace_nodes(result, nodes)
     result.graph.initializer.extend(fusion.constants.values())
-    domains = {item.domain: item.version for item in model.opset_import} | {"": max(opset, OPSET), CONTRIB: 1}
+    remove_unused(result.graph)
+    domains |= {"": max(domains[""], OPSET), CONTRIB: 1}
     del result.graph.value_info[:], result.opset_import[:]
     result.opset_import.extend(helper.make_opsetid(*item) for item in domains.items())
     return result
 
 
-def _needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that the outputs depend on."""
-    kept = []
-    for node in reversed(nodes):
-        if outputs.intersection(node.output):
-            kept.append(node)
-            outputs.update(node.input)
-    return kept[::-1]
+def _is_plain(node: onnx.NodeProto) -> bool:
+    return node.op_type not in CHANGED and not any(item.HasField("g") or item.graphs for item in node.attribute)
 
 
 class _Fusion:

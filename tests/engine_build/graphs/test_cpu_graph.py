@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from helpers.paths import ROOT
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import OPSET, cpu_graph
@@ -113,6 +113,15 @@ def test_step_graphs_and_older_opsets_stay(decoder: onnx.ModelProto) -> None:
     assert cpu_graph(old) is old
 
 
+def test_graphs_with_control_flow_stay(decoder: onnx.ModelProto) -> None:
+    """A value may be read inside."""
+    branching = onnx.ModelProto()
+    branching.CopyFrom(decoder)
+    inside = helper.make_graph([helper.make_node("Neg", ["velocity"], ["n"])], "inside", [], [])
+    branching.graph.node.append(helper.make_node("If", ["condition"], ["m"], then_branch=inside, else_branch=inside))
+    assert cpu_graph(branching) is branching
+
+
 def test_external_weights_are_not_read(decoder: onnx.ModelProto) -> None:
     outside = onnx.ModelProto()
     outside.CopyFrom(decoder)
@@ -143,12 +152,14 @@ def swap_halves(graph: onnx.GraphProto) -> None:
 
 
 def other_scale(graph: onnx.GraphProto) -> None:
-    """A tensor in place of attention's scale."""
+    """A scale of its own for each head."""
     maker = {name: node for node in graph.node for name in node.output}
     scores = next(
         maker[name] for name in maker[first(graph, "Softmax").input[0]].input if maker[name].op_type == "MatMul"
     )
-    graph.initializer.append(numpy_helper.from_array(np.linspace(0.1, 0.5, 48, dtype=np.float32), "scales"))
+    graph.initializer.append(
+        numpy_helper.from_array(np.geomspace(0.1, 0.5, 4, dtype=np.float32)[:, None, None], "scales")
+    )
     maker[scores.input[0]].input[1] = "scales"
 
 
