@@ -121,7 +121,7 @@ def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
     async def capture() -> Service:
         return Service(lambda: pipeline, ServerSettings())
 
-    with open_pipeline(tiny(depth=2)) as pipeline, caplog.at_level("INFO", "tickrt.server"):
+    with open_pipeline(tiny()) as pipeline, caplog.at_level("INFO", "tickrt.server"):
         service = asyncio.run(capture())
         service._capture_common_ticks(pipeline)
         assert (pipeline.loop.stats().ticks, service.progress) == (0, "")
