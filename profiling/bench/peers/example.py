@@ -71,7 +71,7 @@ def pipeline() -> Any:
             encoder_hidden_size=2 * CHANNELS,
             downsampling_ratios=[2, 4, 4, 6, 10],
             channel_multiples=[1, 1, 2, 2, 4],
-            decoder_channels=32,
+            decoder_channels=16,
             decoder_input_channels=CHANNELS,
             sampling_rate=48_000,
         ),
