@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import transformers
 from diffusers import AceStepPipeline
-from diffusers.utils import logging
 from numpy.typing import NDArray
 
-from profiling.bench.peers.torch_decoder import compiled_for_shapes
+from profiling.bench.peers.torch_decoder import compiled_for_shapes, quiet_libraries
 from runtime.errors import ConfigError
 
 Output = Literal["latent", "np"]
@@ -26,9 +24,7 @@ class DiffusersPipeline:
     """
 
     def __init__(self, checkpoint: str, *, compiled: bool) -> None:
-        for messages in (logging, transformers.logging):
-            messages.set_verbosity_error()
-            messages.disable_progress_bar()
+        quiet_libraries()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AceStepTransformer1DModel
+from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
+from transformers.utils import logging as transformers_logging
 
 from runtime.errors import ConfigError, EngineError
 
@@ -41,6 +43,7 @@ class TorchDecoder:
         inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
         threads: int = 0,
     ) -> None:
+        quiet_libraries()
         if threads:
             torch.set_num_threads(threads)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,6 +93,13 @@ class TorchDecoder:
         }
         inputs = {name: torch.randn(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
         return {**inputs, "timestep": times, "timestep_r": times}
+
+
+def quiet_libraries() -> None:
+    """No progress bars and no advice of diffusers and transformers: errors only."""
+    for messages in (diffusers_logging, transformers_logging):
+        messages.set_verbosity_error()
+        messages.disable_progress_bar()
 
 
 def compiled_for_shapes(model: Any) -> Any:
