@@ -6,14 +6,18 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from runtime.denoise.row_layout import Execute
 from runtime.devices.device import Device, Event, Replay, Stream
 from runtime.engines.engine import Execution
-from runtime.errors import CaptureError, EngineDeadError, EngineError
+from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
+
+# A tick's own launches, one per length, are never retired before they have run.
+LEAST_KEPT = 8
 
 Call = Callable[[Stream], None]
 
@@ -68,14 +72,23 @@ class Launch:
         self.decoder = tuple(execution.launch for execution in self.decoders)
         self.after = (self.step.launch,)
 
-    def set_warm_up(self) -> None:
-        """Run each execution with resources of its own: what a capture needs to have happened before."""
-        self.before, self.decoder, self.after = (), (self._warm_up,), ()
+    def set_warm_up(self, failed: Callable[[EngineError], None]) -> None:
+        """Run each execution with resources of its own: what a capture needs to have happened before.
+
+        Where one has none, `failed` is called, and the executions run plainly.
+        """
+        self.before, self.decoder, self.after = (), (partial(self._warm_up, failed),), ()
 
     def set_replay(self, replay: Replay) -> None:
         """Launch the captured graph of all executions."""
         self.replay = replay
         self.before, self.decoder, self.after = (), (replay.launch,), ()
+
+    def give_up(self) -> None:
+        """Launch each execution from now on, without resources of its own."""
+        self.cannot_capture = True
+        self._release()
+        self.set_plain()
 
     def close(self) -> None:
         """Release the graph and what it held. Its last run must be done."""
@@ -84,8 +97,8 @@ class Launch:
             self.replay = None
         self._release()
 
-    def _warm_up(self, stream: Stream) -> None:
-        """Where there is no memory for it, the executions run plainly: nothing of the state has changed by then."""
+    def _warm_up(self, failed: Callable[[EngineError], None], stream: Stream) -> None:
+        """Of what ran before one fails, nothing has changed the state."""
         self.is_warm = True
         try:
             for execution in self.executions:
@@ -93,10 +106,7 @@ class Launch:
         except EngineDeadError:
             raise
         except EngineError as error:
-            logger.warning("a tick cannot be warmed up for capture and is launched plainly: %s", error)
-            self.cannot_capture = True
-            self._release()
-            self.set_plain()
+            failed(error)
             for execution in self.executions:
                 execution.launch(stream)
 
@@ -139,7 +149,8 @@ class LaunchCache:
     """The launches that were used last, at most `limit`. One that is evicted is closed once its last run is done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
-    time on as a captured graph. Where its warm-up or its capture fails it runs plainly.
+    time on as a captured graph. Where its warm-up or its capture fails it runs plainly; where that is for want of
+    memory, no more launches are kept than there was memory for.
     """
 
     device: Device
@@ -166,7 +177,7 @@ class LaunchCache:
             return self._launches[key]
         launch = self._launches[key] = bind()
         self.counts.bound += 1
-        if len(self._launches) > self.limit:
+        while len(self._launches) > self.limit:
             self._retire(self._launches.popitem(last=False)[1])
         return launch
 
@@ -181,7 +192,7 @@ class LaunchCache:
         launch.num_runs += 1
         if self.captures and launch.replay is None and not launch.cannot_capture:
             if launch.num_runs == 2:
-                launch.set_warm_up()
+                launch.set_warm_up(partial(self._failed, launch))
             elif launch.num_runs > 2:
                 self._capture(launch)
         if launch.replay is None:
@@ -214,14 +225,20 @@ class LaunchCache:
         try:
             replay = self.device.capture(self.stream, launch_all)
         except CaptureError as error:
-            launch.cannot_capture = True
-            if self.counts.failed == 0:
-                logger.warning("a tick cannot be captured as a graph and is launched plainly: %s", error)
-            self.counts.failed += 1
+            self._failed(launch, error)
         else:
             if replay is not None:
                 self.counts.captured += 1
                 launch.set_replay(replay)
+
+    def _failed(self, launch: Launch, error: EngineError) -> None:
+        launch.give_up()
+        if self.counts.failed == 0:
+            logger.warning("a tick cannot be captured as a graph and is launched plainly: %s", error)
+        self.counts.failed += 1
+        if any(isinstance(cause, OutOfMemoryError) for cause in (error, error.__cause__)):
+            num_warm = sum(other.is_warm for other in self._launches.values())
+            self.limit = min(self.limit, max(num_warm, LEAST_KEPT))
 
     def _retire(self, launch: Launch) -> None:
         self.counts.evicted += 1

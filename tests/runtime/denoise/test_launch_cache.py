@@ -17,7 +17,7 @@ from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_layout import Execute, LayoutRules, LiveSlot, RowLayout
 from runtime.devices.device import HostDevice, Replay, Stream
-from runtime.errors import CaptureError, EngineDeadError, EngineError
+from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.scheduling.slot import Slot
 
 
@@ -154,7 +154,8 @@ def test_anything_that_a_graph_bakes_in_makes_another_launch(change: dict[str, A
 def test_a_launch_that_cannot_be_captured_runs_plainly_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = Cache(fails=True)
     for which in (key(1), key(2)):
-        assert [made.run(which) for _ in range(4)][2:] == [["launch", "launch"]] * 2
+        runs = [made.run(which) for _ in range(4)]
+        assert runs[2:] == [["release", "release", "launch", "launch"], ["launch", "launch"]]
     assert made.cache.counts.failed == 2
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1 == len(caplog.records)
 
@@ -204,6 +205,26 @@ def test_a_warm_up_that_fails_falls_back_to_plain_launches(caplog: pytest.LogCap
     assert made.run(key()) == ["warm_up", "release", "release", "launch", "launch"]
     assert made.run(key()) == ["launch", "launch"]
     assert "launched plainly: no memory" in caplog.text
+    assert made.cache.counts.failed == 1
+
+
+@pytest.mark.parametrize(("error", "kept"), [(OutOfMemoryError("no memory"), 10), (EngineError("refused"), 64)])
+def test_without_memory_no_more_launches_are_kept_than_were_captured(error: EngineError, kept: int) -> None:
+    """Those that are evicted leave their resources to the next."""
+    made = Cache(limit=64)
+    for frames in range(10):
+        for _ in range(3):
+            made.run(key(frames=frames))
+    made.run(key(frames=10))
+
+    def fail(stream: Stream) -> None:
+        raise error
+
+    object.__setattr__(made.get(key(frames=10)).step, "warm_up", fail)
+    made.run(key(frames=10))
+    assert made.cache.limit == kept
+    made.run(key(frames=11))
+    assert len(made.cache) == min(kept, 12)
 
 
 def test_a_device_that_died_while_warming_up_is_not_used_again() -> None:

@@ -136,7 +136,7 @@ def test_without_memory_for_a_graphs_own_context_ticks_run_plainly(
     loop.submit(make("0", steps=8), inbox)
     with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
         records = [loop.tick() for _ in range(8)]
-    assert "cannot be warmed up for capture and is launched plainly" in caplog.text
+    assert "cannot be captured as a graph and is launched plainly" in caplog.text
     assert "out of memory" in caplog.text
     replayed = [record.replayed for record in records if record is not None]
     assert 0 < sum(replayed) < 4
