@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.factories import tiny_deployment
+from conftest import Built
+from helpers.backends import SIMULATED
 from simulator.fixture import child_environment
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -74,11 +75,9 @@ def test_figures_are_those_with_a_budget_and_the_competitors() -> None:
     ]
 
 
-def test_on_the_simulated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds and measures a tiny model; the step without torch fails and what needs it is left out."""
-    demo = tiny_deployment(
-        tmp_path, codec=False, text_encoder=False, more='[build]\nstep_variants = ["plain"]\n', depth=1, max_rows=2
-    )
+def test_on_the_simulated_gpu(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finds a tiny model built, and measures it; a step that fails, and what needs it, do not end the others."""
+    demo = built(max_rows=16, backend=SIMULATED[0]).path
     for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
 
