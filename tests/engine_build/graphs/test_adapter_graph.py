@@ -89,5 +89,5 @@ def test_the_matrices_of_an_exported_decoder_are_its_linear_layers() -> None:
     attention = [f"layers.{n}.{kind}_attn.{name}" for n in range(4) for kind in ("self", "cross") for name in names]
     mlp = [f"layers.{n}.mlp.{name}_proj" for n in range(4) for name in ("gate", "up", "down")]
     assert {*attention, *mlp, "condition_embedder", "time_embed.time_proj"} <= found.keys()
-    assert found["layers.0.self_attn.to_k"].model_dump(exclude={"weight"}) == {"inputs": 192, "outputs": 96}
+    assert found["layers.0.self_attn.to_k"].model_dump(exclude={"weight"}) == {"inputs": 256, "outputs": 128}
     adapter_graph(model, AdapterSpec(matrices=found), "hidden_states")
