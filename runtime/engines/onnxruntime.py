@@ -7,10 +7,12 @@ with its own stream runs on host arrays.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.devices.device import Device, Stream, Tensor
-from runtime.engines.engine import NodeTimes, check_tensors
+from runtime.engines.engine import Execution, NodeTimes, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
@@ -32,6 +34,7 @@ from runtime.engines.onnxruntime_cuda import (
     open_session,
     translate_error,
 )
+from runtime.engines.row_parts import PartsExecution, row_parts
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ LOAD_ERRORS = (
     ort_errors.RuntimeException,
 )
 WARM_UP_RUNS = 3
+# Of an engine that may run in parts: their session holds the weights again.
+LARGEST_PARTS_BYTES = 256 << 20
 KERNEL_SUFFIX = "_kernel_time"
 FACTS = ("provider", "node_index", "input_type_shape", "output_type_shape")
 RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
@@ -108,7 +113,8 @@ class OnnxRuntimeEngine:
         self.device = device
         self._path, self._threads, self._fix = folder / manifest.engine_file, threads, fix
         self._graph = None if weights is None else weights.graph(self._path)
-        self._sessions: dict[bool, ort.InferenceSession] = {}
+        self._sessions: dict[tuple[bool, int], ort.InferenceSession] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._session(in_tick)
 
@@ -117,11 +123,22 @@ class OnnxRuntimeEngine:
         """Whether it was compiled for the CUDA provider."""
         return self.manifest.target == "cuda"
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> OnnxRuntimeExecution:
-        """Bind every input and output by address. Raises ShapeError, EngineError."""
+    def bind(self, tensors: Mapping[str, Tensor]) -> Execution:
+        """Bind every input and output by address. Raises ShapeError, EngineError.
+
+        On the CPU an execute of many rows runs in a part for each core, in a session of one thread (row_parts).
+        """
         check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
-        kind = OnnxRuntimeCudaExecution if self.is_on_gpu else OnnxRuntimeExecution
-        return kind(self._session(True), self, tensors)
+        if self.is_on_gpu:
+            return OnnxRuntimeCudaExecution(self._session(True), self, tensors)
+        threads = self._threads or len(os.sched_getaffinity(0))
+        number = threads if self.manifest.size_bytes <= LARGEST_PARTS_BYTES else 1
+        parts = row_parts(self.inputs, self.outputs, tensors, number)
+        if len(parts) == 1:
+            return OnnxRuntimeExecution(self._session(True), self, tensors)
+        self._pool = self._pool or ThreadPoolExecutor(len(parts) - 1, thread_name_prefix=self.name)
+        session = self._session(True, 1)
+        return PartsExecution([OnnxRuntimeExecution(session, self, part) for part in parts], self._pool)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute. Raises EngineError, OutOfMemoryError."""
@@ -155,14 +172,16 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         """Close the sessions."""
         self._sessions.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
 
-    def _session(self, in_tick: bool) -> ort.InferenceSession:
+    def _session(self, in_tick: bool, threads: int | None = None) -> ort.InferenceSession:
         """The session of the ticks, or the one for host arrays; on the CPU they are the same."""
-        key = in_tick and self.is_on_gpu
+        key = in_tick and self.is_on_gpu, self._threads if threads is None else threads
         with self._lock:
             if key not in self._sessions:
-                stream = self.device.main.handle if key else None
-                self._sessions[key] = self._open(session_options(self._threads), stream)
+                stream = self.device.main.handle if key[0] else None
+                self._sessions[key] = self._open(session_options(key[1]), stream)
             return self._sessions[key]
 
     def _source(self, options: ort.SessionOptions) -> str | bytes:
