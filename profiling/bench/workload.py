@@ -18,7 +18,7 @@ from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMa
 TOKENS = 16
 # Of random conditions. The demo's decoder reads tempi from sums of condition tokens: of large ones, phases of beats are
 # too large for float32, and equal generations in batches of other sizes differ by more than rounding.
-SCALE = np.float32(0.01)
+SCALE = np.float32(0.001)
 DCW = Dcw("double", low=0.05, high=0.02)
 GUIDANCE = 3.0
 FEATURES = ("guidance", "rcfg", "dcw", "mask", "target", "sde", "ode_noise", "blend", "gain")
