@@ -215,7 +215,7 @@ def test_another_checkpoint_is_refused(exported: tuple[Path, Path], monkeypatch:
     monkeypatch.setattr(run, "MODES", {"": False})
     other = diffusers_pipeline(checkpoint)
     with torch.no_grad():
-        other.transformer.proj_out[1].weight.mul_(1.1)
+        other.transformer.proj_out_conv.weight.mul_(1.1)
     other.save_pretrained(checkpoint.with_name("other"))
     done = CliRunner().invoke(app, [str(config), "--peers", "--torch", str(checkpoint.with_name("other"))])
     assert (done.exit_code, done.stdout) == (3, "")
