@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graphs.graph_view import GraphView, replace_nodes
+from engine_build.graphs.graph_view import GraphView, remove_unused, replace_nodes
 from engine_build.precision.casts import InlineWeights
 from runtime.engines.operator_flops import PRODUCTS
 
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -20,6 +21,24 @@ def normalized(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> 
     _constants_to_initializers(copy)
     hoist_scales(copy)
     bound_masks(copy, limit, weights)
+    return copy
+
+
+def widened(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
+    """The model with constants in float32 that are stored in 16 bits and cast where they are read."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in HALVES}
+    casts = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in stored]
+    casts = [node for node in casts if node.attribute[0].i == TensorProto.FLOAT]
+    if not casts:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    names = {node.output[0] for node in casts}
+    replace_nodes(copy, [node for node in copy.graph.node if node.output[0] not in names])
+    for node in casts:
+        values = weights.read(stored[node.input[0]]).astype(np.float32)
+        copy.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+    remove_unused(copy.graph)
     return copy
 
 

@@ -18,7 +18,7 @@ from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.int8 import int8_products, with_int8_products
 from engine_build.precision.node_rules import node_rules
-from engine_build.precision.normalize import normalized
+from engine_build.precision.normalize import normalized, widened
 from runtime.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16", "int8"]
@@ -85,9 +85,9 @@ def apply_recipe(
         return same
     weights = weights or InlineWeights()
     if recipe == "int8":
-        return with_int8_products(_checked(model), weights)
+        return with_int8_products(_checked(widened(model, weights)), weights)
     found = RECIPES[recipe]
-    view = GraphView(normalized(_checked(model), found.mask_limit, weights))
+    view = GraphView(normalized(_checked(widened(model, weights)), found.mask_limit, weights))
     rules = node_rules(view, frozenset(without) | without_type(view, found.kind))
     return Rewriter(view, rules, found.kind, recipe, weights).rewrite()
 
@@ -130,7 +130,8 @@ def explain(
         full = NodePrecision("", "", "fp32", "other", "no product with weights, or of the graph's inputs")
         nodes = ((node, low if node_name(node) in changed else full) for node in model.graph.node)
         return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
-    view = GraphView(normalized(_checked(model), RECIPES[recipe].mask_limit, weights or InlineWeights()))
+    weights = weights or InlineWeights()
+    view = GraphView(normalized(_checked(widened(model, weights)), RECIPES[recipe].mask_limit, weights))
     rules = node_rules(view, frozenset(without) | without_type(view, RECIPES[recipe].kind))
     names = {"full": "fp32", "low": recipe, "index": "index"}
     return tuple(

@@ -124,8 +124,9 @@ def _features(graph: GraphWriter, audio: str) -> str:
     """Logarithms `[B, NUM_FEATURES, N]` of the energies, 0 in silence."""
     mono = graph.op("ReduceMean", audio, graph.constant([1], np.int64))
     energies = graph.op("Concat", _semitones(graph, mono), _bands(graph, mono), axis=1)
-    ratio = graph.op("Add", graph.op("Mul", energies, graph.constant(1.0 / _QUIET)), graph.constant(1.0))
-    return graph.op("Mul", graph.op("Log", ratio), graph.constant(_FEATURE_SCALE))
+    logarithms = graph.op("Log", graph.op("Add", energies, graph.constant(_QUIET)))
+    above_silence = graph.op("Sub", logarithms, graph.constant(np.log(_QUIET)))
+    return graph.op("Mul", above_silence, graph.constant(_FEATURE_SCALE))
 
 
 def _semitones(graph: GraphWriter, mono: str) -> str:

@@ -40,7 +40,7 @@ def test_sample_states_go_from_noise_to_music(demo: tuple[Graph, list[dict[str, 
     assert feeds[0]["hidden_states"].std() == pytest.approx(1.0, abs=0.05)
     sounding = feeds[-1]["hidden_states"] > 2.0
     assert 0.005 < sounding.mean() < 0.2, "a few notes stand out of silence"
-    assert feeds[0]["condition_mask"].sum(axis=1).tolist() == [1.0, 6.0]
+    assert feeds[0]["condition_mask"].sum(axis=1).tolist() == [1.0, 14.0]
 
 
 def test_the_error_on_real_latents_is_rounding(found: tuple[str, RecipeError]) -> None:

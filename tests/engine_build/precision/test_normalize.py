@@ -9,7 +9,7 @@ from onnx import helper
 
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.casts import InlineWeights
-from engine_build.precision.normalize import normalized
+from engine_build.precision.normalize import normalized, widened
 
 LOWEST = float(np.finfo(np.float32).min)
 LIMIT = 2.0**15
@@ -61,3 +61,17 @@ def test_constant_nodes_become_initializers() -> None:
     result = normalized(model, LIMIT, InlineWeights())
     assert "Constant" not in {node.op_type for node in result.graph.node}
     assert "two" in {tensor.name for tensor in result.graph.initializer}
+
+
+def test_constants_stored_in_16_bits_become_float32() -> None:
+    graph = GraphWriter("stored")
+    half = graph.constant([1.5, -2.0], np.float16)
+    graph.output("y", graph.op("Mul", graph.input("x", ("rows", 2)), graph.op("Cast", half, to=1)), ("rows", 2))
+    model = graph.model()
+    result = widened(model, InlineWeights())
+    assert [node.op_type for node in result.graph.node] == ["Mul"]
+    assert {tensor.data_type for tensor in result.graph.initializer} == {1}
+    x = np.array([[3.0, 4.0]], np.float32)
+    for each in (model, result):
+        assert ort.InferenceSession(each.SerializeToString()).run(None, {"x": x})[0].tolist() == [[4.5, -8.0]]
+    assert widened(result, InlineWeights()) is result

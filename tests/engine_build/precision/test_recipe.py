@@ -272,7 +272,7 @@ def _module(node: onnx.NodeProto) -> str:
 def _is_scale(tensor: onnx.TensorProto) -> bool:
     if tensor.data_type != TensorProto.FLOAT or list(tensor.dims) != []:
         return False
-    return bool(np.isclose(numpy_helper.to_array(tensor), 48**-0.25, rtol=1e-5))
+    return bool(np.isclose(numpy_helper.to_array(tensor), 64**-0.25, rtol=1e-5))
 
 
 def _largest(model: onnx.ModelProto) -> list[float]:
