@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
 GPU_CHECK_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process.
-PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
+PARALLEL ?= --numprocesses 3 --dist loadfile
 
 # npx keeps the compiler in its own cache, outside the tree.
 TSC := npx --yes --package=typescript@7 -- tsc

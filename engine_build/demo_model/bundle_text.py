@@ -58,7 +58,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     },
     "decoder.outputs": {"velocity": "velocity"},
     "context": {"layout": "known+mask", "overlap_frames": OVERLAP_FRAMES, "silence": [SILENCE] * CHANNELS},
-    "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES},
+    "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES, "gain_db": 3.0},
     "codec.decode": {
         "graph": "codec_decode.onnx",
         "margin_frames": DECODE_MARGIN_FRAMES,
