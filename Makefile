@@ -9,7 +9,7 @@ CONFIG ?= configs/demo.toml
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
 GPU_CHECK_ARGS ?=
-# Tests of one file share what they built, so a file stays with one process.
+# Tests of one file share what they built, so a file stays with one process. Many wait: three processes keep two cores busy.
 PARALLEL ?= --numprocesses 3 --dist loadfile
 
 # npx keeps the compiler in its own cache, outside the tree.
