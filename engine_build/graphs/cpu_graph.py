@@ -2,7 +2,7 @@
 matrix products.
 
 The patterns are those that torch's exporter writes for transformers: heads that share keys and values, masks, rotary
-embedding by halves, convolutions of patches. Whatever does not fit stays as it is; normalization and SiLU are fused by
+embedding by halves, convolutions of patches. What does not fit stays as it is; normalization and SiLU are fused by
 ONNX Runtime itself. Weights of linear layers keep their names, so adapters can still be merged into them.
 """
 
