@@ -15,12 +15,15 @@ from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
 from server.asgi.middleware import RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
+from server.compat import acestep, elevenlabs, lyria
+from server.compat.errors import ErrorShapeMiddleware
 from server.config import ServerSettings
 from server.live import routes as live
 from server.routes import adapters, generations, health, models, page, sources, tick_profile
 from server.service import Service
 
 VERSION = "0.1.0"
+COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs}
 DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated."
 EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
@@ -61,6 +64,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
     routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
     if settings.admin_key is not None:
         routers += [tick_profile.router, adapters.admin_router]
+    routers += [COMPAT[name].router for name in settings.clients]
     for router in routers:
         app.include_router(router)
     install_handlers(app)
@@ -81,6 +85,8 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             expose_headers=list(EXPOSED_HEADERS),
         )
     app.add_middleware(AuthMiddleware, settings=settings)
+    shapes = {path: shape for name in settings.clients for path, shape in COMPAT[name].ERROR_SHAPES.items()}
+    app.add_middleware(ErrorShapeMiddleware, shapes=shapes)
     app.add_middleware(RequestContextMiddleware, metrics=service.metrics, max_connections=settings.max_connections)
 
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -36,6 +36,9 @@ PREFIX = "TICKRT_"
 # As browsers send it: lower case, no path, the port only where it is not the scheme's own.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
+# Servers whose clients are answered, too (server/compat).
+Client = Literal["lyria", "acestep", "elevenlabs"]
+CLIENTS: tuple[Client, ...] = get_args(Client)
 
 
 class ServerSettings(BaseSettings):
@@ -43,6 +46,7 @@ class ServerSettings(BaseSettings):
 
     api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
     X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
+    clients: other servers whose clients are answered, too, by their own protocols.
     client_in_flight: generations and uploads per client address at a time (0: no limit, which a proxy needs; default:
     half of the places). response_budget_bytes: memory for responses that are made or read, half of it for one client.
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.
@@ -71,6 +75,7 @@ class ServerSettings(BaseSettings):
     certificate: Path | None = None
     private_key: Path | None = None
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    clients: Annotated[tuple[Client, ...], NoDecode] = CLIENTS
 
     json_bytes: int = Field(default=2 * MIB, ge=KIB, le=256 * MIB)
     upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
@@ -102,19 +107,22 @@ class ServerSettings(BaseSettings):
     session_keep_s: float = Field(default=60.0, gt=0)
     max_refresh_s: float = Field(default=4.0, gt=0)
 
-    @field_validator("allowed_origins", mode="before")
+    @field_validator("allowed_origins", "clients", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        """A variable: origins separated by commas, or a JSON list of them."""
+    def _split(cls, value: Any, info: ValidationInfo) -> Any:
+        """A variable: names separated by commas, or a JSON list of them. "" is none of them for clients."""
         if not isinstance(value, str):
             return value
+        if value == "" and info.field_name == "clients":
+            return ()
         if not value.lstrip().startswith("["):
             return tuple(part.strip() for part in value.split(","))
         try:
             return json.loads(value)
         except ValueError:
+            what = "origins" if info.field_name == "allowed_origins" else "names"
             raise ValueError(
-                f"expected origins separated by commas, or a JSON list of them, got {value!r:.100}"
+                f"expected {what} separated by commas, or a JSON list of them, got {value!r:.100}"
             ) from None
 
     @field_validator("allowed_origins")

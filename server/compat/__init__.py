@@ -1,0 +1,1 @@
+"""Other people's clients: their protocols as thin translations onto generations and live sessions."""

@@ -1,0 +1,10 @@
+"""ACE-Step 1.5's REST API: its DAW, its VST and scripts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from server.compat.errors import ErrorBody
+
+router = APIRouter(include_in_schema=False)
+ERROR_SHAPES: dict[str, ErrorBody] = {}
