@@ -74,12 +74,21 @@ def _reported(shape: Mapping[str, Sequence[int]]) -> Value:
 def _kernel_work(
     node: GraphNode | None, reported: Mapping[str, Value], parts: Sequence[GraphNode], values: Mapping[str, Value]
 ) -> Work | None:
-    """Bytes of ONNX Runtime's node; operations of the model's nodes in it where it is fused."""
+    """Bytes of ONNX Runtime's node; operations of the model's nodes in it where it is fused.
+
+    Nodes of the model that are computed by several plain operators, as a convolution by MatMul and Add, are parts of
+    each of them.
+    """
     work = _node_work(node, reported)
     held = [_node_work(part, values) for part in parts]
-    if work is None or len(parts) < 2 or None in held:
+    if node is None or work is None or len(parts) < 2 or None in held or _is_plain(node):
         return work
     return Work(sum(each.flops for each in held if each is not None), work.bytes)
+
+
+def _is_plain(node: GraphNode) -> bool:
+    """Whether a node is one of ONNX's simple operators, whose own operations are all that it does."""
+    return bool(onnx.defs.has(node.op_type)) and node_kind(node.op_type) in ("pointwise", "gemm", "reformat")
 
 
 def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -9,7 +10,7 @@ import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
 from onnx import TensorProto
 
-from profiling.layers.origins import Origins, read_graph
+from profiling.layers.origins import Graph, Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work
 from profiling.layers.work import float_bytes, item_bytes, layer_works
 from runtime.engines.engine import NodeTimes
@@ -70,6 +71,24 @@ def test_a_fused_onnxruntime_kernel_has_the_operations_of_its_nodes(tmp_path: Pa
         node.name for node in parts
     }
     assert work == Work(2 * PRODUCT // WIDTH * FRAMES + 5 * ROWS * FRAMES * FRAMES, 4 * 4 * NUMBERS)
+
+
+def test_a_plain_operator_has_its_own_operations_alone(tmp_path: Path) -> None:
+    """The last operator of several that compute a node of the model has not the node's operations."""
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=None)
+    node = onnx.helper.make_node
+
+    def saved(name: str, *nodes: onnx.NodeProto) -> Graph:
+        graph = onnx.helper.make_graph(nodes, name, [value("x"), value("w"), value("b")], [value("y")])
+        onnx.save(onnx.helper.make_model(graph), tmp_path / name)
+        return read_graph(tmp_path / name)
+
+    source = saved("source", node("MatMul", ["x", "w"], ["z"], "product"), node("Sum", ["z", "b"], ["y"], "sum"))
+    engine = saved("engine", node("MatMul", ["x", "w"], ["p"], "kernel"), node("Add", ["p", "b"], ["y"], "bias"))
+    facts = {"provider": "CPUExecutionProvider", "output_type_shape": [{"float": [4, 2]}]}
+    layers = [NodeTimes(name, op_type, (1.0,), facts) for name, op_type in (("kernel", "MatMul"), ("bias", "Add"))]
+    works = layer_works(layers, Origins(source, engine), {"x": (4, 3), "w": (3, 2), "b": (2,)})
+    assert [work and work.flops for work in works] == [2 * 4 * 3 * 2, 4 * 2]
 
 
 def test_without_a_graph_no_work_is_known() -> None:
