@@ -28,7 +28,7 @@ PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-slow test-export lint bench peers gpu-check soak clean
+.PHONY: help demo test test-page test-clients test-slow test-export lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -38,7 +38,7 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG)
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients" $(PARALLEL) $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
@@ -46,6 +46,10 @@ test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 test-page: .venv/.installed-page  ## the page in a headless browser
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python -m pytest -m page $(PYTEST_ARGS) tests/page
+
+test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, ElevenLabs', Node's where npm is
+	$(BIN)/tickrt-build $(CONFIG)
+	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
 	$(EXPORT_BIN)/python -m pytest -m "export and not gpu" $(PYTEST_ARGS)
@@ -97,6 +101,17 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	@echo "Installing Playwright into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,page]'
 	@touch $@
+
+.venv/.installed-clients: .venv/.installed-test
+	@echo "Installing other people's clients into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,clients]'
+	@touch $@
+
+# Node's client. Where it cannot be had, its tests are skipped and say so.
+build/clients/.installed:
+	@mkdir -p $(@D)
+	@npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix $(@D) @google/genai@'>=2' && touch $@ || \
+	echo "Node's client is left out: npm cannot install @google/genai here."
 
 # TensorRT's and CUDA's real Python bindings, beside the environment, not in it: tests compare our calls with them.
 .venv/.contract: tests/contract/install.py | .venv/bin/python

@@ -29,7 +29,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "peers", "redis", "page", "test"}
+    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "peers", "redis", "page", "clients", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
@@ -96,7 +96,7 @@ def test_ci_runs_what_the_readme_says() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = re.findall(r"^ *make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert commands == ["lint", "test", "test-page", "test-export"]
+    assert commands == ["lint", "test", "test-page", "test-clients", "test-export"]
 
 
 STAMPS = (".venv/bin/python", ".venv/.installed", ".venv/.installed-test", ".venv/.contract")
@@ -170,6 +170,7 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "demo",
         "test",
         "test-page",
+        "test-clients",
         "test-export",
         "test-slow",
         "lint",
