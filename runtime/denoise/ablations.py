@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from runtime.config.deployment import RuntimeConfig
 from runtime.denoise.bucket import LengthBucket
-from runtime.denoise.launch_cache import Call, Launch, LaunchCache
 from runtime.denoise.row_buffers import Buffer, Held, RowBuffers
 from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_fields import FIELDS, LAYOUT
@@ -22,6 +21,7 @@ from runtime.denoise.slot_state import SlotField, SlotState
 from runtime.denoise.step_binding import StepBinding, table_shapes
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
+from runtime.engines.launch_cache import Call, Launch, LaunchCache
 
 # A slot's own row begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
 ROW_STRIDE = 256

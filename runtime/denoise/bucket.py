@@ -10,16 +10,17 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.adapter_factors import AdapterFactors
-from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
-from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
+from runtime.denoise.row_layout import LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.denoise.slot_fields import FIELDS, written_states
-from runtime.denoise.slot_state import PackedVectors, SlotState, vectors_bytes
+from runtime.denoise.slot_state import SlotState, vectors_bytes
 from runtime.denoise.step_binding import StepBinding
 from runtime.denoise.step_noise import StepNoise
 from runtime.devices.device import Device, Tensor
+from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.engine import Engine, EngineSet, Execution, smallest_superset
+from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.scheduling.slot import Slot
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.row_layout import RowLayout
-from runtime.denoise.slot_state import PackedVectors, host_view
 from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
 from runtime.engines.engine import Engine, condition_shape, condition_width
 

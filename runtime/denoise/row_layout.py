@@ -31,6 +31,20 @@ class Execute(NamedTuple):
     tokens: int
 
 
+class LaunchKey(NamedTuple):
+    """Everything that a captured graph bakes in: shapes, engines, and which sides of the state are read."""
+
+    frames: int
+    slot_count: int
+    executes: tuple[Execute, ...]
+    widths: tuple[int, int]
+    step: frozenset[str]
+    rows: frozenset[str] | None
+    adapter_rank: int
+    sides: tuple[int, ...]
+    generation: int
+
+
 @dataclass(slots=True, eq=False)
 class LiveSlot:
     """A slot with what was prepared for it, and the rows of its next step, which `refresh` computes.

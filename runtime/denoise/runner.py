@@ -14,12 +14,12 @@ from runtime.config.deployment import Deployment
 from runtime.denoise.ablations import bucket_kind, launch_cache_kind
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.bucket import LengthBucket
-from runtime.denoise.launch_cache import LaunchCounts
 from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
 from runtime.engines.engine import Engine, EngineSet, condition_width, variant_name
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan

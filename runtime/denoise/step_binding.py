@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from runtime.denoise.row_buffers import Buffer
 from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_fields import FIELDS, LAYOUT, STATES
-from runtime.denoise.slot_state import SlotState, host_view
+from runtime.denoise.slot_state import SlotState
 from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.packed_vectors import host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.requests.request import MAX_CONDITIONS, Condition
 

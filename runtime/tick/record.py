@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from runtime.denoise.launch_cache import LaunchCounts
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.scheduling.batch import BucketSpan
 
 # What a tick's time is spent on, in order; the inbox is emptied again while the device works.

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from runtime.denoise.launch_cache import LaunchCounts
 from runtime.devices.device import Event, Stream
 from runtime.engines.engine import EngineSet
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.errors import TickError
 from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.slot import Slot

@@ -15,8 +15,8 @@ from simulator.fixture import Machine
 from runtime.config.deployment import RuntimeConfig
 from runtime.denoise.ablations import bucket_kind, launch_cache_kind
 from runtime.denoise.bucket import LengthBucket
-from runtime.denoise.launch_cache import LaunchCache
 from runtime.devices.device import Stream, Tensor
+from runtime.engines.launch_cache import LaunchCache
 from runtime.tick.loop import TickLoop
 
 OFF: dict[str, Any] = {

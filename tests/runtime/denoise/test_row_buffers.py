@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
-from runtime.denoise.slot_state import PackedVectors
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, Stream, Tensor
+from runtime.devices.packed_vectors import PackedVectors
 from runtime.requests.request import Condition, StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.loop import TickLoop

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.denoise.slot_fields import FIELDS
-from runtime.denoise.slot_state import VECTOR_FIELDS, DoubleBuffer, PackedVectors, SlotState, runs, vectors_bytes
+from runtime.denoise.slot_state import VECTOR_FIELDS, DoubleBuffer, SlotState, runs, vectors_bytes
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, HostStream, Stream, Tensor
+from runtime.devices.packed_vectors import PackedVectors
 from runtime.requests.request import LatentMask, StepParameters, Target
 from runtime.requests.timesteps import noise
 

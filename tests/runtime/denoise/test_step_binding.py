@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.denoise.slot_fields import STEP_FEATURES, step_inputs, written_states
-from runtime.denoise.slot_state import PackedVectors, SlotState, vectors_bytes
+from runtime.denoise.slot_state import SlotState, vectors_bytes
 from runtime.denoise.step_binding import StepBinding
 from runtime.devices.device import HostDevice, Tensor
+from runtime.devices.packed_vectors import PackedVectors
 
 SLOTS = 4
 Bound = Mapping[str, Tensor]

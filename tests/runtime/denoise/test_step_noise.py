@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from runtime.denoise import step_noise
 from runtime.denoise.row_layout import LiveSlot
-from runtime.denoise.slot_state import PackedVectors, SlotState, vectors_bytes
+from runtime.denoise.slot_state import SlotState, vectors_bytes
 from runtime.denoise.step_noise import StepNoise
 from runtime.devices.device import HostDevice
+from runtime.devices.packed_vectors import PackedVectors
 from runtime.requests.timesteps import Purpose, fill_noise, noise
 
 SLOTS = 3

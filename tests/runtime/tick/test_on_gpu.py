@@ -118,7 +118,7 @@ def test_a_tick_that_cannot_be_captured_runs_plainly(
 ) -> None:
     machine.faults = {"uncapturable": True}
     loop = loops()
-    with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
+    with caplog.at_level(logging.WARNING, "runtime.engines.launch_cache"):
         steady(loop, ticks=14)
     record = loop.tick()
     assert record is not None
@@ -134,7 +134,7 @@ def test_without_memory_for_a_graphs_own_context_ticks_run_plainly(
     loop, inbox = loops(), Inbox()
     machine.faults = {"context_none_at": [machine._struck["context_none_at"] + 2]}
     loop.submit(make("0", steps=8), inbox)
-    with caplog.at_level(logging.WARNING, "runtime.denoise.launch_cache"):
+    with caplog.at_level(logging.WARNING, "runtime.engines.launch_cache"):
         records = [loop.tick() for _ in range(8)]
     assert "cannot be captured as a graph and is launched plainly" in caplog.text
     assert "out of memory" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.denoise.launch_cache import LaunchCounts
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.tick.record import PHASES, TickRecord
 
 

@@ -13,9 +13,9 @@ from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import Inbox, make
 from numpy.typing import NDArray
 
-from runtime.denoise.launch_cache import LaunchCounts
 from runtime.devices.device import Event, Stream
 from runtime.engines.engine import EngineSet
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines
 from runtime.errors import EngineError, TickError
 from runtime.requests.request import GenerationRequest

@@ -13,10 +13,10 @@ import pytest
 from helpers.live_slots import condition, deployment, live_slot
 
 from runtime.config.deployment import Deployment
-from runtime.denoise.launch_cache import Launch, LaunchCache, LaunchKey
 from runtime.denoise.prepared import PreparedGeneration
-from runtime.denoise.row_layout import Execute, LayoutRules, LiveSlot, RowLayout
+from runtime.denoise.row_layout import Execute, LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.devices.device import HostDevice, Replay, Stream
+from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.scheduling.slot import Slot
 

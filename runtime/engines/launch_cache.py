@@ -7,9 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
-from runtime.denoise.row_layout import Execute
 from runtime.devices.device import Device, Event, Replay, Stream
 from runtime.engines.engine import Execution
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
@@ -22,33 +21,20 @@ LEAST_KEPT = 8
 Call = Callable[[Stream], None]
 
 
-class LaunchKey(NamedTuple):
-    """Everything that a captured graph bakes in: shapes, engines, and which sides of the state are read."""
-
-    frames: int
-    slot_count: int
-    executes: tuple[Execute, ...]
-    widths: tuple[int, int]
-    step: frozenset[str]
-    rows: frozenset[str] | None
-    adapter_rank: int
-    sides: tuple[int, ...]
-    generation: int
-
-
 @dataclass(slots=True, eq=False)
 class Launch:
-    """One tick's executions of a bucket, bound, in order: rows (where needed), decoder, step.
+    """A tick's executions of one kind, bound, in order: rows (where needed), decoder, step.
 
-    `writes` names the double-buffered states whose other side it writes. before, decoder, after: what the next run
-    calls, decoder in between two events; of a captured graph, all of it is there.
+    key: everything that a captured graph bakes in. `writes` names the double-buffered states whose other side it
+    writes. before, decoder, after: what the next run calls, decoder in between two events; of a captured graph, all of
+    it is there.
     """
 
-    key: LaunchKey
+    key: Any
     rows: Execution | None
     decoders: tuple[Execution, ...]
     step: Execution
-    writes: tuple[str, ...]
+    writes: tuple[str, ...] = ()
     replay: Replay | None = None
     num_runs: int = 0
     is_warm: bool = False
@@ -158,17 +144,17 @@ class LaunchCache:
     limit: int
     captures: bool
     counts: LaunchCounts = field(default_factory=LaunchCounts)
-    _launches: OrderedDict[LaunchKey, Launch] = field(default_factory=OrderedDict)
+    _launches: OrderedDict[Any, Launch] = field(default_factory=OrderedDict)
     _retired: deque[tuple[Launch, Event]] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._launches)
 
-    def can_reuse(self, key: LaunchKey) -> bool:
+    def can_reuse(self, key: Any) -> bool:
         """Whether a launch is there that bakes in exactly this."""
         return key in self._launches
 
-    def get(self, key: LaunchKey, bind: Callable[[], Launch]) -> Launch:
+    def get(self, key: Any, bind: Callable[[], Launch]) -> Launch:
         """The launch for `key`, bound where there is none. Raises EngineError."""
         if self._retired:
             self._close_retired()
@@ -205,7 +191,7 @@ class LaunchCache:
         if self._launches.get(launch.key) is launch:
             self._retire(self._launches.pop(launch.key))
 
-    def drop(self, is_stale: Callable[[LaunchKey], bool]) -> None:
+    def drop(self, is_stale: Callable[[Any], bool]) -> None:
         """Remove every launch whose key is stale; each is closed once its last run is done."""
         for key in [key for key in self._launches if is_stale(key)]:
             self._retire(self._launches.pop(key))
