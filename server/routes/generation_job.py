@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.encoding import check_format, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata, ascii_json
-from runtime.errors import source_as
+from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError, source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -23,6 +23,7 @@ from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload
 from server.config import MIB
+from server.metrics import Metrics, Outcome
 from server.service import Service
 
 # Latents of a generation that are kept for a client that reads slower than they are made.
@@ -30,6 +31,34 @@ AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
 PARAMETERS_BYTES = 4096
 MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
+
+
+@dataclass
+class Tally:
+    """Counts one generation as started and in flight, and at its end under its `outcome`."""
+
+    metrics: Metrics
+    outcome: Outcome = Outcome.INTERNAL_ERROR
+
+    def __enter__(self) -> Tally:
+        self.metrics.started.inc()
+        self.metrics.in_flight.inc()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.metrics.in_flight.dec()
+        self.metrics.outcomes.labels(self.outcome).inc()
+
+
+def outcome_of(error: TickError | ProblemError) -> Outcome:
+    """The outcome of a generation that raised `error`."""
+    if isinstance(error, ProblemError):
+        return Outcome.EXPIRED if error.status == 504 else Outcome.REJECTED
+    if isinstance(error, NonFiniteError):
+        return Outcome.NONFINITE
+    if isinstance(error, DrainingError):
+        return Outcome.DRAINED
+    return Outcome.ENGINE_ERROR if isinstance(error, EngineError) else Outcome.REJECTED
 
 
 @dataclass
@@ -117,6 +146,13 @@ class GenerationJob:
         elif self.last_sent_s is not None:
             metrics.chunk_interval.observe(now_s - self.last_sent_s)
         self.last_sent_s = now_s
+
+    def record_end(self, outcome: Outcome) -> None:
+        """Record how much audio it made, and how fast."""
+        elapsed_s, metrics = time.monotonic() - self.started_s, self.service.metrics
+        metrics.audio_seconds.inc(self.sent_audio_s)
+        if outcome is Outcome.OK and not self.is_latents:
+            metrics.realtime.observe(self.sent_audio_s / max(elapsed_s, 1e-9))
 
     def lead_s(self) -> float:
         """Seconds of audio sent ahead of real-time playback."""

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.audio.formats import FORMATS
-from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
+from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import Finding, ProblemError, draining, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate
 from server.metrics import Outcome
-from server.routes.generation_job import GenerationJob
+from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
 from server.routes.models import model_not_found
 from server.service import Service, service_of
@@ -73,17 +71,6 @@ def check_inputs(upload: Upload, body: GenerationBody) -> None:
             raise ProblemError(422, "invalid_request", f"{id_name}: {finding.detail}", errors=[finding])
 
 
-def outcome_of(error: TickError | ProblemError) -> Outcome:
-    """The outcome of a generation that raised `error`."""
-    if isinstance(error, ProblemError):
-        return Outcome.EXPIRED if error.status == 504 else Outcome.REJECTED
-    if isinstance(error, NonFiniteError):
-        return Outcome.NONFINITE
-    if isinstance(error, DrainingError):
-        return Outcome.DRAINED
-    return Outcome.ENGINE_ERROR if isinstance(error, EngineError) else Outcome.REJECTED
-
-
 class GenerationResponse(Response):
     """Runs one generation and sends it; a disconnect or an abort ends its work within a tick.
 
@@ -102,15 +89,15 @@ class GenerationResponse(Response):
         super().__init__()
         self._service, self._pipeline, self._body, self._upload = service, pipeline, body, upload
         self._client, self._request_id = client, request_id
-        self._outcome = Outcome.INTERNAL_ERROR
+        self._tally = Tally(service.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises TickError and ProblemError as long as nothing has been sent."""
         service = self._service
-        with self._counted():
-            self._outcome = Outcome.REJECTED
+        with self._tally:
+            self._tally.outcome = Outcome.REJECTED
             permit = service.admission.admit(self._client)
-            self._outcome = Outcome.INTERNAL_ERROR
+            self._tally.outcome = Outcome.INTERNAL_ERROR
             upload, self._upload = self._upload, Upload({})
             job = GenerationJob(service, self._pipeline, self._body, upload, self._client, permit, uuid.uuid4().hex)
             if job.is_streamed:
@@ -120,56 +107,39 @@ class GenerationResponse(Response):
             finally:
                 service.first_audio_tracker.discard(job.id)
                 permit.release()
-                self._record(job)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        metrics = self._service.metrics
-        metrics.started.inc()
-        metrics.in_flight.inc()
-        try:
-            yield
-        finally:
-            metrics.in_flight.dec()
-            metrics.outcomes.labels(self._outcome).inc()
+                job.record_end(self._tally.outcome)
 
     async def _run(self, sender: _BodySender, receive: Receive) -> None:
         """Send until the end, the client's disconnect or the server's abort."""
         sending = asyncio.create_task(sender.run())
         disconnected = asyncio.create_task(wait_disconnected(receive))
         aborted = asyncio.create_task(sender.job.permit.abort.wait())
-        self._outcome = Outcome.DRAINED
+        self._tally.outcome = Outcome.DRAINED
         await first_completed({sending, disconnected, aborted})
-        self._outcome = Outcome.INTERNAL_ERROR
+        self._tally.outcome = Outcome.INTERNAL_ERROR
         if not sending.cancelled():
             await self._conclude(sender, sending)
         elif aborted.done() and not aborted.cancelled():
-            self._outcome = Outcome.DRAINED
+            self._tally.outcome = Outcome.DRAINED
             await sender.end_early(draining())
         else:
-            self._outcome = Outcome.CANCELLED
+            self._tally.outcome = Outcome.CANCELLED
 
     async def _conclude(self, sender: _BodySender, sending: asyncio.Task[None]) -> None:
         """Set the outcome of a sender that ended by itself, and abort the response where it failed."""
         try:
             sending.result()
-            self._outcome = Outcome.OK
+            self._tally.outcome = Outcome.OK
         except ReaderStalledError:
-            self._outcome = Outcome.EXPIRED
+            self._tally.outcome = Outcome.EXPIRED
             self._service.metrics.stream_aborts.labels("send_timeout").inc()
             logger.warning("request %s: the client did not read in time, connection aborted", self._request_id)
             await sender.abort(flush=False)
         except (TickError, ProblemError) as error:
-            self._outcome = outcome_of(error)
-            level = logging.INFO if self._outcome is Outcome.REJECTED else logging.WARNING
-            logger.log(level, "request %s ended as %s: %s", self._request_id, self._outcome, error.what)
+            self._tally.outcome = outcome_of(error)
+            level = logging.INFO if self._tally.outcome is Outcome.REJECTED else logging.WARNING
+            logger.log(level, "request %s ended as %s: %s", self._request_id, self._tally.outcome, error.what)
             await sender.end_early(error)
-
-    def _record(self, job: GenerationJob) -> None:
-        elapsed_s = time.monotonic() - job.started_s
-        self._service.metrics.audio_seconds.inc(job.sent_audio_s)
-        if self._outcome is Outcome.OK and not job.is_latents:
-            self._service.metrics.realtime.observe(job.sent_audio_s / max(elapsed_s, 1e-9))
 
 
 class _BodySender:
