@@ -26,7 +26,8 @@ AUDIO = ENGINES | {"runtime.audio"}
 REQUESTS = CONFIG | {"runtime.requests"}
 SCHEDULING = REQUESTS | {"runtime.scheduling"}
 DENOISE = SCHEDULING | ENGINES | {"runtime.denoise"}
-TICK = DENOISE | {"runtime.tick"}
+LANGUAGE = SCHEDULING | ENGINES | {"runtime.language"}
+TICK = DENOISE | LANGUAGE | {"runtime.tick"}
 PIPELINE = TICK | AUDIO | {"runtime.pipeline"}
 SESSIONS = PIPELINE | {"runtime.sessions"}
 MAY_IMPORT = {
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     "runtime.requests": REQUESTS,
     "runtime.scheduling": SCHEDULING,
     "runtime.denoise": DENOISE,
+    "runtime.language": LANGUAGE,
     "runtime.tick": TICK,
     "runtime.pipeline": PIPELINE,
     "runtime.sessions": SESSIONS,

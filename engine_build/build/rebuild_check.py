@@ -10,19 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine_build.build.engine_specs import (
-    EngineSpec,
-    engine_specs,
-    input_shapes,
-    optimization_profiles,
-    sizes_at,
-)
 from engine_build.build.environment import BuildEnvironment, build_environment
 from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import WORDS
 from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import problems, too_large
+from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
+from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import Target
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,

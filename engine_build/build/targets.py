@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX
-from engine_build.build.engine_specs import sizes_at
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.build.rebuild_check import RebuildDecision, preparation_shapes
@@ -21,6 +20,7 @@ from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
 from engine_build.graphs.tensorrt_preparation import prepared
+from engine_build.specs.engine_spec import sizes_at
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.errors import BuildError

@@ -11,8 +11,8 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
-from engine_build.build.engine_specs import EngineSpec, Sizes
 from engine_build.graphs.tensor_roles import Port
+from engine_build.specs.engine_spec import EngineSpec, Sizes
 from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
@@ -114,6 +114,9 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
     shape = [sizes[letter] for letter in port.letters]
     if port.values == "count":
         return random.integers(0, sizes[port.limit], shape, np.int64)
+    if port.values in ("ramp", "size"):
+        found = np.arange(shape[-1]) if port.values == "ramp" else np.full(shape, sizes[port.limit])
+        return found.astype(port.dtype)
     if port.values == "flag":
         return random.random(shape) < 0.5
     if port.values == "keep":

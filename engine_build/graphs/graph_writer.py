@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, DTypeLike
 from onnx import helper, numpy_helper
 
 OPSET = 20
-IR_VERSION = 10
+# The oldest version of the file format that has an opset.
+IR_VERSIONS = {20: 10, 24: 11}
 
 Dimensions = Sequence[int | str]
 
@@ -21,8 +22,8 @@ Dimensions = Sequence[int | str]
 class GraphWriter:
     """Writes one graph. Every method that makes a value returns its name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, opset: int = OPSET) -> None:
+        self._name, self._opset = name, opset
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: dict[str, onnx.ValueInfoProto] = {}
         self._outputs: dict[str, onnx.ValueInfoProto] = {}
@@ -59,6 +60,10 @@ class GraphWriter:
             self._constants[key] = numpy_helper.from_array(array, label)
         return str(self._constants[key].name)
 
+    def tensor(self, tensor: onnx.TensorProto) -> str:
+        """A constant that is stored already, for weights in a file of their own."""
+        return str(self._constants.setdefault((tensor.name, (), b""), tensor).name)
+
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """One node with one output. An empty name omits an optional input."""
         return self.ops(kind, 1, *inputs, **attributes)[0]
@@ -71,7 +76,7 @@ class GraphWriter:
         return names
 
     def model(self) -> onnx.ModelProto:
-        """The finished graph, checked."""
+        """The finished graph, checked; with weights in other files the checker needs the graph in its own file."""
         graph = helper.make_graph(
             self._nodes,
             self._name,
@@ -79,9 +84,10 @@ class GraphWriter:
             list(self._outputs.values()),
             list(self._constants.values()),
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="tickrt")
-        model.ir_version = IR_VERSION
-        onnx.checker.check_model(model)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)], producer_name="tickrt")
+        model.ir_version = IR_VERSIONS[self._opset]
+        if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in self._constants.values()):
+            onnx.checker.check_model(model)
         return model
 
     def _unique(self, name: str) -> str:

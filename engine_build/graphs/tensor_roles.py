@@ -17,14 +17,21 @@ WORDS = {
     "B": "batch",
     "C": "latent channels",
     "D": "condition width",
+    "E": "cache slots read",
     "F": "reference frames",
+    "G": "logits per row",
+    "H": "key and value heads",
     "I": "input features",
+    "J": "width of a head",
     "L": "condition tokens",
+    "M": "capacity",
     "O": "output features",
     "P": "condition tokens",
     "Q": "adapter rank",
     "R": "rows",
     "T": "frames",
+    "U": "tokens per row",
+    "V": "vocabulary",
     "W": "samples",
     "X": "context channels",
     "Y": "structure codes",
@@ -36,7 +43,7 @@ class Port:
     """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
 
     `values`: sample values for verification: normal, small, unit (0..1), keep (0 or 1, the first 1), count
-    (0..limit-1), flag.
+    (0..limit-1), flag, ramp (0, 1, 2, ...), size (the limit itself).
     """
 
     role: str

@@ -11,10 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from engine_build.build.engine_specs import Range, adapted_ranges, decoder_ranges, tick_ranges
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.rebuild_check import RebuildDecision
 from engine_build.config import ROWS_VARIANTS, TENSORRT_OPTIONS, BuildConfig, parse_variant
+from engine_build.specs.engine_spec import Range
+from engine_build.specs.engine_specs import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.adapters import ADAPTED_DECODER
 from runtime.errors import TickError

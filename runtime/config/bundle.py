@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.explain import Section, read_toml, validated
+from runtime.config.planner import PlannerSpec
 from runtime.config.structure import StructureSpec
 from runtime.errors import ConfigError
 
@@ -206,6 +207,7 @@ class Bundle(Section):
     timbre: TimbreSpec | None = None
     adapters: AdapterSpec | None = None
     structure: StructureSpec | None = None
+    planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
@@ -241,6 +243,8 @@ class Bundle(Section):
             )
         if self.structure is not None and self.context is None:
             raise ValueError("[structure] needs [context]: that is where its hints go")
+        if self.planner is not None and self.structure is None:
+            raise ValueError("[planner] needs [structure]: that makes hints of its codes")
         silence = () if self.context is None else self.context.silence
         if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
             raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")

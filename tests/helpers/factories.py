@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from helpers.tiny_planner import save_planner
 from helpers.tiny_structure import TOML as STRUCTURE
 from helpers.tiny_structure import save_structure
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ class TinySpec:
 
     condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
     calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
+    planner: arguments of save_planner; with a planner there is structure, too.
     """
 
     channels: int = 8
@@ -57,6 +60,7 @@ class TinySpec:
     timbre_frames: int = 12
     adapters: bool = False
     structure: bool = False
+    planner: dict[str, Any] | None = None
     gain_db: float = 0.0
 
     @property
@@ -91,9 +95,10 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
         onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
         tokenizer = word_tokenizer(spec.words) if spec.words else tiny_tokenizer()
         tokenizer.save(str(folder / "tokenizer.json"))
-    if spec.structure:
+    if spec.structure or spec.planner is not None:
         save_structure(folder, spec.channels)
-    (folder / "bundle.toml").write_text(_bundle_toml(spec), encoding="utf-8")
+    planner = "" if spec.planner is None else save_planner(folder, **spec.planner)
+    (folder / "bundle.toml").write_text(_bundle_toml(spec) + planner, encoding="utf-8")
     return folder
 
 
@@ -327,7 +332,7 @@ denoise = 1.0
         parts.append(_text_encoder_toml(spec))
     if spec.adapters:
         parts.append(_adapters_toml(spec))
-    if spec.structure:
+    if spec.structure or spec.planner is not None:
         parts.append(STRUCTURE)
     return "\n".join(parts)
 

@@ -16,10 +16,10 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder, tiny_deployment
 from typer.testing import CliRunner
 
-from engine_build.build.engine_specs import engine_specs
 from engine_build.cli import app as build
 from engine_build.config import load_request
 from engine_build.graphs.step_graph import step_graph
+from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines

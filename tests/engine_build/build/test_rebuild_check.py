@@ -12,10 +12,11 @@ from helpers.factories import tiny_deployment
 from onnx import helper, numpy_helper
 
 from engine_build.build import rebuild_check as decisions
-from engine_build.build.engine_specs import EngineSpec, engine_specs
 from engine_build.build.environment import probe_environment
 from engine_build.build.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
 from engine_build.config import BuildConfig, load_request
+from engine_build.specs.engine_spec import EngineSpec
+from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import Target
 from runtime.errors import BuildError, ConfigError
 

@@ -12,7 +12,6 @@ import pytest
 from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.build.engine_specs import EngineSpec, engine_specs
 from engine_build.build.rebuild_check import preparation_shapes
 from engine_build.build.verify import sample_inputs
 from engine_build.config import load_request
@@ -21,6 +20,8 @@ from engine_build.graphs.graph_view import attribute
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_preparation import prepare, prepared
+from engine_build.specs.engine_spec import EngineSpec
+from engine_build.specs.engine_specs import engine_specs
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,14 @@ from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.build.engine_specs import EngineSpec, engine_specs, input_shapes, sizes_at
 from engine_build.build.rebuild_check import preparation_shapes
 from engine_build.build.verify import sample_inputs
 from engine_build.config import load_request
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.graphs.tensorrt_rules import problems, too_large
+from engine_build.specs.engine_spec import EngineSpec, input_shapes, sizes_at
+from engine_build.specs.engine_specs import engine_specs
 from runtime.engines.value_shapes import Values, value_shapes
 
 OPSETS = range(9, 25)

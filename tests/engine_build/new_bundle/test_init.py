@@ -9,11 +9,11 @@ import pytest
 from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
 from typer.testing import CliRunner
 
-from engine_build.build.engine_specs import engine_specs
 from engine_build.cli import app
 from engine_build.config import load_request
 from engine_build.new_bundle import init as module
 from engine_build.new_bundle.init import ask, parse_roles
+from engine_build.specs.engine_specs import engine_specs
 from runtime.config.bundle import load_bundle
 from runtime.engines.manifest import TensorInfo
 from runtime.errors import ConfigError

@@ -8,8 +8,9 @@ import onnx
 import pytest
 from helpers.factories import tiny_deployment
 
-from engine_build.build.engine_specs import EngineSpec, decoder_samples, engine_specs, optimization_profiles
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
+from engine_build.specs.engine_spec import EngineSpec, optimization_profiles
+from engine_build.specs.engine_specs import decoder_samples, engine_specs
 from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError

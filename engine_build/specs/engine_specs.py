@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
@@ -17,6 +17,8 @@ from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
+from engine_build.specs.engine_spec import EngineSpec, Range, Sizes, file_spec
+from engine_build.specs.planner_specs import planner_specs
 from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
@@ -28,40 +30,12 @@ from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 from runtime.requests.request import MAX_CONDITIONS
 
-Sizes = Mapping[str, int]
-Range = tuple[int, int, int]
-
 SAMPLE_FRAMES = 32
 # Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
 LARGEST_SAMPLE = 6000
 # Of lyrics, whose graph attends over all of them at once.
 SAMPLE_TOKENS = 512
 _TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """One engine to build. Verification runs at the sizes in `samples`; memory is computed from those in `largest`.
-
-    `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles. `padded`: of these
-    letters an input may have more without a change to the rest: rows repeat, tokens and ranks are zero.
-    """
-
-    name: str
-    graph: Graph
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    samples: tuple[Sizes, ...]
-    largest: Sizes
-    ranges: tuple[Mapping[str, Range], ...]
-    features: tuple[str, ...] = ()
-    shapes: tuple[ShapeRanges, ...] = field(default=())
-    padded: str = ""
-
-    @property
-    def kind(self) -> str:
-        """decoder, rows, step, codec_*, structure_* (encode, decode), text_encoder, lyric_encoder or timbre_encoder."""
-        return self.name.partition(".")[0]
 
 
 def engine_specs(request: BuildRequest) -> list[EngineSpec]:
@@ -78,6 +52,8 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
         specs += _text_specs(bundle, bundle.text_encoder, specs[0])
     if bundle.structure is not None:
         specs += _structure_specs(bundle, bundle.structure)
+    if bundle.planner is not None:
+        specs += planner_specs(bundle, bundle.planner, deployment.runtime.planner_sequences)
     return specs
 
 
@@ -315,12 +291,12 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
         ports.append(Port("codec.decode.inputs.start_frame", names.start_frame, "B", "int64", "count", "T"))
     audio = Port("codec.decode.outputs.audio", codec.decode.outputs.audio, "BAW")
     ranges = codec_ranges(codec.hop_samples, codec.decode)
-    yield _file_spec("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
+    yield file_spec("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
     if codec.encode is not None:
         audio = Port("codec.encode.inputs.audio", codec.encode.inputs.audio, "BAW", values="unit")
         latents = Port("codec.encode.outputs.latents", codec.encode.outputs.latents, "BTC")
         ranges = codec_ranges(codec.hop_samples, codec.encode)
-        yield _file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
+        yield file_spec("codec_encode", bundle, codec.encode.graph, [audio], [latents], samples, largest, ranges)
 
 
 def _structure_specs(bundle: Bundle, structure: StructureSpec) -> Iterator[EngineSpec]:
@@ -334,10 +310,10 @@ def _structure_specs(bundle: Bundle, structure: StructureSpec) -> Iterator[Engin
     encode, decode = structure.encode, structure.decode
     latents = Port("structure.encode.inputs.latents", encode.inputs.latents, "BTC")
     codes = Port("structure.encode.outputs.codes", encode.outputs.codes, "BY", "int64")
-    yield _file_spec("structure_encode", bundle, encode.graph, [latents], [codes], samples, sizes[-1], ranges)
+    yield file_spec("structure_encode", bundle, encode.graph, [latents], [codes], samples, sizes[-1], ranges)
     codes = Port("structure.decode.inputs.codes", decode.inputs.codes, "BY", "int64", "count", "V")
     hints = Port("structure.decode.outputs.hints", decode.outputs.hints, "BTC")
-    yield _file_spec("structure_decode", bundle, decode.graph, [codes], [hints], samples, sizes[-1], ranges)
+    yield file_spec("structure_decode", bundle, decode.graph, [codes], [hints], samples, sizes[-1], ranges)
 
 
 def _text_specs(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> Iterator[EngineSpec]:
@@ -363,14 +339,14 @@ def _text_spec(name: str, table: str, bundle: Bundle, text: TextGraphSpec, known
     lengths = sorted({1, min(-(-longest // 2), SAMPLE_TOKENS), min(longest, SAMPLE_TOKENS)})
     samples = [{**known, "B": 1, "L": length, "P": length} for length in lengths]
     largest = {**samples[-1], "L": longest, "P": longest}
-    return _file_spec(name, bundle, text.graph, ports, outputs, samples, largest, token_ranges(longest))
+    return file_spec(name, bundle, text.graph, ports, outputs, samples, largest, token_ranges(longest))
 
 
 def _timbre_spec(bundle: Bundle, timbre: TimbreSpec, condition_width: int) -> EngineSpec:
     ports = [Port("timbre.inputs.latents", timbre.inputs.latents, "BFC")]
     outputs = [Port("timbre.outputs.condition", timbre.outputs.condition, "BPD")]
     sizes = {"B": 1, "F": timbre.frames, "C": bundle.latents.channels, "D": condition_width, "P": 1}
-    return _file_spec("timbre_encoder", bundle, timbre.graph, ports, outputs, [sizes], sizes, ({"B": (1, 1, 1)},))
+    return file_spec("timbre_encoder", bundle, timbre.graph, ports, outputs, [sizes], sizes, ({"B": (1, 1, 1)},))
 
 
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
@@ -384,41 +360,6 @@ def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
         raise ConfigError(f"no tokenizer at {path}: {error.strerror}", fix=_TOKENIZER_FIX) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a Hugging Face tokenizer file: {error!r}", fix=_TOKENIZER_FIX) from error
-
-
-def _file_spec(
-    name: str,
-    bundle: Bundle,
-    file: str,
-    inputs: list[Port],
-    outputs: list[Port],
-    samples: list[dict[str, int]],
-    largest: Mapping[str, int],
-    ranges: tuple[Mapping[str, Range], ...],
-) -> EngineSpec:
-    graph = read_graph(bundle.graph_path(file))
-    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDF"})
-    check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWLY" if letter in largest})
-    return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
-
-
-def optimization_profiles(spec: EngineSpec) -> list[dict[str, str]]:
-    """Per optimization profile: input name -> its smallest, usual and largest shape, as "1x2x8 4x32x8 8x64x8"."""
-    profiles = [[input_shapes(spec, sizes_at(spec, ranges, end)) for end in range(3)] for ranges in spec.ranges]
-    return [
-        {port.name: " ".join("x".join(map(str, shapes[port.name])) for shapes in ends) for port in spec.inputs}
-        for ends in profiles
-    ]
-
-
-def sizes_at(spec: EngineSpec, ranges: Mapping[str, Range], end: int) -> dict[str, int]:
-    """All sizes at one end of a shape range: 0 smallest, 1 usual, 2 largest."""
-    return {**spec.largest, **{letter: limits[end] for letter, limits in ranges.items()}}
-
-
-def input_shapes(spec: EngineSpec, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """The shape of every input."""
-    return {port.name: tuple(sizes[letter] for letter in port.letters) for port in spec.inputs}
 
 
 def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:

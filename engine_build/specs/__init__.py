@@ -1,0 +1,1 @@
+"""The engines of a deployment: their graphs, the roles of their tensors, their sizes."""

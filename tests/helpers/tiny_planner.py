@@ -1,0 +1,185 @@
+"""A tiny planner with random weights, its lines of bundle.toml, and what it computes, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+
+# Tokens: 256 bytes, then the special ones, then two groups of code tokens, then markers.
+SPECIAL = ("<think>", "</think>", "<|im_start|>", "<|im_end|>")
+FIRST_GROUP, SECOND_GROUP, MARKERS = (260, 5), (265, 5), (270, 3)
+VOCABULARY = 280
+END_TOKEN = 259
+CONFIG: Mapping[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+THINKING = """[planner.thinking]
+prompt = "# Caption\\n{caption}\\n# Lyric\\n{lyrics}\\n"
+negative = "# Lyric\\n{lyrics}\\n"
+[[planner.thinking.fields]]
+name = "bpm"
+kind = "integer"
+minimum = 30
+maximum = 300
+[[planner.thinking.fields]]
+name = "caption"
+kind = "text"
+max_tokens = 24
+without = ["`"]
+[[planner.thinking.fields]]
+name = "language"
+kind = "choice"
+values = ["en", "de", "unknown"]
+"""
+
+
+def save_planner(
+    folder: Path, *, capacity: int = 64, window: int = 0, thinking: bool = True, draft: bool = False, seed: int = 0
+) -> str:
+    """Write the graph and the tokenizer into `folder`; returns `[planner]` of bundle.toml.
+
+    With `draft` the planner is its own draft.
+    """
+    onnx.save(planner_graph(PlannerSizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
+    byte_tokenizer().save(str(folder / "planner_tokenizer.json"))
+    return planner_toml(capacity, window, thinking=thinking, draft=draft)
+
+
+def planner_toml(capacity: int, window: int, *, thinking: bool, draft: bool) -> str:
+    """`[planner]` of bundle.toml."""
+    tables = [
+        f"""[planner]
+{_graph_toml(capacity, window)}tokenizer = "planner_tokenizer.json"
+vocabulary = {VOCABULARY}
+end_token = {END_TOKEN}
+prefill_tokens = 16
+verify_tokens = 5
+[planner.sampler]
+candidates = 64
+[planner.codes]
+prompt = "# Caption\\n{{caption}}\\n{{thinking}}\\n"
+negative = "# Caption\\n\\n<think>\\n</think>\\n"
+groups = [{_range(FIRST_GROUP)}, {_range(SECOND_GROUP)}]
+markers = {_range(MARKERS)}
+"""
+    ]
+    if thinking:
+        tables.append(THINKING)
+    if draft:
+        tables.append(f"[planner.draft]\n{_graph_toml(capacity, window)}")
+    return "".join(tables)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, the special ones and the codes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([f"<|code_{token}|>" for token in range(FIRST_GROUP[0], VOCABULARY)])
+    return tokenizer
+
+
+def tiny_weights(seed: int = 0, config: Mapping[str, Any] = CONFIG) -> dict[str, NDArray[np.float32]]:
+    """A checkpoint in Qwen3's layout, large enough that every layer shows in the logits."""
+    random, found = np.random.default_rng(seed), dict[str, NDArray[np.float32]]()
+
+    def add(name: str, *shape: int) -> None:
+        values = random.standard_normal(shape)
+        scaled = 1 + values / 10 if len(shape) == 1 else values * (1.5 / np.sqrt(shape[-1]))
+        found[f"{name}.weight"] = scaled.astype(np.float32)
+
+    hidden, width = config["hidden_size"], config["head_dim"]
+    heads, kv_heads, inner = config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]
+    add("model.embed_tokens", config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        path = f"model.layers.{layer}."
+        for kind, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            add(f"{path}self_attn.{kind}_proj", count * width, hidden)
+        add(f"{path}self_attn.o_proj", hidden, heads * width)
+        add(f"{path}self_attn.q_norm", width)
+        add(f"{path}self_attn.k_norm", width)
+        add(f"{path}input_layernorm", hidden)
+        add(f"{path}post_attention_layernorm", hidden)
+        for kind in ("gate", "up"):
+            add(f"{path}mlp.{kind}_proj", inner, hidden)
+        add(f"{path}mlp.down_proj", hidden, inner)
+    add("model.norm", hidden)
+    if not config["tie_word_embeddings"]:
+        add("lm_head", config["vocab_size"], hidden)
+    return found
+
+
+def reference_logits(
+    weights: Mapping[str, NDArray[np.float32]], tokens: NDArray[np.int64], window: int = 0, start: int = 0
+) -> NDArray[np.float64]:
+    """Qwen3 over a whole sequence `[n]` in float64, `[n, V]`; each token sees the last `window` positions.
+
+    start: the first position.
+    """
+    w = {name.removesuffix(".weight"): values.astype(np.float64) for name, values in weights.items()}
+    width, heads, kv_heads = CONFIG["head_dim"], CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+    count = len(tokens)
+    positions = np.arange(count)
+    sees = positions[None] <= positions[:, None]
+    sees &= positions[None] > positions[:, None] - (window or count)
+    angles = (start + positions)[:, None, None] * CONFIG["rope_theta"] ** -(np.arange(0, width, 2) / width)
+
+    def norm(value: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        return value / np.sqrt(np.mean(value**2, -1, keepdims=True) + CONFIG["rms_norm_eps"]) * w[name]
+
+    def turned(value: NDArray[np.float64]) -> NDArray[np.float64]:
+        first, second = value[..., : width // 2], value[..., width // 2 :]
+        cosine, sine = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+    hidden = w["model.embed_tokens"][tokens]
+    for layer in range(CONFIG["num_hidden_layers"]):
+        path = f"model.layers.{layer}."
+        normed = norm(hidden, f"{path}input_layernorm")
+        query, key, value = ((normed @ w[f"{path}self_attn.{kind}_proj"].T).reshape(count, -1, width) for kind in "qkv")
+        query = turned(norm(query, f"{path}self_attn.q_norm"))
+        key = np.repeat(turned(norm(key, f"{path}self_attn.k_norm")), heads // kv_heads, 1)
+        value = np.repeat(value, heads // kv_heads, 1)
+        scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
+        chances = np.exp(np.where(sees, scores, -np.inf))
+        chances /= chances.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", chances, value).reshape(count, -1)
+        hidden = hidden + mixed @ w[f"{path}self_attn.o_proj"].T
+        normed = norm(hidden, f"{path}post_attention_layernorm")
+        gate = normed @ w[f"{path}mlp.gate_proj"].T
+        gated = gate / (1 + np.exp(-gate)) * (normed @ w[f"{path}mlp.up_proj"].T)
+        hidden = hidden + gated @ w[f"{path}mlp.down_proj"].T
+    return norm(hidden, "model.norm") @ w.get("lm_head", w["model.embed_tokens"]).T
+
+
+def _graph_toml(capacity: int, window: int) -> str:
+    past, present = cache_names(CONFIG["num_hidden_layers"])
+    return f"""graph = "planner.onnx"
+capacity = {capacity}
+window = {window}
+inputs = {{ past = {list(past)} }}
+outputs = {{ present = {list(present)} }}
+"""
+
+
+def _range(tokens: tuple[int, int]) -> str:
+    return f"{{ first = {tokens[0]}, count = {tokens[1]} }}"
