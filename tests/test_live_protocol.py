@@ -82,6 +82,7 @@ def test_every_message_is_described(name: str) -> None:
         "write",
         "band",
         "seek",
+        "reset",
     )
 
 

@@ -174,6 +174,13 @@ class Seek(_Message):
     to_s: Seconds
 
 
+class Reset(_Message):
+    """Begins anew: what is generated next does not continue what was heard. Needs the mode extend."""
+
+    type: Literal["reset"] = "reset"
+    seq: Seq
+
+
 class Play(_Message):
     """Continues after `pause`."""
 
@@ -219,6 +226,7 @@ ClientMessage = (
     | WriteAudio
     | SetBand
     | Seek
+    | Reset
     | Play
     | Pause
     | Ack

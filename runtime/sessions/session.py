@@ -166,6 +166,9 @@ class LiveSession:
                 self._set_band(message, now_s)
             case messages.Seek():
                 self._navigation.seek(message.to_s, now_s)
+            case messages.Reset():
+                self._stop(self._generations.reset())
+                self._controls.accept(message.seq)
             case messages.Play():
                 self._playhead.play(now_s)
             case messages.Pause():
@@ -355,8 +358,10 @@ class LiveSession:
             raise RequestError("the audio could not be encoded", field="samples")
         piece = Piece(f"write/{message.seq}", latents)
         self._controls.accept(message.seq)
-        for job_id in self._generations.write(start, piece, message.seq, now_s):
-            self._outbox.append(Cancel(job_id))
+        self._stop(self._generations.write(start, piece, message.seq, now_s))
+
+    def _stop(self, job_ids: Iterable[str]) -> None:
+        self._outbox += [Cancel(job_id) for job_id in job_ids]
 
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
         self._navigation.set_band(message.start_s, message.end_s, now_s)

@@ -183,6 +183,7 @@ def load_generations(generations: Generations, stored: Mapping[str, Any], pieces
         generations.restore_noise(PassNoise(seed, index, None if name is None else pieces.load(name)))
     if isinstance(generations, ExtendGenerations):
         generations.heard_frame = stored["heard_frame"]
+        generations.context_frame = stored.get("context_frame", 0)
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
 
 
@@ -199,7 +200,7 @@ def _load_source(stored: list[Any] | None, pieces: Pieces) -> Source | None:
 
 def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:
     if isinstance(generations, ExtendGenerations):
-        return {"heard_frame": generations.heard_frame}
+        return {"heard_frame": generations.heard_frame, "context_frame": generations.context_frame}
     assert isinstance(generations, LoopGenerations)
     noise = generations.placed_noise
     return {"noise": noise and [noise.seed, noise.index, noise.piece and pieces.store(noise.piece)]}

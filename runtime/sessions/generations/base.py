@@ -41,7 +41,7 @@ class Running:
     """A generation in flight: `number` counts them, `steps` are its step controls by now.
 
     from_sample: it is not heard before. is_append: it continues the canvas, and nothing has changed. is_draft: it has
-    only the last steps, from the canvas; the complete one follows.
+    only the last steps, from the canvas; the complete one follows. is_beginning: it continues nothing, after a reset.
     """
 
     job: GenerationJob
@@ -52,6 +52,7 @@ class Running:
     from_sample: int
     is_append: bool = False
     is_draft: bool = False
+    is_beginning: bool = False
 
 
 @dataclass
@@ -208,6 +209,10 @@ class Generations(ABC):
         given = self.references
         has_source, has_structure = given.source is not None, given.structure is not None
         return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), given.version
+
+    def reset(self) -> list[str]:
+        """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
+        raise RequestError("a loop has nothing that it continues", field="type", fix="open the session with mode extend")
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:

@@ -16,12 +16,14 @@ HISTORY_S = 600.0
 class ExtendGenerations(Generations):
     """One generation in flight: an append where little is left to play, or a refresh after a change.
 
-    `heard_frame`: canvas frames before it have been heard and never change.
+    `heard_frame`: canvas frames before it have been heard and never change. `context_frame`: where what generations
+    continue begins; None after a reset, until there is something new.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.heard_frame = 0
+        self.context_frame: int | None = 0
         self._noted_frame = self._playhead.sent_until // self._model.hop_samples
 
     def note(self, now_s: float) -> None:
@@ -38,6 +40,13 @@ class ExtendGenerations(Generations):
         for item in stopped:
             self.running.remove(item)
         return [item.job.id for item in stopped]
+
+    def reset(self) -> list[str]:
+        """What is generated next is heard from its beginning, as soon as it is there."""
+        stopped = [running.job.id for running in self.running]
+        self.running.clear()
+        self._latest = self.context_frame = None
+        return stopped
 
     def _is_wanted(self, now_s: float) -> bool:
         return not self.running and (self._is_dirty(now_s) or self._is_short(now_s))
@@ -61,7 +70,8 @@ class ExtendGenerations(Generations):
     def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
         canvas, is_dirty = self._timeline.canvas, self._is_dirty(now_s)
         cut = self._cut(now_s) if is_dirty else canvas.end
-        keep = min(self._model.overlap_frames, self.frames // 2, cut - canvas.start)
+        context = 0 if self.context_frame is None else cut - max(self.context_frame, canvas.start)
+        keep = max(0, min(self._model.overlap_frames, self.frames // 2, context))
         running = self._running(
             job_id,
             Segment(cut - keep, self.frames, keep),
@@ -72,6 +82,7 @@ class ExtendGenerations(Generations):
             is_refresh=cut < canvas.end,
         )
         running.is_append = not is_dirty
+        running.is_beginning = self.context_frame is None
         return running
 
     def _cut(self, now_s: float) -> int:
@@ -84,18 +95,23 @@ class ExtendGenerations(Generations):
     def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
         """New frames in place of everything after the cut; where that has been heard by now, only what comes after."""
         segment, canvas = done.job.segment, self._timeline.canvas
-        end = segment.start_frame + segment.frames
         if self._timeline.newest is None:
             start, from_sample = 0, 0
         else:
             from_sample = self._from_sample(done, now_s)
-            start = max(segment.start_frame + segment.keep_frames, self._first_unheard(from_sample, now_s))
+            start = self._first_unheard(from_sample, now_s)
+            if not done.is_beginning:
+                start = max(segment.start_frame + segment.keep_frames, start)
             if start >= canvas.end:  # Nothing that is known changes.
                 start, from_sample = canvas.end, min(self._playhead.reach(now_s), self._playhead.sent_until)
-        if start >= end:
+        row = 0 if done.is_beginning else start - segment.start_frame
+        if row >= segment.frames:
             self._latest = None
             return False
-        new = Part(piece, start - segment.start_frame, start, end, done.basis.first_seq, done.basis.full_seq)
+        if done.is_beginning:
+            self.context_frame = start
+        end = start + segment.frames - row
+        new = Part(piece, row, start, end, done.basis.first_seq, done.basis.full_seq)
         extended = Canvas((*canvas.cut(canvas.start, start).parts, new))
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(extended, None))

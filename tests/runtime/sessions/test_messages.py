@@ -40,6 +40,7 @@ EXAMPLES = [
     {"type": "band", "seq": 7, "start_s": 1, "end_s": 2.5},
     {"type": "band", "seq": 8, "start_s": None, "end_s": None},
     {"type": "seek", "to_s": 3},
+    {"type": "reset", "seq": 9},
     {"type": "play"},
     {"type": "pause"},
     {"type": "ack", "playhead_sample": 2**64 - 1, "worst_lead_s": -0.1, "received_bytes": 10, "client_time_s": 1.0},

@@ -281,6 +281,18 @@ def test_a_band_repeats_a_part_and_seek_jumps_within_it() -> None:
     assert len(simulation.jobs) == 1
 
 
+def test_a_reset_is_heard_with_its_seq_and_a_loop_has_none() -> None:
+    simulation = Simulation(new_session(mode="extend"))
+    simulation.run(1.0)
+    simulation.handle(messages.Reset(seq=1))
+    simulation.run(0.5)
+    chunk, _ = next(item for item in simulation.chunks if item[0].full_seq == 1)
+    assert chunk.pcm[0, NUMBER] == 1
+    assert not np.isnan(simulation.heard).any()
+    with pytest.raises(RequestError, match="open the session with mode extend"):
+        playing().handle(messages.Reset(seq=1))
+
+
 def test_seek_is_heard_after_the_reach() -> None:
     simulation = playing()
     since = simulation.playhead

@@ -162,3 +162,35 @@ def test_an_append_that_comes_late_is_heard_where_the_audio_ends() -> None:
     here = extension.timeline.at(extension.playhead.sent_until)
     assert here is not None
     assert here.canvas.end == 112
+
+
+def test_after_a_reset_a_generation_continues_nothing_and_is_heard_from_its_beginning() -> None:
+    extension = Extension()
+    now_s = extension.play_to(40 * HOP)
+    append = extension.generations.start("s", now_s)
+    assert extension.generations.reset() == [append.id]
+    job = extension.generations.start("s", now_s)
+    assert (job.segment.keep_frames, job.tail) == (0, None)
+    rows = np.repeat(np.arange(64, dtype=np.float32)[:, None], CHANNELS, axis=1)
+    assert extension.generations.finish(job.id, rows, now_s + 0.3)
+    (_, part) = extension.timeline.canvas.parts
+    assert (part.row, part.end - part.start) == (0, 64)
+    heard_frame = part.start
+
+    now_s = extension.play_to((heard_frame + 4) * HOP)
+    extension.controls.change({"shift": 2.0}, 1, now_s)
+    job = extension.generations.start("s", now_s)
+    assert job.segment.start_frame == heard_frame
+    assert 0 < job.segment.keep_frames < 16
+
+
+def test_what_a_reset_begins_is_begun_again_where_it_failed_or_was_stopped() -> None:
+    extension = Extension()
+    now_s = extension.play_to(20 * HOP)
+    extension.generations.reset()
+    job = extension.generations.start("s", now_s)
+    extension.generations.fail(job.id, now_s)
+    job = extension.generations.start("s", now_s + 2.0)
+    assert job.segment.keep_frames == 0
+    assert extension.generations.reset() == [job.id]
+    assert extension.generations.start("s", now_s + 2.0).segment.keep_frames == 0
