@@ -98,6 +98,15 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "outputs": {"hints": "hints"},
     },
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
+    "controls": {
+        "bpm": {"option": "bpm"},
+        "scale": {"option": "key"},
+        "density": {"words": ["sparse", "", "dense"]},
+        "brightness": {"words": ["dark", "", "bright"]},
+        "mute_bass": {"words": ["", "no bass"]},
+        "mute_drums": {"words": ["", "no drums"]},
+        "only_bass_and_drums": {"words": ["", "bass, drums, no pads, no arps, no melody"]},
+    },
 }
 
 

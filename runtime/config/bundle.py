@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
+from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import Section, read_toml, validated
 from runtime.config.planner import PlannerSpec
 from runtime.config.structure import StructureSpec
@@ -209,6 +210,7 @@ class Bundle(Section):
     structure: StructureSpec | None = None
     planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
+    controls: ControlsSpec = ControlsSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
 
@@ -248,6 +250,16 @@ class Bundle(Section):
         silence = () if self.context is None else self.context.silence
         if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
             raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_controls(self) -> Self:
+        known = self.text_encoder.placeholders if self.text_encoder else frozenset[str]()
+        for name, spec in self.controls.given.items():
+            if spec.words and self.text_encoder is None:
+                raise ValueError(f"controls.{name}.words need [text_encoder]")
+            if spec.option in TEXT_OPTIONS and spec.option not in known:
+                raise ValueError(f"controls.{name}.option is {spec.option}, the template has no {{{spec.option}}}")
         return self
 
     def graph_path(self, graph: str) -> Path:

@@ -20,6 +20,14 @@ WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
 ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
+# Controls that are said in the caption.
+SAID_CONTROLS: Final = {
+    "density": {"words": ["sparse arrangement", "", "dense arrangement"]},
+    "brightness": {"words": ["dark tone", "", "bright tone"]},
+    "mute_bass": {"words": ["", "without bass"]},
+    "mute_drums": {"words": ["", "without drums"]},
+    "only_bass_and_drums": {"words": ["", "only bass and drums"]},
+}
 
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
@@ -104,6 +112,7 @@ def bundle_text(facts: BundleFacts) -> str:
         **_structure_tables(facts),
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
         "sampler.dcw": DCW,
+        **_controls_tables(facts),
         "training": facts.figures,
     }
     if facts.adapters:
@@ -173,6 +182,14 @@ def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     if facts.timbre is not None:
         tables["timbre"] = {"graph": TIMBRE_ENCODER, **facts.timbre, **timbre}
     return tables
+
+
+def _controls_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    """Captions say what ACE-Step has no metadata for."""
+    template = "" if facts.text_encoder is None else facts.text_encoder["template"]
+    options = {"bpm": "bpm", "scale": "key"}
+    metadata = {name: {"option": option} for name, option in options.items() if f"{{{option}}}" in template}
+    return {"controls": {**metadata, **SAID_CONTROLS}} if template else {}
 
 
 def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:

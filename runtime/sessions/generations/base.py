@@ -212,7 +212,7 @@ class Generations(ABC):
 
     def reset(self) -> list[str]:
         """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
-        raise RequestError("a loop has nothing that it continues", field="type", fix="open the session with mode extend")
+        raise RequestError("a loop continues nothing", field="type", fix="open the session with mode extend")
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:

@@ -91,3 +91,13 @@ def test_the_first_deployment_fits_its_bundle(tmp_path: Path, text_encoder: dict
     read_options(deployment)
     if bundle.text_encoder is not None:
         assert deployment.max_tokens >= bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
+
+
+def test_controls_without_metadata_are_said_in_the_caption(tmp_path: Path) -> None:
+    assert not written(tmp_path, FACTS).controls.given
+    said = written(tmp_path, replace(FACTS, text_encoder=TEXT)).controls
+    assert "bpm" not in said.given
+    with_bpm = {**TEXT, "template": "{prompt} {bpm} {key}"}
+    values = {"bpm": 90, "scale": "C major", "mute_drums": True}
+    controls = written(tmp_path, replace(FACTS, text_encoder=with_bpm)).controls
+    assert controls.heard(values) == (["without drums"], {"bpm": 90, "key": "C major"})
