@@ -1,4 +1,4 @@
-"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus), mp3.
+"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus), mp3, ulaw and alaw (G.711).
 
 PCM is float32 `[N, channels]`, full scale -1..1. Bytes that `write` has returned do not change later, so they can be
 sent at once; chunk boundaries do not change the encoded bytes.
@@ -21,8 +21,6 @@ from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm
 from runtime.audio.metadata import TAG, WAV_TAG
 from runtime.errors import NonFiniteError, RequestError
 
-OPUS_RATE_HZ = 48_000
-MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 UNKNOWN_SIZE = 0xFFFF_FFFF
 
 
@@ -53,7 +51,9 @@ class AudioWriter:
 
     format: one of AUDIO_FORMATS. total_samples: the length for the header; where it is None the header has 0xFFFFFFFF
     (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. metadata: a text for the
-    file's tags; pcm has none. Raises RequestError for a format that is unknown or cannot be written.
+    file's tags; pcm, ulaw and alaw have none. file_rate_hz: samples per second in the file, None: encoded_rate_hz().
+    bit_rate_kbps: of all channels together, None: the codec's own. Raises RequestError for a format that is unknown or
+    cannot be written, and for rates that it does not have.
     """
 
     def __init__(
@@ -64,13 +64,20 @@ class AudioWriter:
         *,
         total_samples: int | None = None,
         metadata: str = "",
+        file_rate_hz: int | None = None,
+        bit_rate_kbps: int | None = None,
     ) -> None:
         check_format(format, channels)
+        check_rates(format, file_rate_hz, bit_rate_kbps)
         self.format = FORMATS[format]
         self.channels = channels
         self.samples = 0
-        self._encoder = _open_encoder(format, sample_rate_hz, channels, metadata)
-        self._header = self._encoder.header(total_samples)
+        rate_hz = file_rate_hz or encoded_rate_hz(format, sample_rate_hz)
+        file_channels = min(channels, self.format.max_channels)
+        is_same = (rate_hz, file_channels) == (sample_rate_hz, channels)
+        self._resampler = None if is_same else _Resampler(sample_rate_hz, rate_hz, file_channels)
+        self._encoder = _open_encoder(format, rate_hz, file_channels, metadata, bit_rate_kbps)
+        self._header = self._header_of(total_samples)
         self._closed = False
 
     def write(self, pcm: Pcm) -> bytes:
@@ -80,6 +87,8 @@ class AudioWriter:
         if self._closed:
             raise ValueError("the writer is closed")
         self.samples += len(pcm)
+        if self._resampler is not None:
+            pcm = self._resampler.convert(pcm)
         return self._with_header(self._encoder.encode(pcm) if len(pcm) else b"")
 
     def close(self) -> bytes:
@@ -87,11 +96,18 @@ class AudioWriter:
         if self._closed:
             return b""
         self._closed = True
-        return self._with_header(self._encoder.finish())
+        rest = None if self._resampler is None else self._resampler.finish()
+        encoded = b"" if rest is None or not len(rest) else self._encoder.encode(rest)
+        return self._with_header(encoded + self._encoder.finish())
 
     def header(self) -> bytes:
         """The header with the number of samples written so far, to overwrite the start of a seekable file."""
-        return self._encoder.header(self.samples)
+        return self._header_of(self.samples)
+
+    def _header_of(self, samples: int | None) -> bytes:
+        if samples is not None and self._resampler is not None:
+            samples = self._resampler.length_of(samples)
+        return self._encoder.header(samples)
 
     def _with_header(self, encoded: bytes) -> bytes:
         header, self._header = self._header, b""
@@ -109,15 +125,65 @@ def check_format(format: str, channels: int, field: str = "format") -> None:
         raise RequestError(f"mp3 has 1 or 2 channels, the audio has {channels}", field=field, fix=fix)
 
 
+def check_rates(format: str, sample_rate_hz: int | None, bit_rate_kbps: int | None) -> None:
+    """Check that `format` can have these rates; None is its own. Raises RequestError."""
+    rates_hz = FORMATS[format].rates_hz
+    if sample_rate_hz is not None and rates_hz is not None and sample_rate_hz not in rates_hz:
+        expected = f"has {', '.join(map(str, rates_hz))}" if rates_hz else "is no audio"
+        raise RequestError(f"{format} {expected}, got {sample_rate_hz}", field="sample_rate_hz")
+    if bit_rate_kbps is not None and not FORMATS[format].has_bit_rate:
+        raise RequestError(f"{format} has no bit rate", field="bit_rate_kbps", fix="leave it out, or use mp3 or ogg")
+
+
 def is_available(format: str) -> bool:
     """Whether the installed PyAV has the encoder; builds without LAME exist."""
     return format != "mp3" or MP3.name in av.codecs_available
 
 
 def encoded_rate_hz(format: str, sample_rate_hz: int) -> int:
-    """Samples per second in a file of `format`: 48 kHz in Opus, and in mp3 where it does not have the rate."""
-    is_opus = format == "ogg"
-    return OPUS_RATE_HZ if is_opus or (format == "mp3" and sample_rate_hz not in MP3_RATES_HZ) else sample_rate_hz
+    """Samples per second in a file of `format`: the last one that it can have where it does not have the audio's."""
+    rates_hz = FORMATS[format].rates_hz
+    return sample_rate_hz if rates_hz is None or sample_rate_hz in rates_hz else rates_hz[-1]
+
+
+class _Resampler:
+    """PCM at another rate, or mixed down to mono. Its length is exact, so that a header can have it."""
+
+    def __init__(self, from_hz: int, to_hz: int, channels: int) -> None:
+        self._from_hz, self._to_hz, self._channels = from_hz, to_hz, channels
+        self._resampler = AudioResampler("flt", LAYOUTS[channels - 1], to_hz)
+        self._read = self._written = 0
+
+    def length_of(self, samples: int) -> int:
+        """The number of samples that `samples` become."""
+        return -(-samples * self._to_hz // self._from_hz)
+
+    def convert(self, pcm: Pcm) -> Pcm:
+        """The samples that are ready, `[M, channels]`. Raises NonFiniteError."""
+        clipped = _clipped(pcm)
+        if clipped.shape[1] != self._channels:
+            clipped = clipped.mean(axis=1, keepdims=True)
+        self._read += len(pcm)
+        return self._resampled(_frame(clipped, "flt", self._from_hz)) if len(pcm) else clipped
+
+    def finish(self) -> Pcm:
+        """The rest: what is left in the filter, cut or with silence after it."""
+        left = self.length_of(self._read) - self._written
+        rest = self._resampled(None)[:left] if self._read else np.empty((0, self._channels), np.float32)
+        return np.pad(rest, ((0, left - len(rest)), (0, 0)))
+
+    def _resampled(self, frame: av.AudioFrame | None) -> Pcm:
+        parts = [part.to_ndarray().reshape(-1, self._channels) for part in self._resampler.resample(frame)]
+        self._written += sum(len(part) for part in parts)
+        return np.concatenate(parts) if parts else np.empty((0, self._channels), np.float32)
+
+
+def _frame(samples: NDArray[Any], format: str, rate_hz: int) -> av.AudioFrame:
+    """Packed samples `[N, channels]` as a frame."""
+    packed = np.ascontiguousarray(samples).reshape(1, -1)
+    frame = av.AudioFrame.from_ndarray(packed, format=format, layout=LAYOUTS[samples.shape[1] - 1])
+    frame.sample_rate = rate_hz
+    return frame
 
 
 def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> None:
@@ -132,11 +198,13 @@ def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> N
         file.seek(end)
 
 
-def _open_encoder(format: str, sample_rate_hz: int, channels: int, metadata: str) -> _Encoder:
+def _open_encoder(
+    format: str, sample_rate_hz: int, channels: int, metadata: str, bit_rate_kbps: int | None
+) -> _Encoder:
     if format == "flac":
-        return _FlacEncoder(sample_rate_hz, channels, metadata)
-    if format in ("ogg", "mp3"):
-        return _LossyEncoder(format, sample_rate_hz, channels, metadata)
+        return _FlacEncoder(FLAC, sample_rate_hz, channels, metadata)
+    if format in CODECS:
+        return _CodecEncoder(CODECS[format], sample_rate_hz, channels, metadata, bit_rate_kbps)
     return _PcmEncoder(sample_rate_hz, channels, metadata, has_header=format == "wav")
 
 
@@ -195,9 +263,10 @@ class _ByteSink:
 
 @dataclass(frozen=True)
 class _Codec:
-    """A codec in PyAV: its name, the sample format of its frames, bits per second and channel, the muxer's options."""
+    """A codec in PyAV: its name, the container, the sample format, bits per second and channel, the muxer's options."""
 
     name: str
+    container: str
     sample_format: str
     bits_per_channel: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
@@ -208,51 +277,50 @@ class _Codec:
         return self.sample_format.removesuffix("p")
 
 
-FLAC = _Codec("flac", "s16")
+FLAC = _Codec("flac", "flac", "s16")
 # One page per 20 ms: low latency.
-OPUS = _Codec("libopus", "flt", 64_000, {"page_duration": "20000"})
-MP3 = _Codec("libmp3lame", "fltp", 96_000)
+OPUS = _Codec("libopus", "ogg", "flt", 64_000, {"page_duration": "20000"})
+MP3 = _Codec("libmp3lame", "mp3", "fltp", 96_000)
+CODECS = {
+    "ogg": OPUS,
+    "mp3": MP3,
+    "ulaw": _Codec("pcm_mulaw", "mulaw", "s16"),
+    "alaw": _Codec("pcm_alaw", "alaw", "s16"),
+}
 
 
-class _Muxer:
-    """One PyAV stream in a container. `head` is the container's header."""
+class _CodecEncoder:
+    """One PyAV stream in a container."""
 
     def __init__(
         self,
-        container: str,
         codec: _Codec,
         sample_rate_hz: int,
         channels: int,
         metadata: str,
+        bit_rate_kbps: int | None = None,
     ) -> None:
         self._sink = _ByteSink()
-        self._container = av.open(self._sink, "w", format=container, options={"fflags": "+bitexact", **codec.options})
+        options = {"fflags": "+bitexact", **codec.options}
+        self._container = av.open(self._sink, "w", format=codec.container, options=options)
         if metadata:
             self._container.metadata[TAG] = metadata
         self._stream: Any = self._container.add_stream(codec.name, rate=sample_rate_hz, layout=LAYOUTS[channels - 1])
         self._stream.codec_context.format = codec.sample_format
-        if codec.bits_per_channel:
-            self._stream.bit_rate = codec.bits_per_channel * channels
+        bits_per_s = codec.bits_per_channel * channels if bit_rate_kbps is None else 1000 * bit_rate_kbps
+        if bits_per_s:
+            self._stream.bit_rate = bits_per_s
         self._container.start_encoding()
-        self.head = self._sink.take()
-        self._rate = sample_rate_hz
-        self._channels = channels
-        self._format = codec.input_format
+        self._head = self._sink.take()
+        self._rate, self._format = sample_rate_hz, codec.input_format
         self._samples = 0
 
-    def frame(self, samples: NDArray[Any], *, rate: int) -> av.AudioFrame:
-        packed = np.ascontiguousarray(samples).reshape(1, -1)
-        frame = av.AudioFrame.from_ndarray(packed, format=self._format, layout=LAYOUTS[self._channels - 1])
-        frame.sample_rate = rate
-        return frame
-
-    def write(self, frame: av.AudioFrame) -> None:
+    def encode(self, pcm: Pcm) -> bytes:
+        frame = _frame(to_s16(pcm) if self._format == "s16" else _clipped(pcm), self._format, self._rate)
         frame.pts = self._samples
         frame.time_base = Fraction(1, self._rate)
-        self._samples += frame.samples
+        self._samples += len(pcm)
         self._container.mux(self._stream.encode(frame))
-
-    def take(self) -> bytes:
         return self._sink.take()
 
     def finish(self) -> bytes:
@@ -260,53 +328,17 @@ class _Muxer:
         self._container.close()
         return self._sink.take()
 
+    def header(self, samples: int | None) -> bytes:
+        return self._head
 
-class _FlacEncoder:
+
+class _FlacEncoder(_CodecEncoder):
     """FLAC with 16 bits per sample."""
-
-    def __init__(self, sample_rate_hz: int, channels: int, metadata: str) -> None:
-        self._rate = sample_rate_hz
-        self._muxer = _Muxer("flac", FLAC, sample_rate_hz, channels, metadata)
-
-    def encode(self, pcm: Pcm) -> bytes:
-        self._muxer.write(self._muxer.frame(to_s16(pcm), rate=self._rate))
-        return self._muxer.take()
-
-    def finish(self) -> bytes:
-        return self._muxer.finish()
 
     def header(self, samples: int | None) -> bytes:
         """STREAMINFO with its 36 bits of total samples: the low 4 of byte 21 and bytes 22..25; 0 is "unknown"."""
-        head = bytearray(self._muxer.head)
+        head = bytearray(self._head)
         total = samples if samples is not None and samples < 2**36 else 0
         head[21] = head[21] & 0xF0 | total >> 32
         head[22:26] = struct.pack(">I", total & 0xFFFF_FFFF)
         return bytes(head)
-
-
-class _LossyEncoder:
-    """Opus in Ogg, or MP3."""
-
-    def __init__(self, format: str, sample_rate_hz: int, channels: int, metadata: str) -> None:
-        self._rate = sample_rate_hz
-        rate_hz = encoded_rate_hz(format, sample_rate_hz)
-        self._muxer = _Muxer(format, OPUS if format == "ogg" else MP3, rate_hz, channels, metadata)
-        layout = LAYOUTS[channels - 1]
-        self._resampler = AudioResampler("flt", layout, rate_hz) if rate_hz != sample_rate_hz else None
-
-    def encode(self, pcm: Pcm) -> bytes:
-        frame = self._muxer.frame(_clipped(pcm), rate=self._rate)
-        self._write([frame] if self._resampler is None else self._resampler.resample(frame))
-        return self._muxer.take()
-
-    def finish(self) -> bytes:
-        if self._resampler is not None:
-            self._write(self._resampler.resample(None))
-        return self._muxer.finish()
-
-    def header(self, samples: int | None) -> bytes:
-        return self._muxer.head
-
-    def _write(self, frames: Iterable[av.AudioFrame]) -> None:
-        for frame in frames:
-            self._muxer.write(frame)

@@ -19,14 +19,23 @@ LATENTS_NAME = "latents"
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a generation: its name in requests, the file suffix, the media type."""
+    """A format of a generation: its name in requests, the file suffix, the media type.
+
+    rates_hz: samples per second that it can have (None: any), the last one in place of others. max_channels: more are
+    an error, or mixed down to mono where it is 1. has_bit_rate: whether a bit rate can be chosen.
+    """
 
     name: str
     suffix: str
     media_type: str
+    rates_hz: tuple[int, ...] | None = None
+    max_channels: int = len(LAYOUTS)
+    has_bit_rate: bool = False
 
 
-FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "latents"]
+FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "ulaw", "alaw", "latents"]
+OPUS_RATE_HZ = 48_000
+MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 
 FORMATS = {
@@ -35,9 +44,11 @@ FORMATS = {
         Format("wav", ".wav", "audio/wav"),
         Format("pcm", ".pcm", "audio/pcm"),
         Format("flac", ".flac", "audio/flac"),
-        Format("ogg", ".ogg", "audio/ogg"),
-        Format("mp3", ".mp3", "audio/mpeg"),
-        Format("latents", ".safetensors", "application/vnd.safetensors"),
+        Format("ogg", ".ogg", "audio/ogg", (OPUS_RATE_HZ,), has_bit_rate=True),
+        Format("mp3", ".mp3", "audio/mpeg", MP3_RATES_HZ, max_channels=2, has_bit_rate=True),
+        Format("ulaw", ".ulaw", "audio/basic", (8_000,), max_channels=1),
+        Format("alaw", ".alaw", "audio/x-alaw-basic", (8_000,), max_channels=1),
+        Format("latents", ".safetensors", "application/vnd.safetensors", ()),
     )
 }
 AUDIO_FORMATS = tuple(name for name in FORMATS if name != "latents")

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from runtime.audio.decoding import read_audio
-from runtime.audio.encoding import OPUS_RATE_HZ, AudioWriter, to_s16
-from runtime.audio.formats import Pcm
+from runtime.audio.encoding import AudioWriter, to_s16
+from runtime.audio.formats import OPUS_RATE_HZ, Pcm
 from runtime.errors import RequestError
 
 HEADER = struct.Struct("<IQIIIHH")

@@ -81,8 +81,17 @@ class GenerationBody(GenerationOptions):
     )
     response_format: FormatName = Field(
         default="wav",
-        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, or latents (safetensors, "
-        "float32 [T, C]).",
+        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, ulaw or alaw (G.711: 8 kHz, mono), or "
+        "latents (safetensors, float32 [T, C]).",
+    )
+    sample_rate_hz: int | None = Field(
+        default=None, ge=8_000, le=192_000, description="Samples per second of the response. Default: the model's."
+    )
+    bit_rate_kbps: int | None = Field(
+        default=None,
+        ge=8,
+        le=320,
+        description="kbit/s of mp3 (the nearest that it has) or ogg. Default: 96 or 64 per channel.",
     )
     stream: bool = Field(
         default=True, description="Send audio while it is generated; false sends it whole, with its length."

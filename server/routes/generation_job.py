@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.audio.encoding import check_format, encoded_rate_hz
+from runtime.audio.encoding import check_format, check_rates, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata, ascii_json
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError, source_as
@@ -102,6 +102,7 @@ class GenerationJob:
     async def prepare(self) -> None:
         """Read the source, draw the seed, reserve the response's memory. Raises RequestError and ProblemError."""
         codec = self.pipeline.codec
+        check_rates(self.body.response_format, self.body.sample_rate_hz, self.body.bit_rate_kbps)
         if not self.is_latents and codec is None:
             raise ProblemError(
                 422, "no_codec", "this model makes latents, not audio", fix='set "response_format": "latents"'
@@ -132,8 +133,8 @@ class GenerationJob:
         codec = self.pipeline.codec
         if self.is_latents or codec is None:
             return headers
-        headers["X-Sample-Rate"] = str(encoded_rate_hz(name, codec.sample_rate_hz))
-        headers["X-Channels"] = str(codec.channels)
+        headers["X-Sample-Rate"] = str(self.body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
+        headers["X-Channels"] = str(min(codec.channels, FORMATS[name].max_channels))
         return headers | {"X-Bit-Depth": "16"} if name in ("wav", "pcm", "flac") else headers
 
     def record_sent(self) -> None:
@@ -217,9 +218,11 @@ class GenerationJob:
         latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
         if self.is_latents or codec is None:
             return self._uploaded_bytes + 2 * latents_bytes
-        num_samples = self.generation.total_samples or 0
+        # At a higher rate it takes more.
+        rate = max(1.0, (self.body.sample_rate_hz or 0) / codec.sample_rate_hz)
+        num_samples = round(rate * (self.generation.total_samples or 0))
         if self.is_streamed:
-            num_samples = min(num_samples, round(2 * self.service.settings.window_s * codec.sample_rate_hz))
+            num_samples = min(num_samples, round(2 * self.service.settings.window_s * rate * codec.sample_rate_hz))
         return self._uploaded_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
 
 

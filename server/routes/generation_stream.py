@@ -82,8 +82,16 @@ class _Encoder:
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
         self._decoder = job.generation.audio_decoder()
-        name, rate_hz, total = job.body.response_format, codec.sample_rate_hz, job.generation.total_samples
-        self._writer = AudioWriter(name, rate_hz, codec.channels, total_samples=total, metadata=job.tag)
+        body = job.body
+        self._writer = AudioWriter(
+            body.response_format,
+            codec.sample_rate_hz,
+            codec.channels,
+            total_samples=job.generation.total_samples,
+            metadata=job.tag,
+            file_rate_hz=body.sample_rate_hz,
+            bit_rate_kbps=body.bit_rate_kbps,
+        )
 
     @property
     def samples(self) -> int:

@@ -109,6 +109,49 @@ def test_mp3_is_refused_where_there_is_no_encoder_and_for_many_channels(monkeypa
         AudioWriter("mp3", RATE_HZ, 2)
 
 
+@pytest.mark.parametrize("format", ["wav", "flac"])
+@pytest.mark.parametrize("file_rate_hz", [8_000, 22_050, 96_000])
+def test_a_file_at_another_rate_has_the_tone_and_its_exact_length(format: str, file_rate_hz: int) -> None:
+    writer = AudioWriter(format, RATE_HZ, 2, total_samples=LENGTH, file_rate_hz=file_rate_hz)
+    chunks = np.split(tone(), (1, 5_000, 5_001))
+    data = b"".join([writer.write(chunk) for chunk in chunks] + [writer.close()])
+    assert data.startswith(writer.header())
+    decoded, rate_hz = soundfile.read(io.BytesIO(data))
+    assert (rate_hz, len(decoded)) == (file_rate_hz, -(-LENGTH * file_rate_hz // RATE_HZ))
+    inner = slice(file_rate_hz // 50, -file_rate_hz // 50)
+    assert np.abs(decoded[inner] - tone(len(decoded), file_rate_hz)[inner]).max() < 0.01
+
+
+@pytest.mark.parametrize(("format", "subtype"), [("ulaw", "ULAW"), ("alaw", "ALAW")])
+def test_g711_is_8_khz_mono_for_another_decoder(format: str, subtype: str) -> None:
+    data = encode(format, tone(), (12_000, 1, 5_000))
+    decoded, _ = soundfile.read(
+        io.BytesIO(data), samplerate=8_000, channels=1, format="RAW", subtype=subtype, always_2d=True
+    )
+    expected = tone(len(decoded), 8_000).mean(axis=1, keepdims=True)
+    assert len(decoded) == -(-LENGTH * 8_000 // RATE_HZ)
+    assert np.sqrt(np.mean((decoded - expected)[200:-200] ** 2) / np.mean(expected**2)) < 0.05
+
+
+@pytest.mark.parametrize("format", ["ogg", "mp3"])
+@pytest.mark.parametrize("kbps", [32, 128, 192])
+def test_a_bit_rate_is_that_of_the_file(format: str, kbps: int) -> None:
+    noise = np.random.default_rng(1).uniform(-0.5, 0.5, (4 * RATE_HZ, 2)).astype(np.float32)
+    writer = AudioWriter(format, RATE_HZ, 2, bit_rate_kbps=kbps)
+    num_bytes = len(writer.write(noise) + writer.close())
+    pages_kbps = 11 if format == "ogg" else 0
+    assert 0.95 * kbps < num_bytes * 8 / 4_000 < 1.07 * kbps + pages_kbps
+
+
+def test_rates_that_a_format_does_not_have_are_refused() -> None:
+    with pytest.raises(RequestError, match="ogg has 48000, got 44100") as error:
+        AudioWriter("ogg", RATE_HZ, 2, file_rate_hz=44_100)
+    assert error.value.field == "sample_rate_hz"
+    with pytest.raises(RequestError, match="flac has no bit rate") as error:
+        AudioWriter("flac", RATE_HZ, 2, bit_rate_kbps=128)
+    assert error.value.field == "bit_rate_kbps"
+
+
 @pytest.mark.parametrize("format", AUDIO_FORMATS)
 @pytest.mark.parametrize("rate_hz", [RATE_HZ, 44_100])
 def test_bytes_do_not_depend_on_chunk_boundaries(format: str, rate_hz: int) -> None:

@@ -158,6 +158,30 @@ def test_mp3_is_refused_where_the_installation_has_no_encoder(served: Served, mo
         assert "mp3" not in client.get("/v1/models/tiny").json()["response_formats"]
 
 
+def test_a_response_has_the_rates_that_were_asked_for(served: Served) -> None:
+    response = served.post(response_format="mp3", seconds=2, sample_rate_hz=22_050, bit_rate_kbps=32)
+    assert response.headers["x-sample-rate"] == "22050"
+    pcm, rate = decoded(response.content)
+    assert (rate, len(pcm) // 22_050) == (22_050, 2)
+    assert 7_500 < len(response.content) < 9_500
+    whole = served.post(response_format="wav", seconds=2, sample_rate_hz=48_000, stream=False)
+    pcm, rate = decoded(whole.content)
+    assert (rate, len(pcm), whole.headers["x-sample-rate"]) == (48_000, 96_000, "48000")
+    telephone = served.post(response_format="ulaw", seconds=2)
+    assert (telephone.headers["x-channels"], len(telephone.content)) == ("1", 2 * 8_000)
+
+
+@pytest.mark.parametrize(
+    ("response_format", "name", "value"),
+    [("ogg", "sample_rate_hz", 44_100), ("latents", "sample_rate_hz", 8_000), ("wav", "bit_rate_kbps", 128)],
+)
+def test_a_rate_that_a_format_does_not_have_is_an_error(
+    served: Served, response_format: FormatName, name: str, value: int
+) -> None:
+    document = problem(served.post(response_format=response_format, **{name: value}), 422)
+    assert document["errors"][0]["pointer"] == f"/{name}"
+
+
 def test_flac_is_the_same_audio_as_wav(served: Served) -> None:
     pcm, rate = decoded(served.post(response_format="flac", seconds=2).content)
     expected, _ = decoded(served.post(response_format="wav", seconds=2, stream=False).content)
