@@ -1,4 +1,4 @@
-"""Writes the planner's graphs at opset 24: a decoder in Qwen3's layout whose caches grow in place, and its sampler.
+"""Writes the planner's graphs: at opset 24 a decoder in Qwen3's layout whose caches grow in place, and its sampler.
 
 Letters: R rows, U new tokens per row, G logits per row, E cache slots that attention reads, H key and value heads,
 M capacity of a cache, J width of a head, V vocabulary, N sequences.
@@ -234,7 +234,7 @@ def sampler_graph(vocabulary: int, candidates: int) -> onnx.ModelProto:
     The order is ACE-Step's: top-k and top-p choose before the temperature changes the distribution, top-p among what
     top-k leaves. At most `candidates` tokens are chosen from. A sequence's tokens depend on its own rows alone.
     """
-    graph, count = GraphWriter("sampler", OPSET), min(candidates, vocabulary)
+    graph, count = GraphWriter("sampler"), min(candidates, vocabulary)
     for name, tensor in SAMPLER_INPUTS.items():
         graph.input(name, _shape(tensor, vocabulary), tensor.dtype)
 

@@ -1,12 +1,13 @@
 """What TensorRT refuses in a graph: found before its parser sees the graph, without a GPU.
 
 The rules are those of TensorRT's ONNX parser and of its network definition: operators and types by the parser's table,
-scalars where a layer wants rank 0, kernels of convolutions that are constants, tensors of less than 2^31 elements.
+scalars where a layer wants rank 0, kernels of convolutions that are constants, caches that are updated in place,
+tensors of less than 2^31 elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from engine_build.graphs.graph_view import attribute
 from runtime.engines.value_shapes import Values
 
 TABLE = Path(__file__).with_name("tensorrt_operators.txt")
@@ -30,13 +32,22 @@ LARGEST_VOLUME = (1 << 31) - 1
 SCALARS = {"Range": (0, 1, 2)}
 KERNELS = frozenset({"Conv", "ConvTranspose"})
 
+Tensors = Mapping[str, onnx.ValueInfoProto]
+
 
 def problems(model: onnx.ModelProto, values: Values) -> Iterator[str]:
     """The nodes that TensorRT refuses. `values`: shapes and types of all values, at any sizes."""
     constants = {tensor.name for tensor in model.graph.initializer}
     constants |= {output for node in model.graph.node if node.op_type == "Constant" for output in node.output}
+    inputs, outputs = ({value.name: value for value in side} for side in (model.graph.input, model.graph.output))
     for node in model.graph.node:
-        found = (_unsupported(node, values, constants), _wrong_rank(node, values), _computed_kernel(node, constants))
+        found = (
+            _unsupported(node, values, constants),
+            _wrong_rank(node, values),
+            _computed_kernel(node, constants),
+            _wrong_cache(node, inputs, outputs),
+            _wrong_attention(node),
+        )
         yield from (f"{_label(node)}: {problem}" for problem in found if problem)
 
 
@@ -81,6 +92,27 @@ def _wrong_rank(node: onnx.NodeProto, values: Values) -> str:
 def _computed_kernel(node: onnx.NodeProto, constants: set[str]) -> str:
     computed = [name for name in node.input[1:] if name not in constants] if node.op_type in KERNELS else []
     return f"its kernel or bias {computed[0]!r} is computed, expected a constant" if computed else ""
+
+
+def _wrong_cache(node: onnx.NodeProto, inputs: Tensors, outputs: Tensors) -> str:
+    """A cache update is of a network input of static capacity, in place: its result is a network output."""
+    if node.op_type != "TensorScatter":
+        return ""
+    if attribute(node, "mode", b"linear") != b"linear":
+        return "mode circular, TensorRT has mode linear"
+    if node.input[0] not in inputs or node.output[0] not in outputs:
+        return "its cache is not an input of the graph, or its result not an output"
+    dims = inputs[node.input[0]].type.tensor_type.shape.dim
+    if len(dims) != 4 or attribute(node, "axis", -2) not in (-2, 2):
+        return "expected a cache of 4 dimensions, written along the third"
+    return "" if dims[2].HasField("dim_value") else "the cache's capacity is dynamic, expected a fixed one"
+
+
+def _wrong_attention(node: onnx.NodeProto) -> str:
+    """Caches are inputs of their own, and what a query sees is the mask's."""
+    if node.op_type != "Attention" or not any(node.input[4:]):
+        return ""
+    return "past keys and values or their lengths are inputs, expected a mask alone"
 
 
 def _label(node: onnx.NodeProto) -> str:

@@ -38,6 +38,25 @@ def small_graph(scale: float = 2.0) -> onnx.ModelProto:
     return graph.model()
 
 
+def cache_graph(
+    capacity: int | str = 8, *, axis: int = -2, mode: str = "linear", moved: bool = False, rank: int = 4
+) -> onnx.ModelProto:
+    """`new [rows, 2, 1, 64]` written into `past [rows, 2, capacity, 64]` at `write [rows]`, with the result as output.
+
+    moved: what is written into is computed from the input.
+    """
+    graph = GraphWriter("cache", 24)
+    middle = (2,) if rank == 4 else ()
+    past = graph.input("past", ("rows", *middle, capacity, CHANNELS))
+    new, write = graph.input("new", ("rows", *middle, 1, CHANNELS)), graph.input("write", ("rows",), "int64")
+    source = graph.op("Add", past, graph.constant(1.0)) if moved else past
+    present = graph.op("TensorScatter", source, new, write, axis=axis, mode=mode)
+    total = graph.op("ReduceSum", present, keepdims=0)
+    graph.output("present", present, ("rows", *middle, capacity, CHANNELS))
+    graph.output("sum", total, ())
+    return graph.model()
+
+
 class Lines:
     """A logger that keeps (severity, text) of every message in `lines`."""
 

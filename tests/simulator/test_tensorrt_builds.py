@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from simulator.fixture import Machine, child_environment, provoked, simulated
-from simulator.plans import CHANNELS, ROWS, Lines, build_plan, small_graph
+from simulator.plans import CHANNELS, ROWS, Lines, build_plan, cache_graph, small_graph
 from simulator.rig import Rig
 
 from engine_build.graphs.graph_writer import GraphWriter
@@ -340,6 +340,31 @@ def test_layers_that_the_builder_refuses(machine: Machine, model: onnx.ModelProt
     build = Build(model)
     shape = tuple(dim.dim_value or 4 for dim in model.graph.input[0].type.tensor_type.shape.dim)
     build.add_profile(x=((1, *shape[1:]), shape, shape))
+    assert (build.run() is None) == (says is not None)
+    assert says is None or says in build.log_text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"axis": 2}, None),
+        ({"mode": "circular"}, "only KVCacheMode::kLINEAR"),
+        ({"moved": True}, "cache must be a network input"),
+        ({"rank": 3}, "cache must have 4 dimensions"),
+        ({"axis": 1}, "cache must have 4 dimensions"),
+        ({"capacity": "capacity"}, "must be static"),
+    ],
+)
+def test_caches_that_the_builder_refuses(machine: Machine, changes: dict[str, Any], says: str | None) -> None:
+    model = cache_graph(**changes)
+    build, sizes = Build(model), {"rows": 2, "capacity": 8}
+    shapes = {
+        item.name: tuple(sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims)
+        for item in model.graph.input
+        if (dims := item.type.tensor_type.shape.dim)
+    }
+    build.add_profile(**{name: (shape, shape, shape) for name, shape in shapes.items()})
     assert (build.run() is None) == (says is not None)
     assert says is None or says in build.log_text
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 from simulator.fixture import provoked
-from simulator.plans import CHANNELS
+from simulator.plans import CHANNELS, build_plan, cache_graph
 from simulator.rig import SHAPES, SIZES, Rig
 
 # Executes.
@@ -155,6 +156,37 @@ def test_an_output_that_overlaps_an_input(rig: Rig, inputs: str, outputs: str) -
     assert rig.context.set_tensor_address(outputs, rig.addresses[inputs])
     with provoked(rig.machine, "writes over its own input"):
         rig.execute()
+
+
+def test_a_cache_is_updated_in_place_and_nowhere_else(rig: Rig) -> None:
+    machine, trt = rig.machine, rig.trt
+    engine = rig.runtime.deserialize_cuda_engine(build_plan(cache_graph(), [{"rows": (1, 2, 2)}]))
+    assert engine.get_aliased_input_tensor("present") == "past"
+    assert engine.get_aliased_input_tensor("sum") is None
+    context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.STATIC)
+    shapes = {"past": (2, 2, 8, CHANNELS), "new": (2, 2, 1, CHANNELS), "write": (2,)}
+    addresses = {name: machine.allocate(4 * prod(shape), "device") for name, shape in shapes.items() if name != "write"}
+    addresses |= {"write": machine.allocate(16, "device"), "sum": machine.allocate(4, "device")}
+    for name, shape in shapes.items():
+        assert context.set_input_shape(name, shape)
+    for name, address in addresses.items():
+        assert context.set_tensor_address(name, address)
+    cache = machine.memory(addresses["past"], 4 * prod(shapes["past"]), "a test").view(np.float32)
+    cache[...] = 1
+    machine.memory(addresses["new"], 4 * prod(shapes["new"]), "a test").view(np.float32)[...] = 5
+    machine.memory(addresses["write"], 16, "a test").view(np.int64)[...] = (3, 6)
+    elsewhere = machine.allocate(cache.nbytes, "device")
+    assert context.set_tensor_address("present", elsewhere)
+    with provoked(machine, "present must be bound to the memory of past"):
+        context.execute_async_v3(rig.stream)
+    assert context.set_tensor_address("present", addresses["past"])
+    assert context.execute_async_v3(rig.stream)
+    machine.synchronize()
+    changed = np.argwhere(cache.reshape(shapes["past"]) == 5)
+    assert {(row, slot) for row, _, slot, _ in changed.tolist()} == {(0, 3), (1, 6)}
+    del context
+    gc.collect()  # the exception that was caught keeps the objects of its frames alive
+    del engine
 
 
 def test_outputs_that_overlap(rig: Rig) -> None:

@@ -122,8 +122,8 @@ class HostExecution:
         plan = self._plan
         context.prepare(shapes, self._stream)
         inputs = self._buffers.upload({name: feeds[name] for name in plan.inputs}, self._stream)
-        outputs = {
-            name: self._buffers.tensor(name, context.output_shape(name), info.dtype)
-            for name, info in plan.outputs.items()
-        }
+        outputs = {name: inputs[source] for name, source in plan.aliases.items()}
+        for name, info in plan.outputs.items():
+            if name not in outputs:
+                outputs[name] = self._buffers.tensor(name, context.output_shape(name), info.dtype)
         return plan.settings({**inputs, **outputs}), outputs

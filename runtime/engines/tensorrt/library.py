@@ -146,6 +146,8 @@ class LoadedPlan:
         if weights is not None:
             _refit(self._engine, str(folder / manifest.engine_file), weights)
         self._check_tensor_names(str(folder / manifest.engine_file))
+        # Output -> the input that it updates in place, whose memory it must have.
+        self.aliases = {name: str(source) for name in self.outputs if (source := self._aliased_input(name))}
         self._free_inputs = [name for name in self.inputs if -1 in tuple(self._engine.get_tensor_shape(name))]
         self.ranges = tuple(self._shape_range(index) for index in range(self._engine.num_optimization_profiles))
 
@@ -165,6 +167,9 @@ class LoadedPlan:
         for name, address in addresses.items():
             if address % ALIGNMENT_BYTES:
                 raise EngineError(f"{self.name}: {name} lies at {address:#x}, expected a multiple of {ALIGNMENT_BYTES}")
+        for output, source in self.aliases.items():
+            if addresses[output] != addresses[source]:
+                raise EngineError(f"{self.name}: {output} is not bound to the memory of {source}, updated in place")
         shapes = self.shape_settings({name: tensors[name].shape for name in self.inputs})
         return replace(shapes, addresses=addresses, tensors=tuple(tensors[name] for name in addresses))
 
@@ -184,6 +189,10 @@ class LoadedPlan:
         """Release the plan; it is destroyed with its last context."""
         with suppress(AttributeError):
             del self._engine
+
+    def _aliased_input(self, output: str) -> str | None:
+        found: str | None = self._engine.get_aliased_input_tensor(output)
+        return found
 
     def _check_tensor_names(self, label: str) -> None:
         engine = self._engine

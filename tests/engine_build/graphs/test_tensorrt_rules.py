@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,10 +13,12 @@ import pytest
 from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
+from simulator.plans import cache_graph
 
 from engine_build.build.rebuild_check import preparation_shapes
 from engine_build.build.verify import sample_inputs
 from engine_build.config import load_request
+from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.graphs.tensorrt_rules import problems, too_large
@@ -53,13 +56,48 @@ def values_of(model: onnx.ModelProto) -> Values:
 
 @pytest.mark.parametrize("bundle", ["demo", "tiny"])
 def test_every_prepared_graph_is_taken(bundle: str, tmp_path: Path) -> None:
-    more = {"conditions": True, "structure": True, "adapters": True}
+    more = {"conditions": True, "adapters": True, "planner": {"draft": True}}
     path = ROOT / "configs" / "demo.toml" if bundle == "demo" else tiny_deployment(tmp_path, **more)
     found = {}
     for spec in engine_specs(load_request(path)):
         found[spec.name] = list(found_in(spec, prepare(model_of(spec.graph), preparation_shapes(spec))))
     assert len(found) >= 25
     assert {name: refused for name, refused in found.items() if refused} == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"mode": "circular"}, "mode circular"),
+        ({"moved": True}, "its cache is not an input of the graph"),
+        ({"axis": 1}, "expected a cache of 4 dimensions"),
+        ({"rank": 3}, "expected a cache of 4 dimensions"),
+        ({"capacity": "capacity"}, "capacity is dynamic"),
+    ],
+)
+def test_a_cache_that_is_not_updated_in_place_is_found(changes: dict[str, Any], says: str) -> None:
+    model = cache_graph(**changes)
+    sizes = {"rows": 2, "capacity": 8}
+    shapes = {
+        item.name: tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in item.type.tensor_type.shape.dim)
+        for item in model.graph.input
+    }
+    found = list(problems(model, value_shapes(model, shapes)))
+    assert len(found) == bool(says)
+    assert all(says in text for text in found)
+
+
+def test_attention_over_caches_of_its_own_is_found() -> None:
+    graph = GraphWriter("attention", 24)
+    heads = [graph.input(name, ("rows", 2, 4, 8)) for name in ("q", "k", "v")]
+    past = [graph.input(name, ("rows", 2, 4, 8)) for name in ("past_k", "past_v")]
+    outputs = graph.ops("Attention", 3, *heads, "", *past)
+    graph.output("y", outputs[0], ("rows", 2, 4, 8))
+    model = graph.model()
+    found = list(problems(model, value_shapes(model, {item.name: (2, 2, 4, 8) for item in model.graph.input})))
+    assert len(found) == 1
+    assert "expected a mask alone" in found[0]
 
 
 def test_the_demo_codec_needs_to_be_prepared() -> None:

@@ -2,14 +2,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.factories import tiny_deployment
+from simulator.fixture import simulated
+from simulator.onnxruntime_gpu import simulated_provider
 
+from engine_build.build.builder import build_engine
+from engine_build.build.engine_folder import locked
+from engine_build.build.environment import build_environment
+from engine_build.build.rebuild_check import check_graphs, check_rebuilds
+from engine_build.build.verify import inputs_at
 from engine_build.config import load_request
-from engine_build.graphs.tensorrt_rules import problems, too_large
 from engine_build.specs import planner_specs
-from engine_build.specs.engine_spec import EngineSpec, input_shapes, sizes_at
+from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
+from runtime.engines.loading import open_engine
 from runtime.errors import BuildError, ConfigError
 
 
@@ -31,20 +39,47 @@ def test_one_engine_has_prefill_decode_and_verify_as_shape_ranges(specs: dict[st
     assert (verify["R"], verify["U"], verify["G"]) == ((1, 8, 8), (2, 5, 5), (2, 5, 5))
 
 
-def test_tensorrt_takes_the_graphs_at_the_largest_shapes_of_every_range(specs: dict[str, EngineSpec]) -> None:
-    from engine_build.build.rebuild_check import preparation_shapes
-    from engine_build.graphs.reference_session import model_of
-    from engine_build.graphs.tensorrt_preparation import prepare
-    from runtime.engines.value_shapes import value_shapes
+def test_an_engine_of_the_cpu_is_verified_in_every_range_and_reused(path: Path) -> None:
+    request = load_request(path)
+    environment, folder = build_environment("cpu", request.options), request.deployment.engine_folder("cpu")
+    with locked(folder):
+        for decision in check_rebuilds(request, "cpu", environment=environment):
+            if decision.spec.name.startswith(("planner", "sampler")):
+                assert build_engine(decision, request, folder, environment).error["max_rel"] < 1e-5
+    actions = {d.spec.name: d.action for d in check_rebuilds(request, "cpu", environment=environment)}
+    assert [actions[name] for name in ("planner", "planner_draft", "sampler")] == ["reuse"] * 3
 
-    for name in ("planner", "sampler"):
-        spec = specs[name]
-        model = prepare(model_of(spec.graph), preparation_shapes(spec))
-        for ranges in spec.ranges:
-            values = value_shapes(model, input_shapes(spec, sizes_at(spec, ranges, 2)))
-            assert not list(problems(model, values))
-            assert not list(too_large(model, values))
-            assert {node.output[0] for node in model.graph.node} <= values.keys()
+
+def test_tensorrt_updates_the_caches_in_place(path: Path, tmp_path: Path) -> None:
+    with simulated():
+        from runtime.devices.cuda import CudaDevice
+
+        request = load_request(path)
+        environment = build_environment("tensorrt", request.options)
+        decisions = {item.spec.name: item for item in check_rebuilds(request, "tensorrt", environment=environment)}
+        check_graphs([decisions["planner"], decisions["sampler"]])
+        manifest = build_engine(decisions["planner"], request, tmp_path, environment)
+        assert (manifest.facts["tried_shapes"], manifest.facts["compared_shapes"]) == (12, 6)
+        spec, device = decisions["planner"].spec, CudaDevice()
+        engine = open_engine(tmp_path, "planner", device)
+        sizes = {**spec.largest, "R": 2, "U": 3, "G": 2, "E": 12, "A": 9}
+        feeds = inputs_at(spec.inputs, [sizes], 0)
+        outputs = engine.run(feeds)
+        assert request.bundle.planner is not None
+        names = request.bundle.planner.inputs.past, request.bundle.planner.outputs.present
+        for past, present in zip(*names, strict=True):
+            assert np.flatnonzero((outputs[present] != feeds[past]).any(axis=(0, 1, 3))).tolist() == [9, 10, 11]
+        engine.close()
+        device.close()
+
+
+def test_the_cuda_provider_builds_them(path: Path, tmp_path: Path) -> None:
+    with simulated() as machine, simulated_provider(machine):
+        request = load_request(path)
+        environment = build_environment("cuda", request.options)
+        for decision in check_rebuilds(request, "cuda", environment=environment):
+            if decision.spec.name in ("planner", "sampler"):
+                assert build_engine(decision, request, tmp_path, environment).error["max_rel"] < 1e-5
 
 
 def test_an_older_onnxruntime_is_refused_with_the_one_that_is_needed(

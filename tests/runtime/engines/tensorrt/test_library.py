@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
-from simulator.plans import MANY_ROWS, ROWS
+from simulator.plans import MANY_ROWS, ROWS, cache_graph, write_engine
 
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineError, ShapeError
@@ -68,6 +68,24 @@ def test_settings_are_of_the_first_range_that_contains_the_shapes(tmp_path: Path
     with pytest.raises(ShapeError, match="build it"):
         plan.settings(bench.tensors(9))
     plan.close()
+    plan.close()
+    bench.close()
+
+
+def test_a_cache_that_is_updated_in_place_must_be_bound_to_one_memory(tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.library import LoadedPlan
+
+    write_engine(tmp_path, "cache", cache_graph(), [{"rows": (1, 2, 2)}])
+    bench = Bench()
+    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "cache")), tmp_path, "")
+    assert plan.aliases == {"present": "past"}
+    shapes = {"past": (2, 2, 8, 64), "new": (2, 2, 1, 64), "present": (2, 2, 8, 64), "sum": ()}
+    tensors = {name: bench.device.zeros(shape, "float32") for name, shape in shapes.items()}
+    tensors["write"] = bench.device.zeros((2,), "int64")
+    with pytest.raises(EngineError, match="present is not bound to the memory of past"):
+        plan.settings(tensors)
+    assert plan.settings({**tensors, "present": tensors["past"]}).range_index == 0
+    del tensors
     plan.close()
     bench.close()
 

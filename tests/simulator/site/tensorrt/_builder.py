@@ -9,6 +9,7 @@ import time
 from math import prod
 from typing import Any
 
+import onnx
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.engines.value_shapes import value_shapes
@@ -138,6 +139,8 @@ class _Build:
         for node in model.graph.node:
             if node.op_type in ("Conv", "ConvTranspose") and not constants.issuperset(node.input[1:]):
                 return f"{node.name}: kernel weights of {node.op_type} that are computed at run time"
+            if node.op_type == "TensorScatter" and (problem := self._cache_problem(node)):
+                return f"{node.name}: IKVCacheUpdateLayer: {problem}"
         static = {tensor.name: tuple(tensor.shape) for tensor in self._network._side(True)}
         for index, profile in enumerate(self._config._profiles or [IOptimizationProfile()]):
             shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile._ranges.items()}})
@@ -149,6 +152,18 @@ class _Build:
                 if any(prod(shapes[name][0]) >= 1 << 31 for name in node.output if name in shapes):
                     return f"{node.name}: tensor volume exceeds 2147483647 in optimization profile {index}"
         return None
+
+    def _cache_problem(self, node: onnx.NodeProto) -> str | None:
+        inputs, outputs = ({tensor.name: tensor for tensor in self._network._side(side)} for side in (True, False))
+        values = {item.name: item.s or item.i for item in node.attribute}
+        if values.get("mode", b"linear") != b"linear":
+            return "only KVCacheMode::kLINEAR is supported"
+        if node.input[0] not in inputs or node.output[0] not in outputs:
+            return "cache must be a network input and the output must be a network output"
+        shape = tuple(inputs[node.input[0]].shape)
+        if len(shape) != 4 or values.get("axis", -2) not in (-2, 2):
+            return "cache must have 4 dimensions, with the sequence at index 2"
+        return "the sequence dimension of the cache must be static" if shape[2] == -1 else None
 
     def _graph(self) -> bytes | None:
         """The serialized graph; None where ONNX Runtime does not take it."""

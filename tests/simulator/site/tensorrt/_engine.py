@@ -21,7 +21,7 @@ from ._enums import (
     Severity,
     TensorIOMode,
 )
-from ._graph import NUMPY, open_session
+from ._graph import NUMPY, aliases, open_session
 from ._plan import Plan, PlanDamagedError, TensorPlan, load_error, unpack
 from ._rules import machine, need_driver, remember
 
@@ -90,6 +90,7 @@ class ICudaEngine:
         self._plan, self._weights = plan, weights
         self._tensors = {item.name: item for item in plan.tensors}
         self._session = open_session(plan.graph)
+        self._aliases = aliases(onnx.load_from_string(plan.graph))
         self._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self._outputs_of: dict[tuple[Shape, ...], dict[str, Shape]] = {}
 
@@ -115,6 +116,9 @@ class ICudaEngine:
         if not self._tensors[name].is_input:
             return [Dims()] * 3
         return [Dims(shape) for shape in self._plan.profiles[profile_index][name]]
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self._aliases.get(name)
 
     @property
     def refittable(self) -> bool:

@@ -48,6 +48,11 @@ def signature(model: onnx.ModelProto) -> Iterator[tuple[str, int, tuple[int, ...
             yield item.name, kind.elem_type, shape, is_input
 
 
+def aliases(model: onnx.ModelProto) -> dict[str, str]:
+    """Output -> the input whose memory it must have: caches that are updated in place."""
+    return {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "TensorScatter"}
+
+
 def open_session(data: bytes) -> onnxruntime.InferenceSession:
     """A session that executes the graph in one thread. Raises what ONNX Runtime raises."""
     options = onnxruntime.SessionOptions()

@@ -46,6 +46,7 @@ class Launch:
         self._context = weakref.ref(context)
         self._session = context.engine._session
         self._operands, self._activation = operands, activation
+        self._aliases = self._checked_aliases(context.engine._aliases)
         self.what = ", ".join(f"{o.name}{list(o.shape)}" for o in operands if o.is_input)
         self.reads = [operand.range for operand in operands if operand.is_input]
         self.writes = [operand.range for operand in operands if not operand.is_input] + [activation]
@@ -55,7 +56,7 @@ class Launch:
     def __call__(self) -> None:
         """Execute in place: copies would count as allocations of the program under test."""
         started = time.perf_counter()
-        for address, size in self.writes:
+        for address, size in self._new_memory():
             self._machine.memory(address, size, self.what).fill(POISON)
         binding = self._session.io_binding()
         for operand in self._operands:
@@ -84,10 +85,21 @@ class Launch:
         address, size = operand.range
         return int(self._machine.memory(address, size, f"{operand.name} of an execute").ctypes.data)
 
+    def _checked_aliases(self, aliases: dict[str, str]) -> set[tuple[int, int]]:
+        """The memory that is updated in place. Raises RuleBroken where an output lies elsewhere than its input."""
+        addresses = {operand.name: operand.range for operand in self._operands}
+        for output, source in aliases.items():
+            if addresses[output] != addresses[source]:
+                self._machine.break_rule(f"{output} must be bound to the memory of {source}, which it updates in place")
+        return {addresses[source] for source in aliases.values()}
+
+    def _new_memory(self) -> list[tuple[int, int]]:
+        return [found for found in self.writes if found not in self._aliases]
+
     def _check_overlap(self) -> None:
         for address, size in (*self.reads, *self.writes):
             self._machine.memory(address, size, f"an execute of {self.what}")
-        writes = [pair for pair in self.writes if pair[1]]
+        writes = [pair for pair in self._new_memory() if pair[1]]
         for read in self.reads:
             if any(_overlap(read, write) for write in writes):
                 self._machine.break_rule(f"an execute writes over its own input ({self.what})")
