@@ -1,7 +1,7 @@
 """Songs as level curves: the notes of every layer, written into the 64 channels at 25 frames per second."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -32,10 +32,15 @@ _WRITERS: Final[dict[str, Callable[[Song, list[Bar], np.random.Generator], Itera
 
 def render(song: Song, frames: int, layers: Iterable[str] = LAYERS) -> FloatArray:
     """Levels `[T, C]` in [0, 1] of layers, all of them by default; frame 0 is the first beat of the first bar."""
+    return write_levels(song, frames, notes_of(song, frames / song.frames_per_beat, layers))
+
+
+def write_levels(song: Song, frames: int, notes: Mapping[str, list[Note]]) -> FloatArray:
+    """Levels `[T, C]` in [0, 1] of the notes of each layer at a song's tempo, played by its instruments."""
     levels = np.zeros((frames, CHANNELS), np.float32)
-    for layer, notes in notes_of(song, frames / song.frames_per_beat, layers).items():
+    for layer, played in notes.items():
         levels[:, TIMBRE_CHANNELS[layer]] = timbre_levels(layer, song.instruments[layer])
-        _write(levels, notes, song.frames_per_beat)
+        _write(levels, played, song.frames_per_beat)
     return levels
 
 

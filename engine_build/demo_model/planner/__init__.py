@@ -1,0 +1,1 @@
+"""The demo planner: song form over minutes, its tokens, training and evaluation."""

@@ -1,0 +1,124 @@
+"""The planner's vocabulary and its pages: token sequences of a plan and of one section's structure codes.
+
+A plan page: what a prompt says, what it leaves open (genre, tempo, meter, key), then the sections, three tokens each.
+A section page: the same, the first occurrence of its kind or of its material, the last bar before it, then its codes.
+A code is a token for each group of its digits, behind markers that say where in its bar it lies; those are given.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
+from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song
+from engine_build.demo_model.corpus.vocabulary import (
+    GENRE_CONCEPTS,
+    KEY_CONCEPTS,
+    LAYER_CONCEPTS,
+    METER_CONCEPTS,
+    MODE_CONCEPTS,
+    MOOD_CONCEPTS,
+    NO_LAYER_CONCEPTS,
+)
+from engine_build.demo_model.instruments import LAYERS
+from engine_build.demo_model.latents import CODE_DIGITS, CODE_LEVELS, FRAME_RATE_HZ, FRAMES_PER_CODE
+from engine_build.demo_model.planner.arrangement import BAR_COUNTS, Section
+
+Codes = npt.NDArray[np.int64]
+
+DIGITS_PER_GROUP: Final = 4
+NUM_GROUPS: Final = CODE_DIGITS // DIGITS_PER_GROUP
+GROUP_SIZE: Final = CODE_LEVELS**DIGITS_PER_GROUP
+CLOCKS_PER_BEAT: Final = 24
+BPM_STEP: Final = 8
+
+PAD, END, START, PLAN, RECALL, BEFORE, SECTION = "pad", "end", "start", "plan", "recall", "before", "section"
+_LAYER_SETS: Final = tuple("+".join(names) for count in range(1, 6) for names in combinations(LAYERS, count))
+
+TOKENS: Final = (
+    PAD, END, START, PLAN, RECALL, BEFORE, SECTION,
+    *GENRE_CONCEPTS, *(f"bpm:{bpm}" for bpm in range(*BPM_RANGE, BPM_STEP)), *METER_CONCEPTS, *KEY_CONCEPTS,
+    *MODE_CONCEPTS, *MOOD_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *(f"section:{name}" for name in SECTIONS),
+    *(f"layers:{names}" for names in _LAYER_SETS), *(f"bars:{count}" for count in BAR_COUNTS),
+    *(f"bar:{index}" for index in range(max(BAR_COUNTS))), *(f"clock:{index}" for index in range(4 * CLOCKS_PER_BEAT)),
+)  # fmt: skip
+TOKEN_IDS: Final[dict[str, int]] = {name: index for index, name in enumerate(TOKENS)}
+FIRST_CODE_ID: Final = len(TOKENS)
+NUM_TOKENS: Final = FIRST_CODE_ID + NUM_GROUPS * GROUP_SIZE
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Tempo and meter: what the markers before a code follow from."""
+
+    bpm: int
+    meter: str
+
+    def frame(self, bar: int) -> int:
+        """The frame nearest to the first beat of a bar."""
+        return math.ceil(bar * BEATS_PER_BAR[self.meter] * 60.0 / self.bpm * FRAME_RATE_HZ - 0.501)
+
+    def code_range(self, first_bar: int, bars: int) -> range:
+        """The codes of some bars: the first holds the frame of their first beat."""
+        return range(self.frame(first_bar) // FRAMES_PER_CODE, self.frame(first_bar + bars) // FRAMES_PER_CODE)
+
+    def markers(self, code: int, first_bar: int) -> tuple[int, ...]:
+        """The tokens before a code of a section: its bar where that begins, and where in the bar its last frame is."""
+        bar, clock = self._place(code)
+        is_first = code == self.code_range(bar, 1).start
+        begins = (TOKEN_IDS[f"bar:{bar - first_bar}"],) if is_first else ()
+        return (*begins, TOKEN_IDS[f"clock:{clock}"])
+
+    def _place(self, code: int) -> tuple[int, int]:
+        """Bar and clock of a code's last frame."""
+        frame, beats = FRAMES_PER_CODE * (code + 1) - 1, BEATS_PER_BAR[self.meter]
+        bar = int(frame / FRAME_RATE_HZ * self.bpm / 60.0 / beats)
+        bar += int(frame >= self.frame(bar + 1)) - int(frame < self.frame(bar))
+        beat = (frame - self.frame(bar)) / FRAME_RATE_HZ * self.bpm / 60.0
+        return bar, min(int(beat * CLOCKS_PER_BEAT), beats * CLOCKS_PER_BEAT - 1)
+
+
+def code_tokens(codes: Codes) -> Codes:
+    """Codes int64 `[Q]` -> tokens int64 `[Q, G]`, the lowest digits first."""
+    places = GROUP_SIZE ** np.arange(NUM_GROUPS)
+    return FIRST_CODE_ID + GROUP_SIZE * np.arange(NUM_GROUPS) + codes[:, None] // places % GROUP_SIZE
+
+
+def codes_of(tokens: Codes) -> Codes:
+    """Tokens int64 `[Q, G]` -> codes int64 `[Q]`."""
+    digits = tokens - FIRST_CODE_ID - GROUP_SIZE * np.arange(NUM_GROUPS)
+    return np.asarray((digits * GROUP_SIZE ** np.arange(NUM_GROUPS)).sum(axis=1), np.int64)
+
+
+def header(section: Section) -> list[int]:
+    """A section's three tokens: kind, layers, bars."""
+    names = "+".join(layer for layer in LAYERS if layer in section.layers)
+    return [TOKEN_IDS[name] for name in (f"section:{section.kind}", f"layers:{names}", f"bars:{section.bars}")]
+
+
+def section_of(tokens: Sequence[int]) -> Section:
+    """The section of three tokens. Raises ValueError where they are of another kind."""
+    kind, layers, bars = (TOKENS[token].partition(":") for token in tokens)
+    if (kind[0], layers[0], bars[0]) != ("section", "layers", "bars"):
+        raise ValueError(f"{[TOKENS[token] for token in tokens]} is no section")
+    return Section(kind[2], int(bars[2]), frozenset(layers[2].split("+")))
+
+
+def song_tokens(song: Song, moods: Iterable[str] = ()) -> list[int]:
+    """What holds for all sections: genre, tempo, meter, key, mode and moods."""
+    bpm = range(*BPM_RANGE, BPM_STEP)[min((song.bpm - BPM_RANGE[0]) // BPM_STEP, 14)]
+    names = (f"genre:{song.genre}", f"bpm:{bpm}", f"meter:{song.meter}", KEY_CONCEPTS[song.root], f"mode:{song.mode}")
+    return [TOKEN_IDS[name] for name in (*names, *moods)]
+
+
+def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) -> list[int]:
+    """The tokens of codes int64 `[Q]` and their markers; the first is the piece's code number `first_code`."""
+    tokens: list[int] = []
+    for index, groups in enumerate(code_tokens(codes).tolist()):
+        tokens += [*rhythm.markers(first_code + index, first_bar), *groups]
+    return tokens

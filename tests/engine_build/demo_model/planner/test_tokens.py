@@ -1,0 +1,77 @@
+"""Tokens: codes there and back, markers that follow the bars, headers of sections."""
+
+import numpy as np
+import pytest
+
+from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
+from engine_build.demo_model.latents import FRAMES_PER_CODE, NUM_CODES
+from engine_build.demo_model.planner.arrangement import Section
+from engine_build.demo_model.planner.tokens import (
+    CLOCKS_PER_BEAT,
+    FIRST_CODE_ID,
+    GROUP_SIZE,
+    NUM_GROUPS,
+    NUM_TOKENS,
+    TOKEN_IDS,
+    TOKENS,
+    Rhythm,
+    code_tokens,
+    codes_of,
+    header,
+    marked_codes,
+    section_of,
+)
+
+RHYTHMS = [Rhythm(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
+
+
+def test_a_code_is_one_token_of_each_group_the_lowest_digits_first() -> None:
+    codes = np.random.default_rng(0).integers(0, NUM_CODES, 300)
+    codes[:2] = 0, NUM_CODES - 1
+    tokens = code_tokens(codes)
+    firsts = FIRST_CODE_ID + GROUP_SIZE * np.arange(NUM_GROUPS)
+    assert np.all((tokens >= firsts) & (tokens < firsts + GROUP_SIZE))
+    assert tokens.max() == NUM_TOKENS - 1
+    assert np.array_equal(codes_of(tokens), codes)
+    digits = (tokens[7] - firsts).tolist()
+    assert sum(digit * GROUP_SIZE**place for place, digit in enumerate(digits)) == codes[7]
+
+
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
+def test_bars_share_the_codes_of_a_piece_and_each_begins_in_its_first(rhythm: Rhythm) -> None:
+    spans = [rhythm.code_range(bar, 1) for bar in range(40)]
+    assert [code for span in spans for code in span] == list(range(spans[-1].stop))
+    assert rhythm.code_range(8, 16) == range(spans[8].start, spans[23].stop)
+    for bar, span in enumerate(spans):
+        assert rhythm.frame(bar) in range(FRAMES_PER_CODE * span.start, FRAMES_PER_CODE * (span.start + 1))
+
+
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
+def test_markers_count_bars_and_tell_the_place_in_them(rhythm: Rhythm) -> None:
+    beats = BEATS_PER_BAR[rhythm.meter]
+    for bar in range(8, 24):
+        names = [[TOKENS[token] for token in rhythm.markers(code, 8)] for code in rhythm.code_range(bar, 1)]
+        assert [len(listed) for listed in names] == [2] + [1] * (len(names) - 1)
+        assert names[0][0] == f"bar:{bar - 8}"
+        clocks = [int(listed[-1].removeprefix("clock:")) for listed in names]
+        assert clocks == sorted(set(clocks))
+        assert clocks[-1] < beats * CLOCKS_PER_BEAT
+        per_code = rhythm.bpm / 60.0 * CLOCKS_PER_BEAT / 5.0
+        assert np.allclose(np.diff(clocks), per_code, atol=1.0)
+
+
+def test_marked_codes_are_markers_and_groups() -> None:
+    rhythm, codes = Rhythm(120, "4/4"), np.arange(20)
+    tokens = marked_codes(rhythm, codes, 4, 40)
+    first = [TOKEN_IDS["bar:0"], TOKEN_IDS["clock:7"], *code_tokens(codes[:1])[0].tolist()]
+    assert tokens[: len(first)] == first, "the last frame of the first code is 0.16 s, 7.68 of 24 parts of a beat, in"
+    assert np.array_equal(codes_of(np.array([t for t in tokens if t >= FIRST_CODE_ID]).reshape(-1, NUM_GROUPS)), codes)
+    assert sum(TOKENS[token].startswith("bar:") for token in tokens if token < FIRST_CODE_ID) == 2
+
+
+def test_a_header_is_its_section() -> None:
+    section = Section("break", 12, frozenset({"drums", "pad"}))
+    assert [TOKENS[token] for token in header(section)] == ["section:break", "layers:pad+drums", "bars:12"]
+    assert section_of(header(section)) == section
+    with pytest.raises(ValueError, match="no section"):
+        section_of(header(section)[::-1])
