@@ -67,6 +67,16 @@ class PreparedGeneration:
     has_cached_negative: bool
     phases: tuple[Phase, ...]
 
+    @property
+    def bucket(self) -> int:
+        """T, which it shares with the generations of its bucket."""
+        return self.request.frames
+
+    @property
+    def steps(self) -> int:
+        """K."""
+        return self.request.steps
+
     def is_guided(self, step: int) -> bool:
         """Whether guidance acts in a step: where 1 - t is inside of the guidance interval."""
         parameters = self.values.parameters

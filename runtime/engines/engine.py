@@ -117,11 +117,25 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 
 
 @dataclass(frozen=True)
+class PlannerEngines:
+    """The engines of an autoregressive model: its graph, the sampler, and a smaller graph for drafts."""
+
+    planner: Engine
+    sampler: Engine
+    draft: Engine | None = None
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """Every engine."""
+        return (self.planner, self.sampler, *(() if self.draft is None else (self.draft,)))
+
+
+@dataclass(frozen=True)
 class EngineSet:
     """The engines of a tick: the decoder, and by features the graphs that run before it (rows) and after it (steps).
 
     adapted: the decoder for rows with `adapters`, where the deployment has it. merged: the adapters in the weights of
-    both decoders, with their strengths.
+    both decoders, with their strengths. planner: where the bundle has one.
     """
 
     decoder: Engine
@@ -130,12 +144,14 @@ class EngineSet:
     adapted: Engine | None = None
     adapters: AdapterCatalog = NO_ADAPTERS
     merged: Mapping[str, float] = field(default_factory=dict)
+    planner: PlannerEngines | None = None
 
     @property
     def all(self) -> tuple[Engine, ...]:
         """Every engine, the decoder first."""
         adapted = () if self.adapted is None else (self.adapted,)
-        return (self.decoder, *adapted, *self.rows.values(), *self.steps.values())
+        planner = () if self.planner is None else self.planner.all
+        return (self.decoder, *adapted, *self.rows.values(), *self.steps.values(), *planner)
 
     def close(self) -> None:
         """Release all of them."""

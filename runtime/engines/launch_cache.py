@@ -125,9 +125,8 @@ class LaunchCounts:
             self.failed - earlier.failed,
         )
 
-    def copy(self) -> LaunchCounts:
-        """These counts, as of now."""
-        return LaunchCounts(self.bound, self.captured, self.replayed, self.plain, self.evicted, self.failed)
+    def __add__(self, other: LaunchCounts) -> LaunchCounts:
+        return LaunchCounts(*[getattr(self, name) + getattr(other, name) for name in self.__slots__])
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
@@ -13,11 +13,12 @@ import numpy as np
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command
+from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import ADAPTED_DECODER, AdapterUse, adapter_shapes
-from runtime.engines.engine import Engine, EngineSet, decoder_shapes, features_of, variant_name
+from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -49,6 +50,11 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
         _check_tensors(old.adapted, new.adapted)
     elif old.adapted is not None:
         raise EngineMismatchError("the new engines lack the decoder for adapters", fix="build it, with adapter_rank")
+    if old.planner is not None:
+        if new.planner is None or len(new.planner.all) != len(old.planner.all):
+            raise EngineMismatchError("the new engines lack the planner or its draft", fix="build them")
+        for before, after in zip(old.planner.all, new.planner.all, strict=True):
+            _check_tensors(before, after)
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
@@ -160,7 +166,7 @@ def open_engines(
     AdapterError, RequestError (an unknown adapter), EngineNotBuiltError, EngineMismatchError, EngineError,
     OutOfMemoryError; no engine stays open then.
     """
-    folder = deployment.engine_folder(target)
+    folder, bundle = deployment.engine_folder(target), load_bundle(deployment.bundle)
     fix = build_command(deployment.path, target or deployment.target)
     adapters = read_catalog(deployment)
     uses = adapters.find(deployment.merged_adapters if merged is None else merged)
@@ -179,9 +185,15 @@ def open_engines(
             adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads, weights) if adapters.max_rank else None,
             adapters=adapters,
             merged={adapter.id: strength for adapter, strength in uses},
+            planner=None if bundle.planner is None else _planner(bundle.planner, open_one),
         )
         opened.pop_all()
     return engines
+
+
+def _planner(spec: PlannerSpec, open_one: Callable[[str], Engine]) -> PlannerEngines:
+    draft = None if spec.draft is None else open_one("planner_draft")
+    return PlannerEngines(open_one("planner"), open_one("sampler"), draft)
 
 
 def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> MergedWeights | None:

@@ -16,6 +16,7 @@ from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
 from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, condition_width
 from runtime.errors import DrainingError, EngineDeadError, EngineError, TickError
+from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.requests.request import GenerationRequest, StepParameters
 from runtime.requests.validation import check_request
 from runtime.tick.checkpoint import SlotSnapshot
@@ -27,8 +28,8 @@ from runtime.tick.registry import Listener, Registry
 class Submit:
     """A new generation, prepared; it resumes at `step`."""
 
-    request: GenerationRequest
-    work: PreparedGeneration
+    request: GenerationRequest | SequenceRequest
+    work: PreparedGeneration | SequenceWork
     step: int = 0
 
 
@@ -51,7 +52,7 @@ class Snapshot:
     """Copy a generation's state between two ticks."""
 
     request_id: str
-    reply: Future[SlotSnapshot]
+    reply: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class LoopClient:
         self.bundle, self.deployment = bundle, deployment
         self.engines = engines
         self._inbox, runtime = Inbox(), deployment.runtime
-        self._registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank)
+        self._registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
         self._draining = threading.Event()
         self._ended = threading.Event()
         self._fatal: TickError | None = None
@@ -121,6 +122,23 @@ class LoopClient:
         DrainingError, EngineDeadError.
         """
         return self._enter(request, listener, None, wait=wait)
+
+    def submit_sequence(
+        self, request: SequenceRequest, listener: Listener, state: SequenceState | None = None, *, wait: bool = False
+    ) -> str:
+        """Ask the planner for a sequence; exactly one terminal event follows. `state`: continue there (see snapshot).
+
+        Raises RequestError, also where the bundle has no planner, and as submit does.
+        """
+        if self.bundle.planner is None:
+            raise RequestError(f"the bundle {self.bundle.name!r} has no planner", fix="use one with [planner]")
+        request.check(self.bundle.planner)
+        self._check_open()
+        self._registry.enter(request, listener, wait=wait)
+        self._inbox.put(Submit(request, SequenceWork(request, state)))
+        if self._ended.is_set():
+            self._end_leftovers()
+        return request.id
 
     def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
         """Continue a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
@@ -149,9 +167,10 @@ class LoopClient:
         """End a generation before the next commit; unknown ids are ignored."""
         self._inbox.put(Cancel(request_id))
 
-    def snapshot(self, request_id: str) -> Future[SlotSnapshot]:
-        """A copy of a generation in flight, which runs on. The future raises RequestError where the id is unknown."""
-        reply: Future[SlotSnapshot] = Future()
+    def snapshot(self, request_id: str) -> Future[Any]:
+        """A copy of what is in flight, which runs on: a SlotSnapshot of a generation; of a sequence its SequenceState,
+        None while its prompts are read. The future raises RequestError where the id is unknown."""
+        reply: Future[Any] = Future()
         self._inbox.put(Snapshot(request_id, reply))
         return reply
 

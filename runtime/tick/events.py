@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import TickError
@@ -39,10 +39,10 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The clean latents `[T, C]` float32; the array belongs to the receiver."""
+    """The clean latents `[T, C]` float32, of a sequence its new tokens int64; the array belongs to the receiver."""
 
     request_id: str
-    latents: NDArray[np.float32]
+    latents: NDArray[Any]
     tick: int
     steps: int
 

@@ -16,10 +16,13 @@ from runtime.config.deployment import Deployment
 from runtime.denoise.runner import DenoiseRunner
 from runtime.devices.device import Device
 from runtime.devices.device import Event as DeviceEvent
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, PlannerEngines
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import check_replaceable
 from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
-from runtime.requests.request import DENOISE_MIN
+from runtime.language.runner import LanguageRunner
+from runtime.language.sequence import SequenceWork
+from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.checkpoint import SlotSnapshot
@@ -41,14 +44,17 @@ class TickLoop(LoopClient):
         self.device, self.clock = device, clock_of(device)
         self.observers: list[Callable[[TickRecord], None]] = []
         self._stream = device.main
-        self._scheduler = Scheduler(deployment.runtime.depth)
         self._denoise = DenoiseRunner(device, self._stream, engines, bundle, deployment, self.clock)
-        self._runners: tuple[Runner[Any], ...] = (self._denoise,)
+        self._language = self._language_runner(engines.planner)
+        # The planner's part comes first: the host waits for it while the device runs the rest of the tick.
+        self._runners: tuple[Runner[Any], ...] = (*filter(None, [self._language]), self._denoise)
+        own = {} if self._language is None else {self._language: deployment.runtime.planner_sequences}
+        self._scheduler = Scheduler(deployment.runtime.depth, own)
         self._in_flight: deque[InFlight] = deque()
         self._snapshots: deque[Snapshot] = deque()
         self._swaps: deque[Swap] = deque()
         self._updated: list[str] = []
-        self._counted = (device.allocations, self._denoise.launch_counts.copy())
+        self._counted = (device.allocations, self._launch_counts())
         self._last_tick_s = time.monotonic()
         self._last_begin: DeviceEvent | None = None
         self._generation = 0
@@ -59,7 +65,7 @@ class TickLoop(LoopClient):
     def stats(self) -> LoopStats:
         """Counts as of now."""
         return LoopStats(
-            slots_active=len(self._scheduler.slots),
+            slots_active=self._scheduler.num_shared,
             slots_capacity=self._scheduler.depth,
             queue_depth=max(0, len(self._registry) - len(self._scheduler.slots)),
             ticks=self._scheduler.tick,
@@ -153,8 +159,8 @@ class TickLoop(LoopClient):
             if part_launched.error is not None:
                 self._fail(part.slots, part_launched.error)
                 continue
-            self._publish_progress(part.slots)
             runner.commit(part)
+            self._publish_progress(part.slots)
             ended = self._scheduler.commit(part.slots)
             results, copied = runner.read_out(ended, ready) if ended else ([], ready)
             finished += zip(ended, results, strict=True)
@@ -266,25 +272,25 @@ class TickLoop(LoopClient):
                 self._stopped = True
 
     def _take(self, message: Submit) -> None:
-        request = message.request
+        request, work = message.request, message.work
         if not self._registry.holds(request):
             return  # cancelled before it arrived
-        if request.denoise <= DENOISE_MIN:
+        if isinstance(request, GenerationRequest) and request.denoise <= DENOISE_MIN:
             assert request.start is not None
             self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
             return
         submission = Submission(
             id=request.id,
-            runner=self._denoise,
-            work=message.work,
-            bucket=request.frames,
-            steps=request.steps,
+            runner=self._language if isinstance(work, SequenceWork) else self._denoise,
+            work=work,
+            bucket=work.bucket,
+            steps=work.steps,
             step=message.step,
             session=request.session,
             client=request.client,
             is_urgent=request.is_urgent,
         )
-        replaced = self._scheduler.waiting.push(submission)
+        replaced = self._scheduler.push(submission)
         if replaced is not None:
             self._registry.leave(Cancelled(replaced.id, replaced_by=request.id), "replaced")
 
@@ -325,10 +331,12 @@ class TickLoop(LoopClient):
             except EngineError as error:
                 message.reply.set_exception(error)
 
-    def _snapshot(self, request_id: str) -> SlotSnapshot:
+    def _snapshot(self, request_id: str) -> Any:
         slot = self._scheduler.slots.get(request_id)
         if slot is None:
             raise RequestError(f"no generation {request_id} is in flight", field="id")
+        if isinstance(slot.work, SequenceWork):
+            return slot.runner.snapshot(slot)
         states, has_cached_negative = slot.runner.snapshot(slot)
         request = slot.work.request.with_parameters(slot.work.values.parameters)
         return SlotSnapshot(request, slot.step, has_cached_negative, states, self.bundle.name)
@@ -352,17 +360,27 @@ class TickLoop(LoopClient):
             frames=tuple([frames for part in parts for frames in part.frames]),
             executes=sum([part.num_executes for part in parts]),
             variants=tuple([variant for part in parts for variant in part.variants]),
-            queue_depth=len(self._scheduler.waiting),
+            queue_depth=self._scheduler.num_waiting,
             generation=self._generation,
         )
 
     def _count(self, record: TickRecord) -> None:
         """Note what was allocated, bound, captured and replayed since the tick before."""
         allocations, counts = self._counted
-        now = self._denoise.launch_counts
+        now = self._launch_counts()
         record.allocations = self.device.allocations - allocations
         record.count(now.since(counts))
-        self._counted = (self.device.allocations, now.copy())
+        self._counted = (self.device.allocations, now)
+
+    def _launch_counts(self) -> LaunchCounts:
+        return sum([runner.launch_counts for runner in self._runners], LaunchCounts())
+
+    def _language_runner(self, engines: PlannerEngines | None) -> LanguageRunner | None:
+        if engines is None:
+            return None
+        assert self.bundle.planner is not None
+        runtime = self.deployment.runtime
+        return LanguageRunner(self.device, self._stream, engines, self.bundle.planner, runtime, self.clock)
 
     def _observe(self, completed: Sequence[TickRecord]) -> None:
         """Pass on the records of ticks that are over, on the host and on the device."""

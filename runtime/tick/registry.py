@@ -10,10 +10,12 @@ from typing import Any
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.engines.adapters import Adapter, total_rank
 from runtime.errors import QueueFullError, RequestError
+from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest, merge_patch
 from runtime.tick.events import Event
 
 Listener = Callable[[Event], None]
+Request = GenerationRequest | SequenceRequest
 OUTCOMES = ("ok", "cancelled", "replaced", "nonfinite", "engine_error", "drained")
 
 
@@ -22,7 +24,7 @@ class Entry:
     """A generation in the loop. `work` is None while it is being prepared; adapters: those that it may use."""
 
     listener: Listener
-    request: GenerationRequest
+    request: Request
     adapters: frozenset[Adapter] = frozenset()
     work: PreparedGeneration | None = None
 
@@ -41,8 +43,9 @@ class Registry:
     Any thread. A session is forgotten, with its step parameters, when its last generation leaves.
     """
 
-    def __init__(self, slots: int, queue: int, adapter_rank: int = 0) -> None:
+    def __init__(self, slots: int, queue: int, adapter_rank: int = 0, sequences: int = 0) -> None:
         self._num_slots, self._num_queue, self._adapter_rank = slots, queue, adapter_rank
+        self._num_sequences = sequences
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._is_closed = False
@@ -53,7 +56,7 @@ class Registry:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def holds(self, request: GenerationRequest) -> bool:
+    def holds(self, request: Request) -> bool:
         """Whether this generation, not another one of the same id, is in the loop."""
         entry = self._entries.get(request.id)
         return entry is not None and entry.request is request
@@ -64,7 +67,7 @@ class Registry:
 
     def enter(
         self,
-        request: GenerationRequest,
+        request: Request,
         listener: Listener,
         *,
         adapters: frozenset[Adapter] = frozenset(),
@@ -77,20 +80,25 @@ class Registry:
         """
         with self._freed:
             if wait and not request.is_urgent:
-                self._freed.wait_for(lambda: self._is_closed or not self._is_full)
+                self._freed.wait_for(lambda: self._is_closed or not self._is_full(request))
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
-            if self._is_full and not request.is_urgent:
-                raise QueueFullError(f"all {self._num_slots} slots and {self._num_queue} waiting places are taken")
+            if self._is_full(request) and not request.is_urgent:
+                raise QueueFullError(
+                    f"all {self._slots(request)} slots and {self._num_queue} waiting places are taken"
+                )
             self._check_rank(adapters)
             entry = self._entries[request.id] = Entry(listener, request, adapters)
             if request.session:
                 self._sessions.setdefault(request.session, _Session()).members[request.id] = entry
 
-    @property
-    def _is_full(self) -> bool:
-        counted = sum(not entry.request.is_urgent for entry in self._entries.values())
-        return counted >= self._num_slots + self._num_queue
+    def _slots(self, request: Request) -> int:
+        return self._num_sequences if isinstance(request, SequenceRequest) else self._num_slots
+
+    def _is_full(self, request: Request) -> bool:
+        """Generations and sequences have slots and waiting places of their own."""
+        alike = [entry.request for entry in self._entries.values() if type(entry.request) is type(request)]
+        return sum(not other.is_urgent for other in alike) >= self._slots(request) + self._num_queue
 
     def close(self) -> None:
         """The loop has ended: what waits for a place waits no more."""

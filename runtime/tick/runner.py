@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -89,8 +89,8 @@ class Runner(Protocol[P]):
         """Begin to copy out the results of finished slots, as of `ready`, and empty the slots. The arrays are valid
         once the returned event is done."""
 
-    def snapshot(self, slot: Slot) -> tuple[Mapping[str, NDArray[Any]], bool]:
-        """Copies of a slot's states, and whether its negative velocity is cached. Waits for the device."""
+    def snapshot(self, slot: Slot) -> Any:
+        """Copies of what a slot is continued from. Waits for the device."""
 
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""

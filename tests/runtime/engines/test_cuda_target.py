@@ -53,7 +53,7 @@ def generate(
         loop.submit(request, events.append)
     while loop.tick() is not None:
         pass
-    counts = loop._denoise.launch_counts.copy()
+    counts = replace(loop._denoise.launch_counts)
     loop.close()
     device.close()
     failed = [event.error for event in events if isinstance(event, Failed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -274,7 +274,7 @@ def replayed_share(load: float, deployment: Deployment, ticks: int = TICKS) -> f
             live[frames].append(LiveSlot(Slot("", None, work, frames, STEPS, index=index), work, False, 0))
             live[frames].sort(key=lambda item: item.slot.index)
             layouts[frames] = rules.lay_out(frames, live[frames], layouts[frames])
-        counts, runs = made.cache.counts.copy(), [frames for frames in LENGTHS if live[frames]]
+        counts, runs = replace(made.cache.counts), [frames for frames in LENGTHS if live[frames]]
         for frames in runs:
             layout = layouts[frames]
             assert layout is not None

@@ -1,0 +1,310 @@
+"""The planner's part of a tick: one execute for all sequences, and at most one chunk of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config.deployment import RuntimeConfig
+from runtime.config.planner import PlannerSpec
+from runtime.devices.device import Device, Event, Stream
+from runtime.devices.packed_vectors import PackedVectors
+from runtime.engines.engine import EngineSet, PlannerEngines
+from runtime.engines.launch_cache import Launch, LaunchCache, LaunchCounts
+from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
+from runtime.language.kv_cache import KvCache
+from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.sequence import SequenceState
+from runtime.language.step_buffers import PrefillBuffers, SequenceVectors, StepBuffers, vectors_bytes
+from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.slot import Slot
+
+
+class PhaseRecorder(Protocol):
+    """Notes at which time each phase of the tick begins."""
+
+    def begin(self, phase: str) -> None:
+        """Begin a phase; it lasts until the next one begins."""
+
+
+class LanguageKey(NamedTuple):
+    """Everything that a captured graph of decodes or of a verify bakes in; of a prefill, `rows` is its row."""
+
+    width: int
+    rows: int
+    sequences: int
+    span: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguagePart:
+    """What one tick executes: a chunk of a prompt, and `step` over the rows of all sequences; either may be None."""
+
+    slots: tuple[Slot, ...]
+    chunk: Chunk | None
+    step: LanguageKey | None
+    num_rows: int
+    num_executes: int
+    frames: tuple[int, ...] = ()
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Whether it prefills, decodes or verifies."""
+        kinds = ("prefill" if self.chunk else "", "" if not self.step else "decode" if self.step.width == 1 else "verify")
+        return tuple([kind for kind in kinds if kind])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageLaunch:
+    """A launched part; `done` is recorded behind it. `bad`: sequences with logits that are not numbers."""
+
+    runner: LanguageRunner
+    part: LanguagePart
+    error: TickError | None
+    begin: Event | None
+    done: Event | None
+    bad: list[tuple[Slot, int]]
+
+    def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
+        """When its executes ran, as one span of length 0. Valid when the tick is done."""
+        if self.begin is None or self.done is None:
+            return []
+        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
+        part, ms = self.part, stream.elapsed_ms(self.begin, self.done)
+        return [BucketSpan(0, len(part.slots), part.num_rows, part.num_executes, begin_ms, ms)]
+
+    def non_finite(self) -> Iterator[tuple[Slot, int]]:
+        """Sequences whose logits are not numbers, with the token it happened at. Valid when the tick is done."""
+        self.runner.collect(self)
+        yield from self.bad
+
+
+class LanguageRunner:
+    """Every sequence has a row of the cache, with guidance two. One thread.
+
+    The host reads a tick's tokens when it lays out the next one. The tick begins with this part, so that then the
+    device still has the rest of it to do.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        engines: PlannerEngines,
+        spec: PlannerSpec,
+        runtime: RuntimeConfig,
+        recorder: PhaseRecorder,
+    ) -> None:
+        self._stream, self._engines, self._spec = stream, engines, spec
+        self._runtime, self._recorder, self._generation = runtime, recorder, 0
+        count = runtime.planner_sequences
+        self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
+        widths = [(1, runtime.planner_steps), (spec.verify_tokens, 1)]
+        self._vectors = PackedVectors(device, vectors_bytes(2 * count, widths, spec.prefill_tokens))
+        self._shared = SequenceVectors(self._vectors, spec, count)
+        self._prefill = PrefillBuffers(device, self._vectors, spec)
+        self._steps = {
+            width: StepBuffers(device, self._vectors, self._shared, spec, count, width=width, steps=steps)
+            for width, steps in widths
+        }
+        captures = runtime.capture and device.kind != "cpu"
+        self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=captures)
+        # A prefill's addresses are those of its row: too many graphs.
+        self._prefills = LaunchCache(device, stream, runtime.captured_graphs, captures=False)
+        self._live: dict[int, LiveSequence] = {}
+        self._pending: LanguageLaunch | None = None
+
+    @property
+    def launch_counts(self) -> LaunchCounts:
+        """What happened to launches so far."""
+        return self._launches.counts
+
+    def admit(self, slot: Slot) -> None:
+        """Give a sequence free rows, cleared or as they were when its state was read."""
+        taken = {row for live in self._live.values() for row in live.rows}
+        free = [row for row in range(2 * self._runtime.planner_sequences) if row not in taken]
+        rows = tuple(free[: len(slot.work.request.prompts)])
+        live = LiveSequence(slot, rows, self._spec.capacity, speculates=self._runtime.speculation)
+        state: SequenceState | None = slot.work.state
+        for place, row in enumerate(rows):
+            if state is None:
+                self._cache.clear(row)
+            else:
+                self._cache.write(row, state.caches[place])
+        self._live[slot.index] = live
+        self._shared.write(live)
+        for buffers in self._steps.values():
+            buffers.forget(slot.index)
+
+    def update(self, slot: Slot) -> None:
+        """Does nothing: a sequence has no step parameters."""
+
+    def vacate(self, slot: Slot) -> None:
+        """Free a sequence's rows."""
+        live = self._live.pop(slot.index)
+        self._shared.rest(live)
+        for buffers in self._steps.values():
+            buffers.rest(live)
+
+    def plan(self) -> LanguagePart | None:
+        """What the next tick executes; waits for the tokens of the tick before. None where no sequence is live."""
+        if self._pending is not None and self._pending.done is not None:
+            self._pending.done.wait()
+            self.collect(self._pending)
+        if not self._live:
+            return None
+        going = self._going()
+        joining = next((live for live in going if not live.is_ready), None)
+        chunk = None if joining is None else joining.take_chunk(self._spec.prefill_tokens)
+        step = self._step(going) if any(live.is_ready for live in going) else None
+        return LanguagePart(
+            slots=tuple([live.slot for live in self._live.values()]),
+            chunk=chunk,
+            step=step,
+            num_rows=(chunk is not None) + (0 if step is None else step.rows),
+            num_executes=(chunk is not None) + (0 if step is None else self._steps[step.width].steps),
+        )
+
+    def launch(self, part: LanguagePart) -> LanguageLaunch:
+        """Upload what changed and put the part on the stream. Raises EngineDeadError."""
+        stream = self._stream
+        try:
+            self._recorder.begin("upload")
+            prefill = None if part.chunk is None else self._prepare_chunk(part.chunk)
+            step = None if part.step is None else self._prepare_step(part.step)
+            self._vectors.has_changed = True
+            self._vectors.flush(stream)
+            self._recorder.begin("launch")
+            begin = stream.record()
+            for launch in (prefill, step):
+                if launch is not None:
+                    for call in (*launch.before, *launch.decoder, *launch.after):
+                        call(stream)
+            if part.step is not None:
+                self._steps[part.step.width].download(stream)
+        except EngineDeadError:
+            raise
+        except (EngineError, ShapeError) as error:
+            self._forget_launches()
+            return LanguageLaunch(self, part, error, None, None, [])
+        self._pending = LanguageLaunch(self, part, None, begin, stream.record(), [])
+        return self._pending
+
+    def commit(self, part: LanguagePart) -> None:
+        """Take the tokens where they are there already. A slot's steps are its tokens; its end is its last step."""
+        if self._pending is not None and self._pending.done is not None and self._pending.done.is_done:
+            self.collect(self._pending)
+        for slot in part.slots:
+            live = self._live.get(slot.index)
+            if live is not None and live.slot is slot:
+                slot.step = live.count - 1
+                slot.steps = live.count if live.has_ended else live.request.max_tokens
+
+    def collect(self, launched: LanguageLaunch) -> None:
+        """Take the tokens of a launch that is done; again does nothing."""
+        if launched is not self._pending:
+            return
+        self._pending = None
+        step = launched.part.step
+        if step is None:
+            return
+        buffers = self._steps[step.width]
+        for slot in launched.part.slots:
+            live = self._live.get(slot.index)
+            if live is not None and live.slot is slot and live.was_fed:
+                self._take(live, buffers, launched.bad)
+
+    def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
+        """The new tokens of finished sequences, int64; their rows are free."""
+        results = [np.array(self._live[slot.index].tokens, np.int64) for slot in slots]
+        for slot in slots:
+            self.vacate(slot)
+        return results, ready
+
+    def snapshot(self, slot: Slot) -> SequenceState | None:
+        """What the sequence is continued from, in any rows; None where it is not past its prompts. Waits."""
+        if self._pending is not None and self._pending.done is not None:
+            self._pending.done.wait()
+            self.collect(self._pending)
+        live = self._live[slot.index]
+        return live.state([self._cache.read(row) for row in live.rows]) if live.is_ready else None
+
+    def use(self, engines: EngineSet) -> None:
+        """Run on other engines of the same tensors from the next tick on."""
+        assert engines.planner is not None
+        self._forget_launches()
+        self._engines = engines.planner
+        self._generation += 1
+
+    def close(self) -> None:
+        """Wait for what is pending and release everything. Raises EngineDeadError."""
+        self._stream.record().wait()
+        self._launches.close()
+        self._prefills.close()
+
+    def _going(self) -> list[LiveSequence]:
+        return [live for live in self._live.values() if live.is_finite and not live.has_ended]
+
+    def _step(self, going: Sequence[LiveSequence]) -> LanguageKey:
+        """A verify where there are drafts enough and no row would cross the end of its ring; else decodes."""
+        ready = [live for live in going if live.is_ready]
+        for live in ready:
+            live.draft(self._spec.verify_tokens - 1)
+        width = self._spec.verify_tokens
+        lasts = [live.position(place) for live in going for place in range(len(live.rows))]
+        crosses = any(last % self._cache.capacity + width > self._cache.capacity for last in lasts)
+        if crosses or not any(live.drafts for live in ready):
+            width = 1
+            for live in ready:
+                live.drafts.clear()
+        rows = 1 + max(row for live in self._live.values() for row in live.rows)
+        span = self._cache.span(max(lasts) + max(width, self._steps[width].steps))
+        return LanguageKey(width, rows, 1 + max(self._live), span, self._generation)
+
+    def _take(self, live: LiveSequence, buffers: StepBuffers, bad: list[tuple[Slot, int]]) -> None:
+        """Take a sequence's tokens up to the first step that was not finite."""
+        index, width = live.slot.index, buffers.width
+        flags = [bool(buffers.finite[step, index]) for step in range(buffers.steps)]
+        good = flags.index(False) if False in flags else len(flags)
+        first = index * width
+        drawn = [int(token) for step in range(good) for token in buffers.drawn[step, first : first + width]]
+        taken = live.accept(drawn) if width == 1 else live.accept_verified(drawn)
+        if good < len(flags) and len(taken) == len(drawn) and not live.has_ended:
+            live.is_finite = False
+            bad.append((live.slot, live.count))
+        if taken and live.request.on_tokens is not None:
+            live.request.on_tokens(taken)
+
+    def _prepare_chunk(self, chunk: Chunk) -> Launch:
+        self._prefill.write(chunk)
+        span = self._cache.span(chunk.start + self._spec.prefill_tokens)
+        key = LanguageKey(self._spec.prefill_tokens, chunk.row, 0, span, self._generation)
+        launch = self._prefills.get(
+            key, lambda: Launch(key, None, (), self._prefill.bind(self._engines, self._cache, chunk.row, span))
+        )
+        self._prefills.before_run(launch)
+        return launch
+
+    def _prepare_step(self, key: LanguageKey) -> Launch:
+        def bind() -> Launch:
+            rows, sequences, span = key.rows, key.sequences, key.span
+            executions = self._steps[key.width].bind(self._engines, self._cache, rows, sequences, span)
+            return Launch(key, None, tuple(executions[:-1]), executions[-1])
+
+        for live in self._live.values():
+            live.was_fed = False
+        for live in self._going():
+            live.was_fed = live.is_ready
+            self._steps[key.width].write(live, self._stream)
+        launch = self._launches.get(key, bind)
+        self._launches.before_run(launch)
+        return launch
+
+    def _forget_launches(self) -> None:
+        self._launches.drop(lambda key: True)
+        self._prefills.drop(lambda key: True)

@@ -1,0 +1,128 @@
+"""What a caller asks the planner for, and the random numbers of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from numpy.typing import NDArray
+
+from runtime.config.planner import PlannerSpec
+from runtime.errors import RequestError
+
+# Of a sequence without an end.
+ENDLESS = 1 << 62
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+class Constraint(Protocol):
+    """Which tokens may come next. A shallow copy (copy.copy) is a snapshot."""
+
+    @property
+    def key(self) -> Any:
+        """Equal keys stand for the same allowed tokens."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sequence has ended."""
+
+    def write_allowed(self, out: NDArray[Any]) -> None:
+        """Write the tokens that may come next, bool `[V]`."""
+
+    def advance(self, token: int) -> None:
+        """A token has come."""
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """The next tokens, at most `limit`, as far as only one may come at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceRequest:
+    """One sequence of the planner: tokens that follow a prompt.
+
+    negative: the prompt of the negative row, which guidance other than 1 needs. It ends with end_token, where
+    `constraint` is done, or after max_tokens. temperature 0: the likeliest token. top_k: 0 for no limit. The token at a
+    place depends on seed and place alone, not on how it was batched. on_tokens: is called on the tick thread with the
+    tokens of each tick, and must return at once.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int = ENDLESS
+    negative: tuple[int, ...] = ()
+    seed: int = 0
+    guidance: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    end_token: int | None = None
+    constraint: Constraint | None = None
+    session: str = ""
+    client: str = ""
+    is_urgent: bool = False
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """The prompt of each of its rows, the positive one first."""
+        return (self.prompt, self.negative) if self.guidance != 1.0 else (self.prompt,)
+
+    def check(self, spec: PlannerSpec) -> None:
+        """Raises RequestError where a prompt is empty or has unknown tokens, a number is out of range, or a cache
+        without a window is too small for prompt and new tokens."""
+        for name, prompt in zip(("prompt", "negative"), self.prompts, strict=False):
+            if not prompt or not 0 <= min(prompt) <= max(prompt) < spec.vocabulary:
+                raise RequestError(f"{name} has {len(prompt)} tokens, expected some of 0 to {spec.vocabulary - 1}",
+                                   field=name)
+        if self.max_tokens < 1 or not 0 <= self.temperature <= 10 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise RequestError("expected max_tokens >= 1, temperature 0 to 10, top_p above 0 to 1, top_k >= 0")
+        most = spec.capacity - max(spec.verify_tokens, 1) + 1 - max(len(prompt) for prompt in self.prompts)
+        if not spec.window and self.max_tokens > most:
+            raise RequestError(
+                f"max_tokens is {self.max_tokens}, the cache of {spec.capacity} tokens has room for {most} behind this "
+                "prompt",
+                field="max_tokens",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceState:
+    """A sequence between two ticks, as plain values: new tokens so far, the last of them (for drafts and the result),
+    its constraint, how much its drafts are trusted, and per row the caches `[H,M,J]` of every layer."""
+
+    count: int
+    tokens: tuple[int, ...]
+    constraint: Constraint | None
+    trust: float
+    caches: tuple[tuple[NDArray[Any], ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceWork:
+    """What a slot of the planner executes; with `state` it continues there."""
+
+    request: SequenceRequest
+    state: SequenceState | None = None
+    bucket: int = 0
+
+    @property
+    def steps(self) -> int:
+        """The most tokens."""
+        return self.request.max_tokens
+
+
+def uniform(seed: int, place: int) -> float:
+    """A number in [0, 1), the same for the same seed and place; 23 bits, exact in float32.
+
+    Number `place` of the generator SplitMix64 (Steele, Lea, Flood 2014), which begins at the mixed seed.
+    """
+    mixed = _mix((_mix((seed + _GAMMA) & _MASK) + (place + 1) * _GAMMA) & _MASK)
+    return (mixed >> 41) / (1 << 23)
+
+
+def _mix(state: int) -> int:
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

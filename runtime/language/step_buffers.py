@@ -1,0 +1,247 @@
+"""What executes of planner and sampler read and write: `steps` of them in a chain, with `width` tokens per row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config.planner import PlannerSpec
+from runtime.devices.device import ALIGNMENT_BYTES, Device, Stream, Tensor
+from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.engines.engine import Execution, PlannerEngines
+from runtime.language.kv_cache import KvCache
+from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.sequence import Constraint, uniform
+
+# Sampler inputs that a sequence keeps, with the value of a place without one.
+PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
+_INTEGERS = ("positive_row", "negative_row", "top_k")
+_UNKNOWN = object()
+
+
+class _Vector:
+    """A small vector on the device, and its host side for item assignments."""
+
+    def __init__(self, vectors: PackedVectors, count: int, dtype: Any, value: float = 0) -> None:
+        self.tensor, host = vectors.take(count, dtype)
+        host[...] = value
+        self.items = host_view(host)
+
+
+def vectors_bytes(rows: int, widths: Sequence[tuple[int, int]], chunk: int) -> int:
+    """What PackedVectors must hold for steps of these (width, steps) and a prefill of `chunk` tokens."""
+    pieces = [rows] * (len(PER_SEQUENCE) + 2) + [chunk] + [1] * 4
+    for width, steps in widths:
+        pieces += [rows * width] * (2 + steps) + [rows] * (2 * steps)
+    return sum(-(-8 * count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for count in pieces)
+
+
+class SequenceVectors:
+    """What does not change while a sequence lives: of each row its sequence, of each sequence rows and sampling."""
+
+    def __init__(self, vectors: PackedVectors, spec: PlannerSpec, sequences: int) -> None:
+        rows = 2 * sequences
+        self._values = {
+            name: _Vector(vectors, sequences, np.int64 if name in _INTEGERS else np.float32, value)
+            for name, value in PER_SEQUENCE.items()
+        }
+        self._row_sequence = _Vector(vectors, rows, np.int64)
+        self._window = _Vector(vectors, rows, np.int64, spec.window_input)
+
+    def write(self, live: LiveSequence) -> None:
+        """Set a sequence's values."""
+        request, index = live.request, live.slot.index
+        values = {
+            "positive_row": live.rows[0],
+            "negative_row": live.rows[-1],
+            "guidance": request.guidance,
+            "temperature": request.temperature or 1.0,
+            "top_k": request.top_k if request.temperature else 1,
+            "top_p": request.top_p,
+        }
+        for name, value in values.items():
+            self._values[name].items[index] = value
+        for row in live.rows:
+            self._row_sequence.items[row] = index
+
+    def rest(self, live: LiveSequence) -> None:
+        """A place without a sequence draws from row 0, and its rows take those tokens."""
+        for name, value in PER_SEQUENCE.items():
+            self._values[name].items[live.slot.index] = value
+        for row in live.rows:
+            self._row_sequence.items[row] = 0
+
+    def window(self, rows: int) -> Tensor:
+        """The planner's input `window`."""
+        return self._window.tensor.view(rows)
+
+    def sampler_tensors(self, rows: int, sequences: int) -> dict[str, Tensor]:
+        """Sampler input -> memory."""
+        tensors = {name: vector.tensor.view(sequences) for name, vector in self._values.items()}
+        return {**tensors, "row_sequence": self._row_sequence.tensor.view(rows)}
+
+
+class StepBuffers:
+    """A decode (width 1: every execute feeds what the one before has drawn) or a verify (one execute).
+
+    `drawn[step][sequence * width + place]` are the tokens of the last launch on the host, `finite[step][sequence]` its
+    flags, both valid once it is done.
+    """
+
+    def __init__(
+        self, device: Device, vectors: PackedVectors, shared: SequenceVectors, spec: PlannerSpec, sequences: int, *,
+        width: int, steps: int,
+    ) -> None:  # fmt: skip
+        self.width, self.steps, self._spec, self._shared, self._device = width, steps, spec, shared, device
+        rows, self._vocabulary, self._capacity = 2 * sequences, spec.vocabulary, spec.capacity
+        self._tokens = _Vector(vectors, rows * width, np.int64)
+        self._pick = _Vector(vectors, rows * width, np.int64)
+        self._positions = [_Vector(vectors, rows, np.int64) for _ in range(steps)]
+        self._writes = [_Vector(vectors, rows, np.int64) for _ in range(steps)]
+        self._uniforms = [_Vector(vectors, sequences * width, np.float32) for _ in range(steps)]
+        for place in range(rows * width):
+            self._pick.items[place] = place % width
+        self._fed = [self._tokens.tensor, *[device.zeros((rows * width,), np.int64) for _ in range(steps)]]
+        self._logits = device.zeros((rows * width * spec.vocabulary,), np.float32)
+        self._allowed = device.zeros((sequences, width, spec.vocabulary), np.bool_)
+        self._allowed_host = device.mirror(self._allowed)
+        self._allowed_keys: list[object] = [_UNKNOWN] * (sequences * width)
+        self._stride = -(-sequences * width // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._drawn = device.zeros((steps, self._stride), np.int64)
+        self._finite = device.zeros((steps, self._stride), np.bool_)
+        self.drawn = device.staging((steps, self._stride), np.int64)
+        self.finite = device.staging((steps, self._stride), np.bool_)
+
+    def bind(self, engines: PlannerEngines, cache: KvCache, rows: int, sequences: int, span: int) -> list[Execution]:
+        """Planner and sampler of every step, in order. Raises ShapeError, EngineError."""
+        return [
+            execution
+            for step in range(self.steps)
+            for execution in (
+                engines.planner.bind(self._planner_tensors(step, rows) | cache.tensors(0, rows, span)),
+                engines.sampler.bind(self._sampler_tensors(step, rows, sequences)),
+            )
+        ]
+
+    def forget(self, index: int) -> None:
+        """Another sequence takes this place: which tokens are allowed there is not known."""
+        self._allowed_keys[index * self.width : (index + 1) * self.width] = [_UNKNOWN] * self.width
+
+    def write(self, live: LiveSequence, stream: Stream) -> None:
+        """Set what the next launch feeds and draws for a sequence; one that is not ready only keeps its rows alive.
+
+        Where it draws more than it will take, the next tokens overwrite what this left in the cache.
+        """
+        for place, row in enumerate(live.rows):
+            position, first = live.position(place), row * self.width
+            for step in range(self.steps):
+                self._positions[step].items[row] = position + step
+                self._writes[step].items[row] = (position + step) % self._capacity
+            self._tokens.items[first] = live.next_token(place)
+            for offset in range(1, self.width):
+                self._tokens.items[first + offset] = live.drafts[offset - 1] if offset <= len(live.drafts) else 0
+        if live.is_ready:
+            self._write_uniforms(live)
+            self._write_allowed(live, stream)
+
+    def rest(self, live: LiveSequence) -> None:
+        """Rows without a sequence work on their first positions."""
+        for step in range(self.steps):
+            for row in live.rows:
+                self._positions[step].items[row] = self._writes[step].items[row] = 0
+
+    def download(self, stream: Stream) -> None:
+        """Begin to copy tokens and flags to the host."""
+        self._device.download(self.drawn, self._drawn, stream)
+        self._device.download(self.finite, self._finite, stream)
+
+    def _write_uniforms(self, live: LiveSequence) -> None:
+        request, first = live.request, live.slot.index * self.width
+        for step in range(self.steps):
+            for place in range(self.width):
+                number = live.count + step + place
+                self._uniforms[step].items[first + place] = uniform(request.seed, number) if request.temperature else 0
+
+    def _write_allowed(self, live: LiveSequence, stream: Stream) -> None:
+        """What may come at every place; a draft that may not come is the last one, and the later ones are dropped."""
+        first, constraint = live.slot.index * self.width, copy.copy(live.constraint)
+        for place in range(min(self.width, len(live.drafts) + 1)):
+            self._allow(first + place, constraint, stream)
+            if place < len(live.drafts) and constraint is not None:
+                draft = live.drafts[place]
+                if not self._allowed_host[live.slot.index, place, draft]:
+                    del live.drafts[place:]
+                    return
+                constraint.advance(draft)
+                if constraint.is_done:
+                    del live.drafts[place + 1 :]
+                    return
+
+    def _allow(self, place: int, constraint: Constraint | None, stream: Stream) -> None:
+        key = None if constraint is None else constraint.key
+        if self._allowed_keys[place] != key:
+            self._allowed_keys[place] = key
+            row: NDArray[np.bool_] = self._allowed_host.reshape(-1, self._vocabulary)[place]
+            if constraint is None:
+                row[...] = True
+            else:
+                constraint.write_allowed(row)
+            self._device.upload(self._allowed.view(self._vocabulary, start=place * self._vocabulary), row, stream)
+
+    def _planner_tensors(self, step: int, rows: int) -> dict[str, Tensor]:
+        names, width = self._spec.inputs, self.width
+        return {
+            names.tokens: self._fed[step].view(rows, width),
+            names.position: self._positions[step].tensor.view(rows),
+            names.write: self._writes[step].tensor.view(rows),
+            names.window: self._shared.window(rows),
+            names.pick: self._pick.tensor.view(rows, width, 1),
+            self._spec.outputs.logits: self._logits.view(rows, width, self._vocabulary),
+        }
+
+    def _sampler_tensors(self, step: int, rows: int, sequences: int) -> dict[str, Tensor]:
+        width, start = self.width, step * self._stride
+        return {
+            **self._shared.sampler_tensors(rows, sequences),
+            "logits": self._logits.view(rows, width, self._vocabulary),
+            "uniform": self._uniforms[step].tensor.view(sequences, width),
+            "allowed": self._allowed.view(sequences, width, self._vocabulary),
+            "tokens": self._drawn.view(sequences, width, start=start),
+            "row_tokens": self._fed[step + 1].view(rows, width),
+            "finite": self._finite.view(sequences, start=start),
+        }
+
+
+class PrefillBuffers:
+    """A chunk of one row's prompt. Its logits are not used."""
+
+    def __init__(self, device: Device, vectors: PackedVectors, spec: PlannerSpec) -> None:
+        self._spec = spec
+        self._tokens = _Vector(vectors, spec.prefill_tokens, np.int64)
+        self._position, self._write, self._window, self._pick = (
+            _Vector(vectors, 1, np.int64, value) for value in (0, 0, spec.window_input, 0)
+        )
+        self._logits = device.zeros((1, 1, spec.vocabulary), np.float32)
+
+    def write(self, chunk: Chunk) -> None:
+        """Set the next chunk; what pads it is overwritten in the cache before anything reads it."""
+        self._position.items[0], self._write.items[0] = chunk.start, chunk.start % self._spec.capacity
+        for place in range(self._spec.prefill_tokens):
+            self._tokens.items[place] = chunk.tokens[place] if place < len(chunk.tokens) else 0
+
+    def bind(self, engines: PlannerEngines, cache: KvCache, row: int, span: int) -> Execution:
+        """An execute on one row's cache. Raises ShapeError, EngineError."""
+        names = self._spec.inputs
+        tensors = {
+            names.tokens: self._tokens.tensor.view(1, self._spec.prefill_tokens),
+            names.position: self._position.tensor,
+            names.write: self._write.tensor,
+            names.window: self._window.tensor,
+            names.pick: self._pick.tensor.view(1, 1, 1),
+            self._spec.outputs.logits: self._logits,
+        }
+        return engines.planner.bind(tensors | cache.tensors(row, row + 1, span))
