@@ -76,7 +76,8 @@ class RuntimeConfig(BaseModel):
     batched_step: one execute steps all slots. frozen_conditions: conditions are uploaded at admission, not at every
     tick. ticks_in_flight: 2 launches a tick while the previous one runs. adapter_rank: the ranks of all LoRA adapters
     that generations use at a time, in sum; 0: no generation uses one, and no engine for them is built.
-    planner_sequences: sequences that the bundle's planner writes at a time.
+    planner_sequences: sequences that the bundle's planner writes at a time. planner_steps: tokens of each that a tick
+    draws, one after the other. speculation: a tick verifies several drafted tokens at once; the tokens stay the same.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,6 +95,8 @@ class RuntimeConfig(BaseModel):
     token_multiple: int = Field(default=0, ge=0, le=4096)
     adapter_rank: int = Field(default=0, ge=0, le=512, multiple_of=ADAPTER_RANK_MULTIPLE)
     planner_sequences: int = Field(default=4, ge=1, le=64)
+    planner_steps: int = Field(default=1, ge=1, le=8)
+    speculation: bool = True
 
 
 class Deployment(BaseModel):

@@ -53,8 +53,8 @@ def check_replaceable(old: EngineSet, new: EngineSet) -> None:
     if old.planner is not None:
         if new.planner is None or len(new.planner.all) != len(old.planner.all):
             raise EngineMismatchError("the new engines lack the planner or its draft", fix="build them")
-        for before, after in zip(old.planner.all, new.planner.all, strict=True):
-            _check_tensors(before, after)
+        for mine, others in zip(old.planner.all, new.planner.all, strict=True):
+            _check_tensors(mine, others)
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:

@@ -79,7 +79,7 @@ class LiveSequence:
             self.drafts += self.history.draft(self.drafts, count - len(self.drafts))
 
     def accept(self, drawn: Sequence[int]) -> list[int]:
-        """Take the tokens of chained executes, as long as the tokens that they could choose from were the right ones."""
+        """Take the tokens of chained executes, as long as what they could choose from was right."""
         key, taken = None if self.constraint is None else self.constraint.key, []
         for token in drawn:
             taken.append(self._take(token))

@@ -55,8 +55,10 @@ class LanguagePart:
     @property
     def variants(self) -> tuple[str, ...]:
         """Whether it prefills, decodes or verifies."""
-        kinds = ("prefill" if self.chunk else "", "" if not self.step else "decode" if self.step.width == 1 else "verify")
-        return tuple([kind for kind in kinds if kind])
+        prefill = () if self.chunk is None else ("prefill",)
+        if self.step is None:
+            return prefill
+        return (*prefill, "decode" if self.step.width == 1 else "verify")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

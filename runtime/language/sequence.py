@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -74,8 +74,9 @@ class SequenceRequest:
         without a window is too small for prompt and new tokens."""
         for name, prompt in zip(("prompt", "negative"), self.prompts, strict=False):
             if not prompt or not 0 <= min(prompt) <= max(prompt) < spec.vocabulary:
-                raise RequestError(f"{name} has {len(prompt)} tokens, expected some of 0 to {spec.vocabulary - 1}",
-                                   field=name)
+                raise RequestError(
+                    f"{name} has {len(prompt)} tokens, expected some of 0 to {spec.vocabulary - 1}", field=name
+                )
         if self.max_tokens < 1 or not 0 <= self.temperature <= 10 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise RequestError("expected max_tokens >= 1, temperature 0 to 10, top_p above 0 to 1, top_k >= 0")
         most = spec.capacity - max(spec.verify_tokens, 1) + 1 - max(len(prompt) for prompt in self.prompts)

@@ -15,7 +15,7 @@ from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
 from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, condition_width
-from runtime.errors import DrainingError, EngineDeadError, EngineError, TickError
+from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.requests.request import GenerationRequest, StepParameters
 from runtime.requests.validation import check_request

@@ -84,9 +84,7 @@ class Registry:
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
             if self._is_full(request) and not request.is_urgent:
-                raise QueueFullError(
-                    f"all {self._slots(request)} slots and {self._num_queue} waiting places are taken"
-                )
+                raise QueueFullError(f"all {self._slots(request)} slots and {self._num_queue} waiting places are taken")
             self._check_rank(adapters)
             entry = self._entries[request.id] = Entry(listener, request, adapters)
             if request.session:
