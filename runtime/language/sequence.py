@@ -13,6 +13,8 @@ from runtime.errors import RequestError
 
 # Of a sequence without an end.
 ENDLESS = 1 << 62
+# As many tokens may be drawn behind the last one that counts: the bound of planner_steps.
+MOST_STEPS = 8
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
@@ -79,7 +81,7 @@ class SequenceRequest:
                 )
         if self.max_tokens < 1 or not 0 <= self.temperature <= 10 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise RequestError("expected max_tokens >= 1, temperature 0 to 10, top_p above 0 to 1, top_k >= 0")
-        most = spec.capacity - max(spec.verify_tokens, 1) + 1 - max(len(prompt) for prompt in self.prompts)
+        most = spec.capacity - max(spec.verify_tokens, MOST_STEPS) + 1 - max(len(prompt) for prompt in self.prompts)
         if not spec.window and self.max_tokens > most:
             raise RequestError(
                 f"max_tokens is {self.max_tokens}, the cache of {spec.capacity} tokens has room for {most} behind this "

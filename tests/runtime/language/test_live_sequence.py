@@ -1,0 +1,123 @@
+"""A sequence's bookkeeping: chunks, positions, which drawn tokens count, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.sequence import SequenceRequest, SequenceWork
+from runtime.scheduling.slot import Slot
+
+
+@dataclass
+class Alternating:
+    """Token 1, then any of 2 to 4, and so on; ends after `length` tokens."""
+
+    length: int
+    count: int = 0
+
+    @property
+    def key(self) -> int:
+        return self.count % 2
+
+    @property
+    def is_done(self) -> bool:
+        return self.count >= self.length
+
+    def write_allowed(self, out: NDArray[Any]) -> None:
+        out[:] = False
+        out[1 if self.count % 2 == 0 else slice(2, 5)] = True
+
+    def advance(self, token: int) -> None:
+        self.count += 1
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return (1,) if self.count % 2 == 0 and limit else ()
+
+
+def live(*, speculates: bool = True, **changes: Any) -> LiveSequence:
+    request = SequenceRequest(**{"id": "a", "prompt": (5, 6, 7, 8), "max_tokens": 10, **changes})
+    slot = Slot(id="a", runner=None, work=SequenceWork(request), bucket=0, steps=10)
+    return LiveSequence(slot, tuple(range(3, 3 + len(request.prompts))), 100, speculates=speculates)
+
+
+def test_prompts_are_prefilled_row_by_row_but_for_their_last_tokens() -> None:
+    found = live(negative=(9, 10), guidance=2.0)
+    assert [found.take_chunk(2) for _ in range(3)] == [Chunk(3, 0, (5, 6)), Chunk(3, 2, (7,)), Chunk(4, 0, (9,))]
+    assert found.is_ready
+    assert [(found.next_token(place), found.position(place)) for place in (0, 1)] == [(8, 3), (10, 1)]
+    found.accept([20])
+    assert [(found.next_token(place), found.position(place)) for place in (0, 1)] == [(20, 4), (20, 2)]
+
+
+def test_a_row_that_waits_stands_behind_what_is_prefilled() -> None:
+    found = live()
+    found.take_chunk(2)
+    assert (found.is_ready, found.position(0)) == (False, 2)
+
+
+def test_a_sequence_ends_with_its_count_its_end_token_or_its_constraint() -> None:
+    assert live(max_tokens=2).accept([1, 2, 3]) == [1, 2]
+    assert live(end_token=2).accept([1, 2, 3]) == [1, 2]
+    constrained = live(constraint=Alternating(1))
+    assert constrained.accept([1, 3]) == [1]
+    assert constrained.has_ended
+    assert live(constraint=Alternating(0)).has_ended
+
+
+def test_of_chained_tokens_those_count_that_were_drawn_from_the_right_ones() -> None:
+    found = live(constraint=Alternating(9))
+    assert found.accept([1, 1, 1]) == [1]
+    assert found.accept([3, 3, 3]) == [3]
+    assert (found.count, found.tokens) == (2, (1, 3))
+
+
+def test_verified_tokens_count_up_to_the_first_that_is_not_the_draft() -> None:
+    found = live(prompt=(1, 2, 3, 4, 1, 2, 3))
+    found.draft(3)
+    assert found.drafts == [4, 1, 2]
+    assert found.accept_verified([4, 1, 9, 8]) == [4, 1, 9]
+    assert found.tokens == (4, 1, 9)
+
+
+def test_all_drafts_right_give_one_token_more() -> None:
+    found = live(prompt=(1, 2, 3, 4, 1, 2, 3))
+    found.draft(2)
+    assert found.accept_verified([4, 1, 7, 8, 8]) == [4, 1, 7]
+
+
+def test_forced_tokens_are_the_first_drafts() -> None:
+    found = live(prompt=(1, 2, 1, 1, 2, 1), constraint=Alternating(9))
+    found.draft(3)
+    assert found.drafts[0] == 1
+    without = live(constraint=Alternating(9), speculates=False)
+    without.draft(3)
+    assert without.drafts == []
+
+
+def test_the_state_of_a_sequence_is_continued_without_touching_it() -> None:
+    found = live(constraint=Alternating(9))
+    found.accept([1])
+    state = found.state([(np.zeros(1),)])
+    found.accept([3])
+    slot = Slot(id="a", runner=None, work=SequenceWork(found.request, state), bucket=0, steps=10)
+    other = LiveSequence(slot, (0,), 100, speculates=True)
+    assert other.is_ready
+    assert (other.tokens, other.position(0), other.next_token(0)) == ((1,), 4, 1)
+    assert other.accept([2]) == [2]
+    assert found.tokens == (1, 3)
+
+
+@pytest.mark.parametrize("count", [5, 150, 1000])
+def test_a_long_sequence_keeps_its_last_tokens(count: int) -> None:
+    found = live(max_tokens=5000)
+    for token in range(count):
+        found.accept([token])
+    kept = found.tokens
+    assert kept == tuple(range(count))[-len(kept) :]
+    assert len(kept) >= min(count, 100)

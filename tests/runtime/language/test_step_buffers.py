@@ -1,0 +1,182 @@
+"""What a step's tensors hold: positions in a ring, random numbers by place, allowed tokens written when they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.tiny_planner import VOCABULARY, planner_toml
+from numpy.typing import NDArray
+
+from runtime.config.planner import PlannerSpec
+from runtime.devices.device import HostDevice
+from runtime.devices.packed_vectors import PackedVectors
+from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.sequence import SequenceRequest, SequenceWork, uniform
+from runtime.language.step_buffers import PrefillBuffers, SequenceVectors, StepBuffers, vectors_bytes
+from runtime.scheduling.slot import Slot
+
+SEQUENCES = 2
+
+
+@dataclass
+class Only:
+    """One token at a time, `tokens` in order; counts how often its mask is written."""
+
+    tokens: tuple[int, ...]
+    place: int = 0
+    written: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> int:
+        return self.tokens[self.place]
+
+    @property
+    def is_done(self) -> bool:
+        return self.place == len(self.tokens)
+
+    def write_allowed(self, out: NDArray[Any]) -> None:
+        self.written.append(self.key)
+        out[:] = False
+        out[self.key] = True
+
+    def advance(self, token: int) -> None:
+        self.place += 1
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return self.tokens[self.place : self.place + limit]
+
+
+def spec_of() -> PlannerSpec:
+    import tomllib
+
+    return PlannerSpec.model_validate(tomllib.loads(planner_toml(64, 40, thinking=False, draft=False))["planner"])
+
+
+class Made:
+    """Buffers on the host."""
+
+    def __init__(self, width: int, steps: int) -> None:
+        self.device, self.spec, widths = HostDevice(), spec_of(), [(width, steps)]
+        self.vectors = PackedVectors(self.device, vectors_bytes(2 * SEQUENCES, widths, self.spec.prefill_tokens))
+        self.shared = SequenceVectors(self.vectors, self.spec, SEQUENCES)
+        self.prefill = PrefillBuffers(self.device, self.vectors, self.spec)
+        self.buffers = StepBuffers(
+            self.device, self.vectors, self.shared, self.spec, SEQUENCES, width=width, steps=steps
+        )
+
+    def write(self, live: LiveSequence) -> None:
+        self.shared.write(live)
+        self.buffers.write(live, self.device.main)
+
+    def planner(self, name: str, step: int = 0) -> list[Any]:
+        tensor = self.buffers._planner_tensors(step, 4)[name]
+        assert tensor.host is not None
+        found: list[Any] = tensor.host.tolist()
+        return found
+
+    def sampler(self, name: str, step: int = 0) -> NDArray[Any]:
+        host = self.buffers._sampler_tensors(step, 4, SEQUENCES)[name].host
+        assert host is not None
+        return host
+
+
+def live(rows: tuple[int, ...] = (0,), index: int = 0, count: int = 0, **changes: Any) -> LiveSequence:
+    request = SequenceRequest(**{"id": "a", "prompt": (5, 6, 7), "seed": 4, **changes})
+    slot = Slot(id="a", runner=None, work=SequenceWork(request), bucket=0, steps=10, index=index)
+    found = LiveSequence(slot, rows, 100, speculates=True)
+    found.prefilled = [len(prompt) - 1 for prompt in found.prompts]
+    for token in range(count):
+        found.accept([token])
+    return found
+
+
+def test_each_decode_stands_one_position_behind_the_one_before_and_wraps() -> None:
+    made = Made(1, 3)
+    made.write(live((1, 2), count=60, guidance=2.0, negative=(8, 9)))
+    assert [made.planner("position", step)[1:3] for step in range(3)] == [[62, 61], [63, 62], [64, 63]]
+    assert [made.planner("write", step)[1:3] for step in range(3)] == [[62, 61], [63, 62], [0, 63]]
+    assert made.planner("tokens")[1:3] == [[59], [59]]
+    assert made.planner("window") == [40] * 4
+
+
+def test_a_step_feeds_what_the_one_before_has_drawn() -> None:
+    made = Made(1, 2)
+    drawn, fed = made.sampler("row_tokens", 0), made.buffers._planner_tensors(1, 4)["tokens"]
+    assert fed.address == drawn.ctypes.data
+
+
+def test_a_verify_feeds_drafts_and_wants_logits_of_all() -> None:
+    made, found = Made(5, 1), live(prompt=(1, 2, 3, 4, 1, 2, 3))
+    found.draft(3)
+    made.write(found)
+    assert made.planner("tokens")[0] == [3, 4, 1, 2, 0]
+    assert [place for (place,) in made.planner("pick")[0]] == [0, 1, 2, 3, 4]
+    expected = np.float32([uniform(4, place) for place in range(5)])
+    assert (made.sampler("uniform")[0] == expected).all()
+
+
+def test_the_likeliest_token_needs_no_random_number() -> None:
+    made = Made(1, 1)
+    made.write(live(temperature=0.0, top_k=7))
+    assert (made.sampler("uniform")[0, 0], made.sampler("top_k")[0], made.sampler("temperature")[0]) == (0, 1, 1)
+
+
+def test_a_guided_sequence_draws_from_two_rows_and_both_take_its_tokens() -> None:
+    made, found = Made(1, 1), live((1, 3), index=1, guidance=2.0, negative=(8, 9))
+    made.write(found)
+    names = ("positive_row", "negative_row", "row_sequence")
+    assert [made.sampler(name).tolist() for name in names] == [[0, 1], [0, 3], [0, 1, 0, 1]]
+    made.shared.rest(found)
+    made.buffers.rest(found)
+    assert [made.sampler(name).tolist() for name in names] == [[0, 0], [0, 0], [0, 0, 0, 0]]
+    assert made.planner("position") == [0] * 4
+
+
+def test_what_is_allowed_is_written_when_it_changes() -> None:
+    made, constraint = Made(1, 1), Only((7, 7, 9))
+    found = live(constraint=constraint)
+    for _ in range(3):
+        made.write(found)
+    assert found.constraint is not None
+    found.accept([7])
+    made.write(found)
+    assert constraint.written == [7]
+    found.accept([7])
+    made.write(found)
+    assert constraint.written == [7, 9]
+    assert np.flatnonzero(made.sampler("allowed")[0, 0]).tolist() == [9]
+    made.buffers.forget(0)
+    made.write(live())
+    assert made.sampler("allowed")[0, 0].all()
+
+
+def test_drafts_that_may_not_come_are_dropped() -> None:
+    made, found = Made(5, 1), live(constraint=Only((7, 8, 9)))
+    found.drafts = [7, 8, 3, 3]
+    made.write(found)
+    assert found.drafts == [7, 8]
+    assert [np.flatnonzero(row).tolist() for row in made.sampler("allowed")[0, :3]] == [[7], [8], [9]]
+    found.drafts = [7, 8, 9, 1]
+    made.write(found)
+    assert found.drafts == [7, 8, 9]
+
+
+def test_a_chunk_is_padded_and_lies_in_the_ring() -> None:
+    made = Made(1, 1)
+    made.prefill.write(Chunk(2, 80, tuple(range(10))))
+    assert list(made.prefill._tokens.items) == [*range(10), *[0] * 6]
+    assert (made.prefill._position.items[0], made.prefill._write.items[0]) == (80, 16)
+
+
+def test_nothing_is_allowed_by_default_of_another_width() -> None:
+    assert Made(1, 1).sampler("allowed").shape == (SEQUENCES, 1, VOCABULARY)
+    assert Made(5, 1).sampler("allowed").shape == (SEQUENCES, 5, VOCABULARY)
+
+
+@pytest.mark.parametrize(("width", "steps"), [(1, 1), (1, 8), (5, 1)])
+def test_the_vectors_fit(width: int, steps: int) -> None:
+    made = Made(width, steps)
+    assert made.vectors.used_bytes <= vectors_bytes(2 * SEQUENCES, [(width, steps)], made.spec.prefill_tokens)
