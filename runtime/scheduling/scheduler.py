@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import count
 from typing import Any
 
 from runtime.scheduling.queue import WaitingQueue
@@ -82,7 +83,7 @@ class Scheduler:
     def _open_slot(self, submission: Submission) -> Slot:
         """A slot with the lowest free index of its bucket."""
         taken = {slot.index for slot in self.slots.values() if slot.bucket == submission.bucket}
-        index = next(index for index in range(self.depth) if index not in taken)
+        index = next(index for index in count() if index not in taken)
         values = {item.name: getattr(submission, item.name) for item in fields(Submission)}
         slot = self.slots[submission.id] = Slot(**values, index=index)
         return slot

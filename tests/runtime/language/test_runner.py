@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Loops
+from conftest import Built, Loops
 from helpers.backends import FEW_VARIANTS
-from helpers.generations import Inbox
+from helpers.faulty_engine import Faults, FaultyEngine
+from helpers.generations import GUIDED as GUIDED_LATENTS
+from helpers.generations import Inbox, make, run_all
 from helpers.tiny_planner import VOCABULARY, reference_logits, tiny_weights
+from numpy.typing import NDArray
 
-from runtime.language.sequence import SequenceRequest
+from profiling.bench.allocation_probe import AllocationProbe
+from runtime.engines.engine import PlannerEngines
+from runtime.engines.loading import open_engines
+from runtime.errors import EngineError, NonFiniteError, QueueFullError, RequestError
+from runtime.language.runner import LanguageRunner
+from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
+from runtime.language.step_buffers import StepBuffers
+from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress
 from runtime.tick.loop import TickLoop
 
 WEIGHTS = tiny_weights()
-LINEAR: dict[str, Any] = {"capacity": 128, "window": 0}
-RING: dict[str, Any] = {"capacity": 64, "window": 40}
+LINEAR: dict[str, Any] = {"capacity": 128, "window": 0, "thinking": False}
+RING: dict[str, Any] = {"capacity": 64, "window": 40, "thinking": False}
+Planned = Callable[..., TickLoop]
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
@@ -24,22 +38,87 @@ def tokens_of(seed: int, count: int) -> tuple[int, ...]:
 
 
 GUIDED = {"negative": tokens_of(9, 5), "guidance": 2.0, "temperature": 0.7}
+SONG = tokens_of(3, 6)
 
 
-def sequence(name: str, prompt: int = 20, **changes: Any) -> SequenceRequest:
+def sequence(name: str, length: int = 20, **changes: Any) -> SequenceRequest:
     """A sequence whose prompt and seed depend on its name."""
     number = sum(map(ord, name))
-    values = {"prompt": tokens_of(number, prompt), "max_tokens": 24, "seed": number, **changes}
+    values = {"prompt": tokens_of(number, length), "max_tokens": 24, "seed": number, **changes}
     return SequenceRequest(id=name, **values)
+
+
+@dataclass
+class Song:
+    """SONG again and again, but for every fourth token, which is free; `length` tokens."""
+
+    length: int
+    count: int = 0
+    masks: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> object:
+        return "free" if self.count % 4 == 3 else SONG[self.count % len(SONG)]
+
+    @property
+    def is_done(self) -> bool:
+        return self.count >= self.length
+
+    def write_allowed(self, out: NDArray[Any]) -> None:
+        out[:] = self.key == "free"
+        if self.key != "free":
+            out[self.key] = True
+
+    def advance(self, token: int) -> None:
+        self.count += 1
+
+    def forced(self, limit: int) -> list[int]:
+        places = range(self.count, min(self.count + limit, self.length))
+        free = next((place for place in places if place % 4 == 3), places.stop)
+        return [SONG[place % len(SONG)] for place in range(self.count, free)]
+
+
+@pytest.fixture
+def planned(loops: Loops, built: Built) -> Planned:
+    """`planned(LINEAR, planner_steps=3)`: a loop on a tiny bundle with a planner."""
+
+    def open_loop(planner: dict[str, Any] = LINEAR, **runtime: Any) -> TickLoop:
+        deployment = built(planner=planner, more=FEW_VARIANTS, codec=False, text_encoder=False)
+        changed = deployment.runtime.model_copy(update=runtime)
+        return loops(deployment.model_copy(update={"runtime": changed}))
+
+    return open_loop
 
 
 def run(loop: TickLoop, *requests: SequenceRequest) -> Inbox:
     inbox = Inbox()
     for request in requests:
         loop.submit_sequence(request, inbox)
-    while loop.tick() is not None:
-        pass
+    finish(loop)
     return inbox
+
+
+def finish(loop: TickLoop) -> int:
+    """Tick until nothing is live; returns the number of executes."""
+    return sum(record.executes for record in iter(loop.tick, None))
+
+
+def snapshot(loop: TickLoop, name: str) -> SequenceState | None:
+    """Between two ticks."""
+    reply = loop.snapshot(name)
+    loop._drain_inbox()
+    loop._take_snapshots()
+    found: SequenceState | None = reply.result(0)
+    return found
+
+
+def assert_identical(one: SequenceState | None, other: SequenceState | None) -> None:
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.count, one.tokens) == (other.count, other.tokens)
+        for row, same in zip(one.caches, other.caches, strict=True):
+            for array, expected in zip(row, same, strict=True):
+                np.testing.assert_array_equal(array.view(np.uint32), expected.view(np.uint32))
 
 
 def greedy(request: SequenceRequest, window: int = 0) -> list[int]:
@@ -52,12 +131,279 @@ def greedy(request: SequenceRequest, window: int = 0) -> list[int]:
     return new
 
 
-@pytest.mark.parametrize("changes", [{}, {"prompt": 1}, {"prompt": 17}, {"prompt": 33}, GUIDED], ids=str)
-def test_greedy_tokens_are_those_of_the_whole_sequence(changes: dict[str, Any], loops: Loops) -> None:
-    request = sequence("a", **{**changes, "temperature": 0})
-    assert run(loops(planner=LINEAR, more=FEW_VARIANTS), request).latents("a").tolist() == greedy(request)
+@pytest.mark.parametrize("changes", [{}, {"length": 1}, {"length": 17}, {"length": 33}, GUIDED], ids=str)
+def test_greedy_tokens_are_those_of_the_whole_sequence(changes: dict[str, Any], planned: Planned) -> None:
+    request = sequence("a", **{"max_tokens": 12, **changes, "temperature": 0})
+    assert run(planned(), request).latents("a").tolist() == greedy(request)
 
 
-def test_a_ring_sees_the_last_window(loops: Loops) -> None:
-    request = sequence("a", 70, temperature=0, max_tokens=60)
-    assert run(loops(planner=RING, more=FEW_VARIANTS), request).latents("a").tolist() == greedy(request, 40)
+def test_a_ring_sees_the_last_window(planned: Planned) -> None:
+    request = sequence("a", 70, temperature=0, max_tokens=40)
+    assert run(planned(RING), request).latents("a").tolist() == greedy(request, 40)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("planner", [LINEAR, RING], ids=["linear", "ring"])
+def test_neighbours_join_and_leave_without_touching_a_sequence(
+    planner: dict[str, Any], steps: int, planned: Planned
+) -> None:
+    """Bit-identical: tokens, and every key and value of both rows."""
+    alone, shared = planned(planner, planner_steps=steps), planned(planner, planner_steps=steps)
+    inbox, request = Inbox(), sequence("a", max_tokens=80, **GUIDED)
+    alone.submit_sequence(request, inbox)
+    shared.submit_sequence(request, inbox)
+    for tick in range(12):
+        if tick == 2:
+            shared.submit_sequence(sequence("long", 40), inbox)
+        if tick == 4:
+            shared.submit_sequence(sequence("guided", 3, **GUIDED), inbox)
+        if tick == 7:
+            shared.cancel("long")
+        if tick == 8:
+            shared.submit_sequence(sequence("late", 33), inbox)
+        alone.tick()
+        shared.tick()
+        assert_identical(snapshot(alone, "a"), snapshot(shared, "a"))
+
+
+@pytest.mark.parametrize("planner", [LINEAR, RING], ids=["linear", "ring"])
+def test_tokens_do_not_depend_on_speculation_or_on_how_many_a_tick_draws(
+    planner: dict[str, Any], planned: Planned
+) -> None:
+    """Drafts from a repeated prompt and from a constraint, at a temperature, with and without guidance."""
+    requests = [
+        sequence("repeats", max_tokens=70, prompt=SONG * 4, temperature=0.4),
+        sequence("constrained", max_tokens=70, constraint=Song(50), **GUIDED),
+        sequence("free", 30, max_tokens=70),
+    ]
+    plain = planned(planner, speculation=False)
+    expected = run(plain, *requests)
+    executes = []
+    for changes in ({"speculation": True}, {"speculation": False, "planner_steps": 4}, {"planner_steps": 3}):
+        loop = planned(planner, **changes)
+        inbox = Inbox()
+        for request in requests:
+            loop.submit_sequence(request, inbox)
+        executes.append(finish(loop))
+        for request in requests:
+            np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+    constrained = expected.latents("constrained")
+    assert len(constrained) == 50
+    assert constrained[:3].tolist() == list(SONG[:3])
+
+
+def test_drafts_that_are_always_right_save_executes(planned: Planned) -> None:
+    request = sequence("a", 1, constraint=Song(40), max_tokens=60)
+    counts = []
+    for speculation in (False, True):
+        loop = planned(speculation=speculation)
+        loop.submit_sequence(request, Inbox())
+        counts.append(finish(loop))
+    assert counts == [40, 10]
+
+
+def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(planned: Planned) -> None:
+    for planner in (LINEAR, RING):
+        loop, inbox = planned(planner), Inbox()
+        request = sequence("a", constraint=Song(44), max_tokens=60, **GUIDED)
+        loop.submit_sequence(request, inbox)
+        for _ in range(9):
+            loop.tick()
+        state = snapshot(loop, "a")
+        assert state is not None
+        finish(loop)
+        other = planned(planner)
+        run(other, sequence("old", 60, max_tokens=40))
+        for name in ("b", "c"):
+            other.submit_sequence(sequence(name, 30), inbox)
+        other.tick()
+        other.submit_sequence(replace(request, id="again"), inbox, state)
+        other.tick()
+        assert other._language is not None
+        assert {live.rows for live in other._language._live.values()} == {(0,), (1,), (2, 3)}
+        finish(other)
+        np.testing.assert_array_equal(inbox.latents("again"), inbox.latents("a"))
+        assert state.count < len(inbox.latents("a"))
+
+
+def test_before_its_prompts_are_read_a_sequence_has_no_state(planned: Planned) -> None:
+    loop = planned()
+    loop.submit_sequence(sequence("a", 60), Inbox())
+    loop.tick()
+    assert snapshot(loop, "a") is None
+    with pytest.raises(RequestError, match="no generation b"):
+        snapshot(loop, "b")
+
+
+def test_a_cancel_counts_before_the_next_tick_and_its_rows_are_taken_again(planned: Planned) -> None:
+    """The cancel comes from the tick itself, when the sequence's tokens arrive."""
+    loop, inbox = planned(), Inbox()
+    got: list[int] = []
+
+    def stop(tokens: Any) -> None:
+        got.extend(tokens)
+        if len(got) == 3:
+            loop.cancel("a")
+
+    loop.submit_sequence(sequence("a", on_tokens=stop), inbox)
+    loop.submit_sequence(sequence("b"), inbox)
+    finish(loop)
+    assert isinstance(inbox.terminal("a"), Cancelled)
+    assert len(got) == 3
+    again = run(loop, sequence("b"), sequence("a"))
+    np.testing.assert_array_equal(again.latents("b"), inbox.latents("b"))
+    assert again.latents("a")[:3].tolist() == got
+
+
+def test_a_row_that_is_not_finite_is_quarantined_alone(planned: Planned) -> None:
+    expected = run(planned(), sequence("good"), sequence("next", 1))
+    loop, inbox = planned(), Inbox()
+    loop.submit_sequence(sequence("bad"), inbox)
+    loop.submit_sequence(sequence("good"), inbox)
+    for _ in range(4):
+        loop.tick()
+    assert loop._language is not None
+    cache = loop._language._cache
+    cache.write(0, [np.full_like(array, np.nan) for array in cache.read(0)])
+    loop.tick()
+    failed = inbox.terminal("bad")
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, NonFiniteError)
+    loop.submit_sequence(sequence("next", 1), inbox)
+    finish(loop)
+    for name in ("good", "next"):
+        np.testing.assert_array_equal(inbox.latents(name), expected.latents(name))
+
+
+def test_sequences_and_generations_share_ticks_and_take_no_slots_from_each_other(planned: Planned) -> None:
+    loop, inbox = planned(depth=2, queue=8), Inbox()
+    latents = run_all(planned(depth=2, queue=8), make("x", **GUIDED_LATENTS), make("y")).latents("x")
+    tokens = run(planned(), sequence("s0")).latents("s0")
+    for index in range(6):
+        loop.submit_sequence(sequence(f"s{index}"), inbox)
+    for name in "xyz":
+        loop.submit(make(name, **(GUIDED_LATENTS if name == "x" else {})), inbox)
+    first = loop.tick()
+    assert first is not None
+    assert (first.slots, first.queue_depth, loop.stats().slots_active) == (6, 3, 2)
+    assert first.variants[0] == "prefill"
+    finish(loop)
+    np.testing.assert_array_equal(inbox.latents("x"), latents)
+    np.testing.assert_array_equal(inbox.latents("s0"), tokens)
+    assert loop.stats().outcomes["ok"] == 9
+    assert {len(inbox.latents(f"s{index}")) for index in range(6)} == {24}
+
+
+def test_what_finds_no_place_is_refused(planned: Planned, loops: Loops) -> None:
+    loop = planned(planner_sequences=1, queue=1)
+    for name in "ab":
+        loop.submit_sequence(sequence(name), Inbox())
+    with pytest.raises(QueueFullError, match="all 1 slots"):
+        loop.submit_sequence(sequence("c"), Inbox())
+    loop.submit(make("latents"), Inbox())
+    with pytest.raises(RequestError, match="prompt has 0 tokens"):
+        loop.submit_sequence(sequence("d", 0), Inbox())
+    with pytest.raises(RequestError, match="has no planner"):
+        loops().submit_sequence(sequence("e"), Inbox())
+
+
+def test_progress_counts_tokens_and_tokens_arrive_as_they_are_drawn(planned: Planned) -> None:
+    loop, inbox = planned(planner_steps=2), Inbox()
+    arrived: list[list[int]] = []
+    loop.submit_sequence(sequence("a", max_tokens=7, on_tokens=arrived.append), inbox)
+    finish(loop)
+    assert [event.step for event in inbox.of("a", Progress)] == [0, 2, 4, 6]
+    assert [len(tokens) for tokens in arrived] == [2, 2, 2, 1]
+    assert [token for tokens in arrived for token in tokens] == inbox.latents("a").tolist()
+    (done,) = inbox.of("a", Finished)
+    assert (done.steps, done.latents.dtype) == (7, np.int64)
+
+
+def test_a_sequence_ends_with_its_end_token(planned: Planned) -> None:
+    all_tokens = run(planned(), sequence("a")).latents("a").tolist()
+    end = all_tokens[10]
+    found = run(planned(planner_steps=4), sequence("a", end_token=end)).latents("a").tolist()
+    assert found == all_tokens[: all_tokens.index(end) + 1]
+
+
+def test_an_engine_that_fails_ends_the_sequences_and_leaves_generations_alone(planned: Planned) -> None:
+    base = planned()
+    engines = open_engines(base.deployment, base.device)
+    assert engines.planner is not None
+    faulty = FaultyEngine(engines.planner.planner, Faults(fail_at=frozenset({3})))
+    planner = PlannerEngines(faulty, engines.planner.sampler)
+    loop, inbox = TickLoop(replace(engines, planner=planner), base.bundle, base.deployment, base.device), Inbox()
+    for name in "ab":
+        loop.submit_sequence(sequence(name), inbox)
+    loop.submit(make("latents"), inbox)
+    finish(loop)
+    assert [type(inbox.terminal(name)) for name in ("a", "b", "latents")] == [Failed, Failed, Finished]
+    assert isinstance(inbox.terminal("a").error, EngineError)
+    loop.submit_sequence(sequence("c"), inbox)
+    finish(loop)
+    np.testing.assert_array_equal(inbox.latents("c"), run(base, sequence("c")).latents("c"))
+    loop.close()
+
+
+def test_swapped_engines_continue_the_sequences(planned: Planned) -> None:
+    expected = run(planned(), sequence("a")).latents("a")
+    loop, inbox = planned(), Inbox()
+    loop.submit_sequence(sequence("a"), inbox)
+    for _ in range(5):
+        loop.tick()
+    reply = loop.swap(open_engines(loop.deployment, loop.device))
+    finish(loop)
+    reply.result(0)
+    np.testing.assert_array_equal(inbox.latents("a"), expected)
+
+
+def drop(event: Event) -> None:
+    """Nothing keeps the results."""
+
+
+def steady(loop: TickLoop, ticks: int) -> tuple[AllocationProbe, int]:
+    """Sequences that verify, decode and prefill in turns, beside the flow model; the last ticks are probed."""
+    probe, allocations = AllocationProbe(trace=True), 0
+    endless = {"max_tokens": ENDLESS, "temperature": 0.5}
+    loop.submit_sequence(sequence("a", **{**GUIDED, **endless}), drop)
+    loop.submit_sequence(sequence("b", constraint=Song(ENDLESS), **endless), drop)
+    variants = set()
+    for tick in range(ticks):
+        if tick % 6 == 0:
+            loop.submit_sequence(sequence(f"c{tick}", 34, max_tokens=1), drop)
+        if tick % 4 == 0:
+            loop.submit(make(f"latents{tick}"), drop)
+        with probe if tick >= ticks // 2 else nullcontext():
+            record = loop.tick()
+        assert record is not None
+        if tick >= ticks // 2:
+            allocations += record.allocations
+            variants |= set(record.variants)
+    assert {"prefill", "decode", "verify"} <= variants
+    return probe, allocations
+
+
+def test_a_tick_in_steady_state_allocates_nothing(planned: Planned) -> None:
+    probe, allocations = steady(planned(RING), 96)
+    assert (probe.sites(), allocations) == ([], 0)
+
+
+def test_the_probe_sees_a_runner_that_allocates(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    download = StepBuffers.download
+
+    def wasteful(self: StepBuffers, stream: Any) -> None:
+        np.zeros(2048, np.uint8)
+        download(self, stream)
+
+    monkeypatch.setattr(StepBuffers, "download", wasteful)
+    assert steady(planned(RING), 40)[0].count == 20
+
+
+def test_launches_are_found_again(planned: Planned) -> None:
+    loop = planned(RING)
+    steady(loop, 60)
+    assert isinstance(loop._language, LanguageRunner)
+    bound = loop._language.launch_counts.bound
+    for _ in range(20):
+        loop.tick()
+    assert loop._language.launch_counts.bound == bound

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Submission
 
@@ -77,3 +79,19 @@ def test_waiting_submissions_and_slots_are_found_by_id() -> None:
     assert found.find("nothing") is None
     assert found.remove("waits") is not None
     assert found.find("waits") is None
+
+
+def test_a_runner_with_slots_of_its_own_does_not_wait_for_others() -> None:
+    found = Scheduler(1, {"own": 2})
+    for name in "abc":
+        found.push(submission(f"shared {name}", session="s"))
+        found.push(replace(submission(f"own {name}"), runner="own", session="s" if name == "a" else ""))
+    assert found.num_waiting == 4
+    assert [slot.id for slot in found.admit()] == ["shared c", "own a", "own b"]
+    assert (found.num_shared, found.num_waiting) == (1, 1)
+    waiting = found.find("own c")
+    assert waiting is not None
+    assert found.remove("own b") is not None
+    assert [slot.id for slot in found.admit()] == ["own c"]
+    assert found.remove("own c") is not waiting
+    assert found.find("own c") is None
