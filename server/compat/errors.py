@@ -28,7 +28,7 @@ class ErrorShapeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
-        shape = self._shape_of(scope["path"]) if scope["type"] == "http" else None
+        shape = self._shape_of(scope["path"]) if scope["type"] in ("http", "websocket") else None
         await self.app(scope, receive, send if shape is None else _ShapedSend(shape, send))
 
     def _shape_of(self, path: str) -> ErrorBody | None:
@@ -47,7 +47,7 @@ class _ShapedSend:
     start: Message | None = None
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"].endswith("http.response.start"):  # "websocket.http.response.start": a refused handshake
             headers = MutableHeaders(raw=message["headers"])
             if headers.get("content-type", "").startswith(MEDIA_TYPE):
                 self.start = message

@@ -95,7 +95,7 @@ class LiveConnection:
         """Take the first message. Raises TickError where no session can be opened or resumed."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                data = await self._receive()
+                data = await receive(self._websocket)
         except TimeoutError:
             raise RequestError(f"no open message within {OPEN_TIMEOUT_S:g} s") from None
         message = parse_text(data) if isinstance(data, str) else None
@@ -118,7 +118,7 @@ class LiveConnection:
     async def _process(self, incoming: Incoming) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
-            data = await self._receive()
+            data = await receive(self._websocket)
             await asyncio.sleep(limit.wait_s(num_counted(data)))
             try:
                 incoming.take(data)
@@ -128,13 +128,6 @@ class LiveConnection:
                 self._outbox.on_message(problem_of(error, error.seq))
             except TickError as error:
                 self._outbox.on_message(problem_of(error, seq_of(data)))
-
-    async def _receive(self) -> str | bytes:
-        message = await self._websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message["code"])
-        text: str | None = message.get("text")
-        return message["bytes"] if text is None else text
 
     async def _send_all(self) -> None:
         """Send what the session gives until `closed` was sent or the client is gone."""
@@ -185,6 +178,15 @@ class LiveConnection:
         if error is not None:
             self._outbox.on_message(problem_of(error))
         self._outbox.on_message(Closed(reason=reason, resumable=is_resumable and bool(self._session)))
+
+
+async def receive(websocket: WebSocket) -> str | bytes:
+    """The next message. Raises WebSocketDisconnect."""
+    message = await websocket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message["code"])
+    text: str | None = message.get("text")
+    return message["bytes"] if text is None else text
 
 
 async def refuse(websocket: WebSocket, error: ProblemError) -> None:

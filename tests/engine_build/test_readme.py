@@ -73,7 +73,7 @@ def test_the_sound_is_that_of_the_script(folder: Path) -> None:
 
 
 def test_the_shown_files_are_those_that_init_writes(folder: Path) -> None:
-    shown = [tomllib.loads(block) for block in blocks("toml")]
+    shown = [tomllib.loads(block) for block in blocks("toml")[:2]]
     assert [tomllib.loads((folder / name).read_text()) for name in ("bundle.toml", "deployment.toml")] == shown
 
 

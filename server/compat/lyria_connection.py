@@ -1,0 +1,314 @@
+"""One WebSocket of a Lyria client: its messages steer a live session, whose audio is sent at a steady pace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from runtime.errors import NonFiniteError, RequestError, TickError
+from runtime.requests.option_types import MAX_PROMPTS
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.messages import (
+    MAX_MESSAGES_PER_S,
+    Ack,
+    Closed,
+    LivePrompt,
+    Open,
+    Pause,
+    Play,
+    Problem,
+    Reset,
+    ServerMessage,
+    SetControls,
+    SetPrompts,
+)
+from server.asgi.connection import abort_of, first_completed
+from server.compat.lyria_audio import AudioStream, Pace
+from server.compat.lyria_messages import (
+    ClientContent,
+    MusicGenerationConfig,
+    Playback,
+    Setup,
+    WeightedPrompt,
+    audio_message,
+    message_bytes,
+    parse_message,
+    source_metadata,
+)
+from server.live.connection import CLOSE_CODES as LIVE_CLOSE_CODES
+from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, receive
+from server.live.incoming import RateLimit, ViolationError, num_counted
+from server.service import Service
+
+# As Google's servers: 1007 for a message that is none.
+CLOSE_CODES = {**LIVE_CLOSE_CODES, "violation": 1007}
+MAX_REASON_BYTES = 123
+
+
+class LyriaConnection:
+    """An accepted WebSocket. `run` serves it to its end, which ends its session.
+
+    Raises ProblemError where the server has no live sessions now.
+    """
+
+    def __init__(self, websocket: WebSocket, service: Service) -> None:
+        pipeline = service.ready_pipeline()
+        self._websocket, self._service = websocket, service
+        self._host: SessionHost = service.live_host()
+        self._text_encoder, self._heard = pipeline.text_encoder, pipeline.bundle.controls.heard
+        model = self._host.model
+        self._wake = asyncio.Event()
+        self._stream = AudioStream(model.sample_rate_hz, model.channels, self._wake.set, self._take)
+        self._pace = Pace()
+        self._session = ""
+        self._seq = 0
+        self._is_playing = False
+        self._is_fresh = True  # What plays next does not continue what was played.
+        self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
+        self._items: list[LivePrompt] = []
+        self._values: dict[str, Any] = {}
+        self._metadata = {0: source_metadata(self._prompts, self._config)}  # by seq
+        self._outgoing: deque[bytes] = deque()
+        self._end: tuple[int, str] | None = None
+        self._warnings = RateLimit(MAX_PROBLEMS, PROBLEM_PERIOD_S)
+
+    async def run(self) -> None:
+        """Serve until one side closes, or the server drains."""
+        ending = asyncio.create_task(self._end_when(self._service.draining))
+        tasks = {asyncio.create_task(self._send_all()), asyncio.create_task(self._receive_all())}
+        try:
+            await first_completed(tasks)
+        finally:
+            ending.cancel()
+            self._stream.close()
+            if self._session:
+                self._host.end(self._session, "closed")
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _end_when(self, draining: asyncio.Event) -> None:
+        await draining.wait()
+        self._close("shutdown", "the server is shutting down")
+
+    # What the client sends.
+
+    async def _receive_all(self) -> None:
+        try:
+            await self._open()
+            await self._process()
+        except WebSocketDisconnect:
+            return
+        except ViolationError as error:
+            self._close(error.reason, error.what)
+        except TickError as error:
+            self._service.live_metrics.refused.labels(error.code).inc()
+            self._close("unavailable" if error.status == 503 else "refused", _sentence(error.what, error.fix))
+        await asyncio.Event().wait()
+
+    async def _open(self) -> None:
+        """Take the setup. Raises TickError where no session can be opened."""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                content = parse_message(await receive(self._websocket))
+        except TimeoutError:
+            raise RequestError(f"no setup within {OPEN_TIMEOUT_S:g} s") from None
+        if not isinstance(content, Setup):
+            raise ViolationError("The first message is setup.")
+        await run_in_threadpool(self._open_session)
+        self._host.post(self._session, Pause())
+        self._send(setupComplete={})
+
+    def _open_session(self) -> None:
+        """In a worker thread: it sets the session's id, so that a cancelled task ends it, too."""
+        client = self._websocket.client.host if self._websocket.client else ""
+        self._session = self._host.open(Open(mode="extend"), self._stream, client, self._stream.clock)
+
+    async def _process(self) -> None:
+        limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
+        while True:
+            data = await receive(self._websocket)
+            await asyncio.sleep(limit.wait_s(num_counted(data)))
+            try:
+                self._handle(parse_message(data))
+            except ViolationError:
+                raise
+            except RequestError as error:
+                self._warn(str(error))
+
+    def _handle(self, content: Setup | ClientContent | MusicGenerationConfig | Playback) -> None:
+        match content:
+            case Setup():
+                raise ViolationError("setup is only in the first message.")
+            case ClientContent():
+                if not any(prompt.weight for prompt in content.weighted_prompts):
+                    raise RequestError("there is no prompt with a weight above 0", field="weightedPrompts")
+                self._prompts = content
+                self._steer()
+            case MusicGenerationConfig():
+                self._config = content
+                self._steer()
+            case "PLAY":
+                self._play()
+            case "RESET_CONTEXT" if self._is_playing:
+                self._host.post(self._session, Reset(seq=self._next_seq()))
+            case _:
+                self._hold(is_stop=content != "PAUSE", is_reset=content == "RESET_CONTEXT")
+
+    def _play(self) -> None:
+        if self._is_playing:
+            return
+        if self._is_fresh:
+            seq = self._next_seq()
+            self._host.post(self._session, Reset(seq=seq))
+            self._stream.begin_at(seq)
+        self._host.post(self._session, Play())
+        self._is_playing, self._is_fresh = True, False
+        self._pace.play(time.monotonic())
+        self._acknowledge()
+
+    def _hold(self, *, is_stop: bool, is_reset: bool) -> None:
+        """PAUSE and STOP; also RESET_CONTEXT while nothing plays."""
+        if self._is_playing and not is_reset:
+            self._host.post(self._session, Pause())
+            self._pace.pause(time.monotonic())
+            self._is_playing = False
+        if is_stop:
+            self._is_fresh = True
+            self._pace.stop()
+
+    def _steer(self) -> None:
+        """Let the session have the prompts and the configuration."""
+        words, options = self._heard(self._config.controls)
+        given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
+        values = {name: value for name, value in given.items() if name not in self._host.model.untaken}
+        items = list(self._playable(words))
+        if values != self._values:
+            self._host.post(self._session, SetControls(seq=self._next_seq(), values=values))
+        if items != self._items:
+            self._host.post(self._session, SetPrompts(seq=self._next_seq(), items=items))
+        self._values, self._items = values, items
+        self._metadata[self._seq] = source_metadata(self._prompts, self._config)
+
+    def _playable(self, words: list[str]) -> Iterator[LivePrompt]:
+        """The prompts with the words of the configuration, the heaviest with weight 1; reports those that are refused."""
+        heard: list[WeightedPrompt] = []
+        for prompt in self._prompts.weighted_prompts:
+            reason = self._refusal(prompt.text, words)
+            if reason:
+                self._send(filteredPrompt={"text": prompt.text, "filteredReason": reason})
+            elif prompt.weight:
+                heard.append(prompt)
+        heard.sort(key=lambda prompt: -prompt.weight)
+        if len(heard) > MAX_PROMPTS:
+            self._warn(f"of {len(heard)} prompts only the {MAX_PROMPTS} heaviest are played")
+        for prompt in heard[:MAX_PROMPTS]:
+            yield LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / heard[0].weight)
+        if words and not heard:
+            yield LivePrompt(text=", ".join(words))
+
+    def _refusal(self, text: str, words: list[str]) -> str:
+        """Why a prompt cannot be played; "" where it can."""
+        if self._text_encoder is None:
+            return "this model takes no text"
+        if not self._text_encoder.words([text]).understood:
+            return "this model understands no word of it"
+        num_tokens, limit = self._text_encoder.num_tokens(", ".join([text, *words])), self._text_encoder.spec.max_tokens
+        return f"it is too long: {num_tokens} tokens, this model takes {limit}" if num_tokens > limit else ""
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    # What the client gets.
+
+    def _take(self, message: ServerMessage) -> None:
+        """What the session reports."""
+        if isinstance(message, Problem):
+            self._warn(_sentence(message.detail, message.fix))
+        elif isinstance(message, Closed):
+            self._close(message.reason, f"the session has ended: {message.reason}")
+
+    def _warn(self, text: str) -> None:
+        """What was refused changes nothing. A client that goes on and on is disconnected."""
+        self._send(warning=text)
+        if self._warnings.wait_s() > 0.0:
+            self._close("refused", f"more than {MAX_PROBLEMS} warnings in {PROBLEM_PERIOD_S:g} s")
+
+    def _send(self, **members: Any) -> None:
+        self._outgoing.append(message_bytes(**members))
+        self._wake.set()
+
+    def _close(self, reason: str, text: str) -> None:
+        """Close the connection after the messages that wait."""
+        cut = text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+        self._end = self._end or (CLOSE_CODES.get(reason, 1000), cut)
+        self._wake.set()
+
+    async def _send_all(self) -> None:
+        try:
+            while self._end is None or self._outgoing:
+                self._wake.clear()
+                data = self._next()
+                if data is None:
+                    await self._wait()
+                    continue
+                async with asyncio.timeout(self._service.settings.send_timeout_s):
+                    await self._websocket.send_bytes(data)
+            await self._websocket.close(*self._end)
+        except WebSocketDisconnect:
+            return
+        except TimeoutError:
+            self._service.live_metrics.send_timeouts.inc()
+            abort_of(self._websocket.scope)(False)
+
+    async def _wait(self) -> None:
+        """Until there may be something to send."""
+        wait_s = self._pace.wait_s(time.monotonic()) if self._has_audio else None
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    @property
+    def _has_audio(self) -> bool:
+        return self._is_playing and self._stream.has_chunk
+
+    def _next(self) -> bytes | None:
+        """The next message, None while there is none to send."""
+        if self._outgoing:
+            return self._outgoing.popleft()
+        now_s = time.monotonic()
+        if not self._has_audio or self._pace.wait_s(now_s) > 0.0:
+            return None
+        try:
+            seq, pcm = self._stream.read()
+        except NonFiniteError as error:
+            self._warn(str(error))
+            return self._outgoing.popleft()
+        finally:
+            self._acknowledge()
+        self._pace.send(now_s)
+        return audio_message(pcm, self._made_with(seq))
+
+    def _made_with(self, seq: int) -> dict[str, Any]:
+        """The prompts and the configuration of a seq; those before it are forgotten."""
+        newest = max(known for known in self._metadata if known <= seq)
+        self._metadata = {known: value for known, value in self._metadata.items() if known >= newest}
+        return self._metadata[newest]
+
+    def _acknowledge(self) -> None:
+        """Tell the session where the stream is, which is its time."""
+        ring = self._stream.ring
+        self._host.post(self._session, Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s()))
+
+
+def _sentence(what: str, fix: str | None) -> str:
+    return f"{what}; {fix}" if fix else what
