@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.audio.decoding import Resampler
-from runtime.audio.encoding import to_s16
+from runtime.audio.encoding import AudioWriter
 from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import Ready, ServerMessage
@@ -17,6 +16,7 @@ from server.compat.lyria_messages import CHANNELS, SAMPLE_RATE_HZ
 CHUNK_S = 0.2
 AHEAD_S = 2.0
 RING_S = 4.0
+STEREO = ([0, 0], [0, 1])  # the channels of stereo, of mono and of more
 
 
 class AudioStream:
@@ -39,8 +39,7 @@ class AudioStream:
         self._is_closed = False
         self._awaited_seq = 0
         self._made: list[tuple[int, int]] = []  # (first sample, full_seq), each up to the next one
-        is_same = (sample_rate_hz, channels) == (SAMPLE_RATE_HZ, CHANNELS)
-        self._resampler = None if is_same else Resampler(sample_rate_hz, SAMPLE_RATE_HZ, CHANNELS)
+        self._writer = AudioWriter("pcm", sample_rate_hz, CHANNELS, file_rate_hz=SAMPLE_RATE_HZ)
         self._chunk = np.empty((round(CHUNK_S * sample_rate_hz), channels), np.float32)
 
     def on_message(self, message: ServerMessage) -> None:
@@ -75,8 +74,7 @@ class AudioStream:
         seq = next((seq for first, seq in reversed(self._made) if first <= here), 0)
         self._made = [(here, seq), *(item for item in self._made if item[0] > here)]
         self.ring.read(self._chunk)
-        pcm = self._chunk if self._resampler is None else self._resampler.convert(self._chunk)
-        return seq, to_s16(pcm).astype("<i2", copy=False).tobytes()
+        return seq, self._writer.write(self._chunk[:, STEREO[self._chunk.shape[1] > 1]])
 
     def _call(self, call: Callable[..., None], item: AudioChunk | ServerMessage) -> None:
         if not self._is_closed:

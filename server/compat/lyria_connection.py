@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -71,6 +70,7 @@ class LyriaConnection:
         self._is_playing = False
         self._is_fresh = True  # What plays next does not continue what was played.
         self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
+        self._filtered: set[str] = set()
         self._items: list[LivePrompt] = []
         self._values: dict[str, Any] = {}
         self._metadata = {0: source_metadata(self._prompts, self._config)}  # by seq
@@ -150,6 +150,9 @@ class LyriaConnection:
                 if not any(prompt.weight for prompt in content.weighted_prompts):
                     raise RequestError("there is no prompt with a weight above 0", field="weightedPrompts")
                 self._prompts = content
+                self._filtered.clear()
+                if sum(prompt.weight > 0 for prompt in content.weighted_prompts) > MAX_PROMPTS:
+                    self._warn(f"only the {MAX_PROMPTS} heaviest prompts are played")
                 self._steer()
             case MusicGenerationConfig():
                 self._config = content
@@ -188,30 +191,31 @@ class LyriaConnection:
         words, options = self._heard(self._config.controls)
         given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
         values = {name: value for name, value in given.items() if name not in self._host.model.untaken}
-        items = list(self._playable(words))
+        played = self._played(words)
+        items = [
+            LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / played[0].weight)
+            for prompt in played
+        ]
+        if words and not played:
+            items = [LivePrompt(text=", ".join(words))]
         if values != self._values:
             self._host.post(self._session, SetControls(seq=self._next_seq(), values=values))
         if items != self._items:
             self._host.post(self._session, SetPrompts(seq=self._next_seq(), items=items))
         self._values, self._items = values, items
-        self._metadata[self._seq] = source_metadata(self._prompts, self._config)
+        self._metadata[self._seq] = source_metadata(ClientContent(weighted_prompts=played), self._config)
 
-    def _playable(self, words: list[str]) -> Iterator[LivePrompt]:
-        """The prompts with the words of the configuration, the heaviest with weight 1; reports those that are refused."""
-        heard: list[WeightedPrompt] = []
-        for prompt in self._prompts.weighted_prompts:
+    def _played(self, words: list[str]) -> list[WeightedPrompt]:
+        """The heaviest of the prompts that can be played with these words; reports what is refused, once."""
+        played: list[WeightedPrompt] = []
+        for prompt in sorted(self._prompts.weighted_prompts, key=lambda prompt: -prompt.weight):
             reason = self._refusal(prompt.text, words)
-            if reason:
+            if not reason and prompt.weight:
+                played.append(prompt)
+            elif reason and prompt.text not in self._filtered:
+                self._filtered.add(prompt.text)
                 self._send(filteredPrompt={"text": prompt.text, "filteredReason": reason})
-            elif prompt.weight:
-                heard.append(prompt)
-        heard.sort(key=lambda prompt: -prompt.weight)
-        if len(heard) > MAX_PROMPTS:
-            self._warn(f"of {len(heard)} prompts only the {MAX_PROMPTS} heaviest are played")
-        for prompt in heard[:MAX_PROMPTS]:
-            yield LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / heard[0].weight)
-        if words and not heard:
-            yield LivePrompt(text=", ".join(words))
+        return played[:MAX_PROMPTS]
 
     def _refusal(self, text: str, words: list[str]) -> str:
         """Why a prompt cannot be played; "" where it can."""
@@ -261,7 +265,8 @@ class LyriaConnection:
                     continue
                 async with asyncio.timeout(self._service.settings.send_timeout_s):
                     await self._websocket.send_bytes(data)
-            await self._websocket.close(*self._end)
+            code, reason = self._end
+            await self._websocket.close(code, reason)
         except WebSocketDisconnect:
             return
         except TimeoutError:

@@ -1,0 +1,247 @@
+"""What a client's messages do to its live session, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Built
+from helpers.http_harness import Served, eventually, open_websocket, serving
+from helpers.lyria_client import PATH, LyriaClient, lyria
+
+from runtime.sessions.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
+
+CONTROLS = """
+[controls]
+density = { words = ["sparse", "", "dense"] }
+mute_drums = { words = ["", "quiet"] }
+temperature = { option = "ode_noise", range = [0.0, 0.3] }
+"""
+WORDS = ("calm", "loud", "sparse", "dense", "quiet")
+
+
+@pytest.fixture(scope="module")
+def server(built: Built) -> Iterator[Served]:
+    """A mono model at 8 kHz that knows a few words."""
+    deployment = built(words=WORDS, audio_channels=1, max_rows=16)
+    path = deployment.bundle / "bundle.toml"
+    if CONTROLS not in path.read_text():
+        path.write_text(path.read_text() + CONTROLS)
+    with serving(deployment, max_sessions=2, client_sessions=0) as served:
+        yield served
+
+
+@pytest.fixture
+def posted(server: Served, monkeypatch: pytest.MonkeyPatch) -> list[ClientMessage]:
+    """What sessions get, without reports of the playhead."""
+    host, messages = server.service.live_host(), list[ClientMessage]()
+    post = host.post
+
+    def noted(session: str, message: ClientMessage, *more: Any) -> None:
+        if not isinstance(message, Ack):
+            messages.append(message)
+        post(session, message, *more)
+
+    monkeypatch.setattr(host, "post", noted)
+    return messages
+
+
+@pytest.fixture
+def client(server: Served, posted: list[ClientMessage]) -> Iterator[LyriaClient]:
+    with lyria(server) as connected:
+        yield connected
+    eventually(lambda: not server.service.live_host().sessions())
+
+
+def settle(client: LyriaClient) -> str:
+    """Wait until all that was sent is handled: the warning that answers a wrong message."""
+    client.send(musicGenerationConfig={"bpm": 1})
+    return str(client.receive_until("warning"))
+
+
+def types(messages: list[ClientMessage]) -> list[str]:
+    return [message.type for message in messages]
+
+
+def test_messages_before_the_setup_is_complete_and_audio(server: Served) -> None:
+    with open_websocket(server, PATH) as websocket:
+        client = LyriaClient(websocket)
+        client.send(setup={"model": "models/lyria-realtime-exp"})
+        client.send(client_content={"weighted_prompts": [{"text": "calm", "weight": "2"}]})
+        client.send(music_generation_config={"temperature": "1.5", "mute_drums": True})
+        client.send(playback_control="PLAY")
+        pcm = client.audio(1.0)
+    assert client.messages == [{"setupComplete": {}}]
+    assert np.abs(pcm).max() > 0.0
+    assert np.array_equal(pcm[:, 0], pcm[:, 1])
+    assert client.metadata == {
+        "clientContent": {"weightedPrompts": [{"text": "calm", "weight": 2.0}]},
+        "musicGenerationConfig": {"temperature": 1.5, "muteDrums": True},
+    }
+
+
+def test_playback(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(playbackControl="PLAY")
+    client.audio(0.5)
+    assert types(posted) == ["pause", "reset", "play"]
+    client.send(playbackControl="PAUSE")
+    settle(client)
+    client.send(musicGenerationConfig={"bpm": 1})
+    assert "warning" in client.receive(), "audio while it is paused"
+    client.send(playbackControl="PLAY")
+    client.audio(0.4)
+    assert types(posted)[3:] == ["pause", "play"]
+    client.send(playbackControl="RESET_CONTEXT")
+    client.audio(0.4)
+    assert types(posted)[5:] == ["reset"]
+    for control in ("STOP", "STOP", "PLAY", "PLAY"):
+        client.send(playbackControl=control)
+    settle(client)
+    client.audio(0.4)
+    assert types(posted)[6:] == ["pause", "reset", "play"]
+
+
+def test_a_reset_while_it_is_paused_counts_when_it_plays(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    for control in ("PLAY", "PAUSE", "RESET_CONTEXT", "PLAY"):
+        client.send(playbackControl=control)
+    client.audio(0.5)
+    assert types(posted) == ["pause", "reset", "play", "pause", "reset", "play"]
+
+
+def test_audio_after_a_reset_has_what_was_changed_since(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(playbackControl="PLAY")
+    client.audio(0.4)
+    client.send(playbackControl="RESET_CONTEXT")
+    client.send(musicGenerationConfig={"seed": 5})
+    while "seed" not in client.metadata["musicGenerationConfig"]:
+        client.audio(0.2)
+    assert isinstance(posted[3], Reset)
+
+
+def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+    client.send(musicGenerationConfig={"guidance": 4, "seed": 3, "density": 0.9, "temperature": 3, "topK": 4})
+    client.send(musicGenerationConfig={"density": 0.5, "muteDrums": True})
+    client.send(musicGenerationConfig={})
+    settle(client)
+    controls = [message.values for message in posted if isinstance(message, SetControls)]
+    texts = [[item.text for item in message.items] for message in posted if isinstance(message, SetPrompts)]
+    nothing = {"guidance": None, "seed": None, "ode_noise": None}
+    assert controls == [nothing, {"guidance": 4.0, "seed": 3, "ode_noise": pytest.approx(0.3)}, nothing]
+    assert texts == [["calm"], ["calm, dense"], ["calm, quiet"], ["calm"]]
+
+
+def test_a_config_is_heard_without_prompts(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(musicGenerationConfig={"density": 0.0})
+    settle(client)
+    (prompts,) = (message for message in posted if isinstance(message, SetPrompts))
+    assert [item.text for item in prompts.items] == ["sparse"]
+
+
+def test_weights_are_relative_and_what_is_refused_is_told_once(
+    client: LyriaClient, posted: list[ClientMessage]
+) -> None:
+    long = " ".join(["calm"] * 40)
+    given = [("calm", 0.01), ("loud", 0.02), ("quiet", 0.0), ("blorf", 1.0), (long, 1.0)]
+    client.send(clientContent={"weightedPrompts": [{"text": text, "weight": weight} for text, weight in given]})
+    client.send(musicGenerationConfig={"density": 1.0})
+    settle(client)
+    prompts = [message for message in posted if isinstance(message, SetPrompts)][-1]
+    assert [(item.text, item.weight) for item in prompts.items] == [("loud, dense", 1.0), ("calm, dense", 0.5)]
+    reasons = [m["filteredPrompt"] for m in client.messages if "filteredPrompt" in m]
+    assert [item["text"] for item in reasons] == ["blorf", long]
+    assert "no word" in reasons[0]["filteredReason"]
+    assert "41 tokens, this model takes 32" in reasons[1]["filteredReason"]
+
+
+def test_the_heaviest_8_prompts_play(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    texts = [" ".join(["calm"] * count) for count in range(1, 10)]
+    prompts = [{"text": text, "weight": index + 1} for index, text in enumerate(texts)]
+    client.send(clientContent={"weightedPrompts": prompts})
+    assert "heaviest" in client.receive_until("warning")
+    settle(client)
+    (message,) = (message for message in posted if isinstance(message, SetPrompts))
+    assert {item.text for item in message.items} == set(texts[1:])
+
+
+def test_wrong_values_are_warnings_and_change_nothing(
+    server: Served, client: LyriaClient, posted: list[ClientMessage]
+) -> None:
+    with lyria(server) as neighbour:
+        neighbour.send(playbackControl="PLAY")
+        client.send(playbackControl="PLAY")
+        client.audio(0.2)
+        before = list(posted)
+        wrong = [
+            {"musicGenerationConfig": {"bpm": 300}},
+            {"musicGenerationConfig": {"scale": "H_MAJOR"}},
+            {"musicGenerationConfig": {"density": "NaN"}},
+            {"clientContent": {"weightedPrompts": [{"text": "calm", "weight": 0}]}},
+            {"clientContent": {"weightedPrompts": []}},
+            {"playbackControl": "LOUDER"},
+        ]
+        for members in wrong:
+            client.send(**members)
+            client.receive_until("warning")
+        assert posted == before
+        client.audio(0.5)
+        neighbour.audio(0.4)
+        assert neighbour.messages == [{"setupComplete": {}}]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "reason"),
+    [
+        ("{", 1007, "Invalid JSON payload received. not valid JSON"),
+        (b"\xff", 1007, "Invalid JSON payload received."),
+        ('{"setup": {"model": "again"}}', 1007, "setup is only in the first message."),
+        ('{"tempo": 3}', 1007, 'Invalid JSON payload received. Unknown name "tempo": Cannot find field.'),
+        (" " * (2**20 + 1), 1009, "The message is larger than 1048576 bytes."),
+    ],
+)
+def test_what_is_no_message_closes_the_connection(
+    client: LyriaClient, data: str | bytes, code: int, reason: str
+) -> None:
+    client.websocket.send(data)
+    closed = client.closed()
+    assert closed[0] == code
+    assert closed[1].startswith(reason)
+
+
+@pytest.mark.parametrize("first", [{"playbackControl": "PLAY"}, {"setup": {}}, {"setup": {"model": ""}}])
+def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -> None:
+    with open_websocket(server, PATH) as websocket:
+        client = LyriaClient(websocket)
+        client.send(**first)
+        code, reason = client.closed()
+    assert (code, "setup" in reason) == (1007 if "playbackControl" in first else 1008, True)
+
+
+def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:
+    for _ in range(30):
+        client.send(playbackControl="LOUDER")
+    assert client.closed() == (1008, "more than 15 warnings in 5 s")
+
+
+def test_more_sessions_than_there_may_be_are_refused_with_a_reason(server: Served, client: LyriaClient) -> None:
+    with lyria(server), open_websocket(server, PATH) as websocket:
+        third = LyriaClient(websocket)
+        third.send(setup={"model": "m"})
+        code, reason = third.closed()
+    assert code == 1013
+    assert "2" in reason
+
+
+def test_a_session_that_is_deleted_closes_its_connection(server: Served, client: LyriaClient) -> None:
+    (info,) = server.service.live_host().sessions()
+    with server.client() as http:
+        assert http.delete(f"/v1/sessions/{info.id}").status_code == 204
+    assert client.closed() == (1000, "the session has ended: deleted")
+
+
+def test_a_shutdown_says_so(serve: Callable[..., Served]) -> None:
+    with lyria(served := serve()) as client:
+        served.server.drain()
+        assert client.closed()[0] == 1001
