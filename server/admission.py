@@ -33,6 +33,11 @@ class Admission:
     ticks_s: Callable[[int], float] = lambda num_ticks: 0.0
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def places_per_client(self) -> int:
+        """How many generations and uploads one client may have in flight; 0 is no limit."""
+        return max(1, self.capacity // 2) if self.client_limit is None else self.client_limit
+
     def admit(self, client: str) -> Permit:
         """Admit a generation. Raises ProblemError 429 or 503, both with Retry-After."""
         self._check_client(client)
@@ -79,7 +84,7 @@ class Admission:
     def _check_client(self, client: str) -> None:
         if self.is_draining:
             raise draining()
-        limit = max(1, self.capacity // 2) if self.client_limit is None else self.client_limit
+        limit = self.places_per_client
         if limit and self._clients[client] >= limit:
             raise ProblemError(
                 429,

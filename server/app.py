@@ -84,7 +84,8 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             allow_headers=["Authorization", "Content-Type", *KEY_HEADERS, REQUEST_ID_HEADER],
             expose_headers=list(EXPOSED_HEADERS),
         )
-    app.add_middleware(AuthMiddleware, settings=settings)
+    body_key_paths = acestep.BODY_KEY_PATHS if "acestep" in settings.clients else ()
+    app.add_middleware(AuthMiddleware, settings=settings, body_key_paths=body_key_paths)
     shapes = {path: shape for name in settings.clients for path, shape in COMPAT[name].ERROR_SHAPES.items()}
     app.add_middleware(ErrorShapeMiddleware, shapes=shapes)
     app.add_middleware(RequestContextMiddleware, metrics=service.metrics, max_connections=settings.max_connections)

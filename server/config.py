@@ -61,6 +61,7 @@ class ServerSettings(BaseSettings):
     max_sessions: live sessions at a time; client_sessions: per client (0: no limit). session_keep_s: how long a session
     waits for its client to come back. max_refresh_s: longest projected time of a session's next generation with which a
     further session is accepted. sources_bytes: disk space of uploaded sources.
+    results_bytes: disk space of finished audio that clients fetch later (ACE-Step's), result_keep_s: for how long.
     """
 
     model_config = SettingsConfigDict(
@@ -102,6 +103,8 @@ class ServerSettings(BaseSettings):
     state: Path | None = None
     redis: SecretStr | None = None
     sources_bytes: int = Field(default=GIB, ge=MIB)
+    results_bytes: int = Field(default=GIB, ge=MIB)
+    result_keep_s: float = Field(default=3600.0, gt=0)
     max_sessions: int = Field(default=64, ge=1, le=4096)
     client_sessions: int = Field(default=4, ge=0)
     session_keep_s: float = Field(default=60.0, gt=0)

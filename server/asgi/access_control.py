@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.untrusted import quoted
 from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
+from server.asgi.request_body import UNCOUNTED_BYTES
 from server.config import ServerSettings, is_loopback_host
 
 # The pages hold no data; they ask for the key where the server needs one.
@@ -20,6 +23,7 @@ PAGE_PATHS = ("/", "/docs")
 PAGE_FILES = "/page/"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "xi-api-key")
 KEY_QUERY = "key"
+KEY_IN_BODY = "key_in_body"
 
 
 @dataclass
@@ -27,11 +31,12 @@ class AuthMiddleware:
     """Refuses requests for other hosts and web pages of other origins (403), and requests without the API key (401).
 
     The key comes as `Authorization: Bearer`, as one of KEY_HEADERS or, because a browser can do no other, as `?key=` of
-    a WebSocket.
+    a WebSocket. `body_key_paths`: whose small bodies may have the key; their endpoints call check_body_key.
     """
 
     app: ASGIApp
     settings: ServerSettings
+    body_key_paths: Container[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
@@ -62,22 +67,42 @@ class AuthMiddleware:
                 fix="add the page's origin to [server] allowed_origins",
             )
         is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
-        if is_open(scope) or is_preflight or self._is_key(keys):
+        if is_open(scope) or is_preflight or is_key(self.settings, *keys[:1]):
             return None
-        return ProblemError(
-            401,
-            "unauthorized",
-            "this server needs an API key",
-            fix="send Authorization: Bearer KEY",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        if not keys and scope["path"] in self.body_key_paths and _has_small_body(headers):
+            scope["state"][KEY_IN_BODY] = True
+            return None
+        return _unauthorized()
 
-    def _is_key(self, given: list[str]) -> bool:
-        """Whether the first key that was sent is the server's."""
-        if self.settings.api_key is None:
-            return True
-        expected = self.settings.api_key.get_secret_value()
-        return bool(given) and hmac.compare_digest(given[0].encode(), expected.encode())
+
+def is_key(settings: ServerSettings, given: str | None = None) -> bool:
+    """Whether a request with this key may pass."""
+    if settings.api_key is None:
+        return True
+    expected = settings.api_key.get_secret_value()
+    return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+def check_body_key(request: Request, settings: ServerSettings, given: str) -> None:
+    """Check the key in a body where no header had one. Raises ProblemError 401."""
+    if request.scope["state"].get(KEY_IN_BODY) and not is_key(settings, given):
+        raise _unauthorized()
+
+
+def _unauthorized() -> ProblemError:
+    return ProblemError(
+        401,
+        "unauthorized",
+        "this server needs an API key",
+        fix="send Authorization: Bearer KEY",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _has_small_body(headers: Headers) -> bool:
+    """Whether it may be read before its key is checked: no budget counts it."""
+    length = headers.get("content-length", "")
+    return re.fullmatch("[0-9]{1,5}", length) is not None and int(length) <= UNCOUNTED_BYTES
 
 
 def is_open(scope: Scope) -> bool:

@@ -77,15 +77,16 @@ async def read_upload(request: Request, settings: ServerSettings, budget: BodyBu
             fix=f"send the header content-type: {JSON}",
             headers={"Accept": ACCEPTED},
         )
-    async with _body_deadline(settings):
+    async with body_deadline(settings):
         if kind == MULTIPART:
             return await _read_multipart(request, settings, budget)
-        body = await _read_all(request, settings.json_bytes, budget)
-    return Upload(await _parse(body, budget))
+        body = await read_all(request, settings.json_bytes, budget)
+    return Upload(await parse_json(body, budget))
 
 
 @asynccontextmanager
-async def _body_deadline(settings: ServerSettings) -> AsyncIterator[None]:
+async def body_deadline(settings: ServerSettings) -> AsyncIterator[None]:
+    """Raises ProblemError 408 where a body has not arrived in time."""
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             yield
@@ -111,7 +112,8 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _read_all(request: Request, limit: int, budget: BodyBudget) -> bytes:
+async def read_all(request: Request, limit: int, budget: BodyBudget) -> bytes:
+    """The body. Raises ProblemError 413 or 503."""
     async with aclosing(_limited(request, limit, budget)) as stream:
         return b"".join([part async for part in stream])
 
@@ -150,15 +152,15 @@ def too_large(limit: int) -> ProblemError:
 async def read_file(request: Request, settings: ServerSettings, budget: BodyBudget) -> AsyncIterator[bytes]:
     """The bytes of one file: the body, or a form's part `source`. Raises ProblemError 4xx or 503."""
     limit = min(settings.upload_bytes, settings.sources_bytes)
-    async with _body_deadline(settings):
+    async with body_deadline(settings):
         if media_type(request) == MULTIPART:
-            form = await _parse_form(request, limit, settings.json_bytes, budget)
+            form = await parse_form(request, limit, settings.json_bytes, budget)
             try:
-                data = await _field_bytes(_known_fields(form, ("source",))["source"], limit)
+                data = await field_bytes(_known_fields(form, ("source",))["source"], limit)
             finally:
                 await form.close()
         else:
-            data = await _read_all(request, limit, budget)
+            data = await read_all(request, limit, budget)
     budget.reserve(len(data))
     try:
         yield data
@@ -168,21 +170,24 @@ async def read_file(request: Request, settings: ServerSettings, budget: BodyBudg
 
 async def _read_multipart(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """`request` may be a text field or a file part; the others must be file parts."""
-    form = await _parse_form(request, settings.upload_bytes + settings.json_bytes, settings.json_bytes, budget)
+    form = await parse_form(request, settings.upload_bytes + settings.json_bytes, settings.json_bytes, budget)
     try:
         fields = _known_fields(form, ("request", *FILE_PARTS))
-        text = await _field_bytes(fields["request"], settings.json_bytes)
-        files = {name: await _field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
+        text = await field_bytes(fields["request"], settings.json_bytes)
+        files = {name: await field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
     finally:
         await form.close()
-    return Upload(await _parse(text, budget, "/request"), **files)
+    return Upload(await parse_json(text, budget, "/request"), **files)
 
 
-async def _parse_form(request: Request, limit: int, field_limit: int, budget: BodyBudget) -> FormData:
+async def parse_form(
+    request: Request, limit: int, field_limit: int, budget: BodyBudget, *, max_fields: int = 5
+) -> FormData:
+    """A multipart form, to be closed by the caller; its texts are latin-1. Raises ProblemError 4xx or 503."""
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
     async with aclosing(_limited(request, limit, budget)) as stream:
-        parser = _FormParser(headers, stream, max_files=5, max_fields=5, max_part_size=field_limit)
+        parser = _FormParser(headers, stream, max_files=5, max_fields=max_fields, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:
@@ -268,7 +273,8 @@ def _part_problem(name: str, what: str) -> ProblemError:
     )
 
 
-async def _field_bytes(field: str | UploadFile, limit: int) -> bytes:
+async def field_bytes(field: str | UploadFile, limit: int) -> bytes:
+    """The bytes of a form's text or file. Raises ProblemError 413."""
     if isinstance(field, str):
         return field.encode("latin-1")
     if (field.size or 0) > limit:
@@ -276,7 +282,7 @@ async def _field_bytes(field: str | UploadFile, limit: int) -> bytes:
     return await field.read()
 
 
-async def _parse(body: bytes, budget: BodyBudget, where: str = "") -> dict[str, Any]:
+async def parse_json(body: bytes, budget: BodyBudget, where: str = "") -> dict[str, Any]:
     """parse_object() in a thread; large bodies one at a time: parsing holds the interpreter, which ticks need, too."""
     async with budget.large_json if len(body) > SMALL_JSON_BYTES else nullcontext():
         return await run_in_threadpool(parse_object, body, where)

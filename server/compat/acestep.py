@@ -2,9 +2,292 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import FileResponse
+from starlette.concurrency import run_in_threadpool
+
+from runtime.audio.formats import FORMATS
+from runtime.errors import source_as
+from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.tasks import known_tasks
+from server.admission import Permit
+from server.asgi.access_control import check_body_key
+from server.asgi.problems import ProblemError
+from server.asgi.request_body import Upload, check_source, validate
+from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
+from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
+from server.compat.acestep_tasks import MAX_TASKS, Task, TaskStore
 from server.compat.errors import ErrorBody
+from server.routes.generation_job import GenerationJob
+from server.routes.health import not_ready
+from server.routes.models import model_not_found
+from server.service import Service, service_of
+from server.sources import Source
 
-router = APIRouter(include_in_schema=False)
-ERROR_SHAPES: dict[str, ErrorBody] = {}
+ENVIRONMENT = "tickrt"
+STATUS = {"running": 0, "succeeded": 1, "failed": 2}
+MEDIA_TYPES = {item.suffix: item.media_type for item in FORMATS.values()}
+NOT_AVAILABLE = {
+    "/format_input": "it has no language model that rewrites prompts",
+    "/create_random_sample": "it has no examples",
+    "/v1/create_sample": "it has no language model that writes songs",
+    "/v1/lora/{action}": "adapters are an option of POST /v1/audio/generations, and of POST /admin/adapters for all",
+}
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Tasks live as long as the app."""
+    settings = app.state.service.settings
+    app.state.acestep = TaskStore(settings.results_bytes, settings.result_keep_s)
+    yield
+    await app.state.acestep.close()
+
+
+router = APIRouter(include_in_schema=False, lifespan=_lifespan)
+
+
+def envelope(data: Any, code: int = 200, error: str | None = None) -> dict[str, Any]:
+    """What every answer of this API is, but audio."""
+    return {"data": data, "code": code, "error": error, "timestamp": round(1000 * time.time()), "extra": None}
+
+
+def _error_body(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients read `error` or `detail`; `extra` is the problem document."""
+    text = error_text(problem)
+    return {**envelope(None, problem["status"], text), "detail": text, "extra": problem}
+
+
+PATHS = (
+    "/health", "/release_task", "/query_result", "/v1/audio", "/v1/model_inventory", "/v1/init", "/v1/stats",
+    "/format_input", "/create_random_sample", "/v1/create_sample", "/v1/lora/",
+)  # fmt: skip
+ERROR_SHAPES: dict[str, ErrorBody] = dict.fromkeys(PATHS, _error_body)
+# Documented for these: the key as `ai_token` in the body.
+BODY_KEY_PATHS = ("/release_task", "/query_result")
+
+
+@router.get("/health")
+async def get_health(request: Request) -> dict[str, Any]:
+    """Whether new tasks are accepted."""
+    service = service_of(request)
+    problem = not_ready(service)
+    if problem is not None:
+        raise problem
+    model = service.ready_pipeline().bundle.name
+    data = {"status": "ok", "service": "TickRT", "models_initialized": True, "llm_initialized": False}
+    return envelope({**data, "loaded_model": model, "loaded_lm_model": None})
+
+
+@router.get("/v1/model_inventory")
+async def get_models(request: Request) -> dict[str, Any]:
+    """The model, and what it can do."""
+    return envelope(_inventory(service_of(request).ready_pipeline()))
+
+
+@router.post("/v1/init")
+async def init_model(request: Request) -> dict[str, Any]:
+    """The model that runs; no other can be loaded."""
+    pipeline = service_of(request).ready_pipeline()
+    fields, _ = await _read(request)
+    _check_model(pipeline, fields)
+    if fields.flag("init_llm"):
+        raise _not_available("it has no language model")
+    name = pipeline.bundle.name
+    return envelope({"message": f"{name} is loaded", "loaded_model": name, **_inventory(pipeline)})
+
+
+@router.get("/v1/stats")
+async def get_stats(request: Request) -> dict[str, Any]:
+    """How many tasks there are, and how long they take."""
+    admission, tasks = service_of(request).admission, _tasks_of(request)
+    counts = tasks.counts()
+    jobs = {"total": counts.total(), "queued": 0, **{state: counts[state] for state in STATUS}}
+    queue = {"queue_size": admission.num_pending, "queue_maxsize": admission.capacity}
+    return envelope({"jobs": jobs, **queue, "avg_job_seconds": tasks.mean_duration_s})
+
+
+@router.post("/release_task")
+async def release_task(request: Request) -> dict[str, Any]:
+    """Start a task. Everything that it takes is checked before."""
+    service, tasks = service_of(request), _tasks_of(request)
+    pipeline = service.ready_pipeline()
+    fields, files = await _read(request)
+    _check_model(pipeline, fields)
+    wanted = task_request(fields, files, pipeline.bundle)
+    await run_in_threadpool(validate, service.body_model, wanted.values)
+    client = request.client.host if request.client else ""
+    with ExitStack() as stack:
+        permits = _admit(service, client, len(wanted.seeds), stack)
+        values = await _with_uploads(service, wanted, files)
+        body = await run_in_threadpool(validate, service.body_model, values)
+        jobs = [
+            GenerationJob(
+                service, pipeline, body.model_copy(update={"seed": seed}), Upload({}), client, permit, uuid.uuid4().hex
+            )
+            for seed, permit in zip(wanted.seeds, permits, strict=True)
+        ]
+        for job in jobs:
+            await job.prepare()
+        task = tasks.start(jobs, _facts(wanted, jobs[0]))
+        stack.pop_all()
+    return envelope({"task_id": task.id, "status": "queued", "queue_position": tasks.num_running})
+
+
+@router.post("/query_result")
+async def query_result(request: Request) -> dict[str, Any]:
+    """The state of tasks, and where their audio is."""
+    tasks = _tasks_of(request)
+    fields, _ = await _read(request)
+    ids = fields.get("task_id_list") or []
+    if isinstance(ids, str):
+        try:
+            ids = json.loads(ids)
+        except (ValueError, RecursionError):
+            ids = None
+    if not isinstance(ids, list) or len(ids) > MAX_TASKS or not all(isinstance(one, str) for one in ids):
+        refuse("task_id_list", f"expected a list of at most {MAX_TASKS} task ids")
+    return envelope([_state(task_id, tasks.get(task_id)) for task_id in ids])
+
+
+@router.get("/v1/audio")
+async def get_audio(request: Request, path: str) -> FileResponse:
+    """The audio at a result's path."""
+    file = _tasks_of(request).file(path)
+    return FileResponse(file, media_type=MEDIA_TYPES[file.suffix], headers={"Cache-Control": "no-store"})
+
+
+@router.get("/v1/lora/status")
+async def get_lora_status(request: Request) -> dict[str, Any]:
+    """No adapter applies to all tasks."""
+    service_of(request).ready_pipeline()
+    state = {"lora_loaded": False, "use_lora": False, "lora_scale": 1.0, "active_adapter": None}
+    return envelope({**state, "adapters": []})
+
+
+async def _refuse_unavailable(request: Request) -> None:
+    raise _not_available(NOT_AVAILABLE[request.scope["route"].path])
+
+
+for path in NOT_AVAILABLE:
+    router.add_api_route(path, _refuse_unavailable, methods=["POST"])
+
+
+def _not_available(why: str) -> ProblemError:
+    return ProblemError(501, "not_available", f"this server cannot do that: {why}")
+
+
+async def _read(request: Request) -> tuple[Fields, dict[str, bytes]]:
+    """The parameters and files of a request. Raises ProblemError, 401 where the key is missing."""
+    service = service_of(request)
+    values, files = await read_fields(request, service.settings, service.budget)
+    fields = Fields(values)
+    check_body_key(request, service.settings, fields.text("ai_token"))
+    return fields, files
+
+
+def _tasks_of(request: Request) -> TaskStore:
+    tasks: TaskStore = request.app.state.acestep
+    return tasks
+
+
+def _inventory(pipeline: Pipeline) -> dict[str, Any]:
+    name = pipeline.bundle.name
+    model = {"name": name, "is_default": True, "is_loaded": True, "supported_task_types": known_tasks(pipeline.bundle)}
+    lm: dict[str, Any] = {"lm_models": [], "loaded_lm_model": None, "llm_initialized": False}
+    return {"models": [model], "default_model": name, **lm}
+
+
+def _check_model(pipeline: Pipeline, fields: Fields) -> None:
+    """ACE-Step's names, which clients have built in, mean the model that runs. Raises ProblemError 404."""
+    name = fields.text("model")
+    if name and name != pipeline.bundle.name and not name.startswith(MODEL_PREFIX):
+        raise model_not_found(pipeline, name, pointer="/model")
+
+
+def _admit(service: Service, client: str, size: int, stack: ExitStack) -> list[Permit]:
+    """Permits for a batch, which `stack` releases. Raises ProblemError 422, 429 or 503."""
+    admission = service.admission
+    most = min(admission.places_per_client or admission.capacity, admission.capacity)
+    if size > most:
+        refuse("batch_size", f"this server makes at most {most} at a time for one client")
+    permits = []
+    for _ in range(size):
+        permits.append(admission.admit(client))
+        stack.callback(permits[-1].release)
+    return permits
+
+
+async def _with_uploads(service: Service, wanted: TaskRequest, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The values of a body, with the ids of the files that were sent: generations of a batch share them."""
+    values = wanted.values
+    if wanted.needs_source and "src_audio" in files:
+        source = await _stored(service, files["src_audio"], "src_audio")
+        rate_hz = service.ready_pipeline().bundle.latents.frame_rate_hz
+        values = wanted.with_source(source.id, round(source.milliseconds / 1000 * rate_hz) / rate_hz)
+    if "reference_audio" in files:
+        reference = await _stored(service, files["reference_audio"], "reference_audio")
+        values = {**values, "timbre_id": reference.id}
+    return values
+
+
+async def _stored(service: Service, data: bytes, part: str) -> Source:
+    """A file as a source. Raises ProblemError, RequestError, StoreError."""
+    check_source(data, part)
+    service.budget.reserve(len(data))
+    try:
+        with source_as(part):
+            source, _ = await service.source_worker.run(service.sources.add, data)
+            return source
+    finally:
+        service.budget.release(len(data))
+
+
+def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
+    """What every result of a task repeats."""
+    values, codec = wanted.values, job.pipeline.codec
+    assert codec is not None
+    metas = {
+        "bpm": values.get("bpm"),
+        "duration": (job.generation.total_samples or 0) / codec.sample_rate_hz,
+        "genres": "",
+        "keyscale": values.get("key", ""),
+        "timesignature": str(values.get("time_signature", "")),
+    }
+    ignored = f"; without effect: {', '.join(wanted.ignored)}" if wanted.ignored else ""
+    return {
+        "prompt": values["prompt"],
+        "lyrics": wanted.lyrics,
+        "metas": metas,
+        "generation_info": f"{wanted.task}, {job.generation.num_steps} steps{ignored}",
+        "lm_model": "",
+        "dit_model": job.pipeline.bundle.name,
+    }
+
+
+def _state(task_id: str, task: Task | None) -> dict[str, Any]:
+    """A task's entry of /query_result, its results as a text of JSON."""
+    if task is None:
+        return {"task_id": task_id, "result": "[]", "status": 0, "progress_text": ""}
+    status = STATUS[task.state]
+    common = {
+        "wave": "",
+        "status": status,
+        "create_time": int(task.created_s),
+        "env": ENVIRONMENT,
+        **task.facts,
+        "seed_value": ",".join(map(str, task.seeds)),
+        "progress": task.progress,
+        "stage": task.state,
+        "error": task.error or None,
+    }
+    files = [f"/v1/audio?path={path.replace('/', '%2F')}" for path in task.files] or [""]
+    result = json.dumps([{"file": file, **common} for file in files])
+    return {"task_id": task_id, "result": result, "status": status, "progress_text": task.error}

@@ -1,0 +1,253 @@
+"""Parameters of ACE-Step's /release_task as bodies of our generations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config.bundle import Bundle
+from runtime.config.conditions import Task
+from runtime.pipeline.compose import draw_seed
+from runtime.pipeline.tasks import TRACK_OPTIONS, known_tasks
+from runtime.requests.options import COVER_DENOISE
+from runtime.requests.validation import untaken_options
+from runtime.untrusted import quoted
+from server.compat.acestep_fields import THEIR_NAMES, Fields, refuse
+
+# What this server cannot do, with the value that asks for nothing.
+NEUTRAL: Mapping[str, bool | float | str] = {
+    "use_adg": False, "guidance_variant": "apg_classic", "sampler_mode": "euler", "velocity_norm_threshold": 0.0,
+    "velocity_ema_factor": 0.0, "latent_shift": 0.0, "latent_rescale": 1.0, "analysis_only": False,
+    "full_analysis_only": False, "extract_codes_only": False,
+}  # fmt: skip
+# What needs ACE-Step's language model: music is made without.
+PLANNED = ("thinking", "use_format", "sample_mode")
+FORMATS = {"mp3": "mp3", "wav": "wav", "flac": "flac", "opus": "ogg", "ogg": "ogg"}
+# The API's defaults, which its clients always send: they stand for the model's own.
+DEFAULT_GUIDANCE, DEFAULT_SHIFT, DEFAULT_BATCH, MAX_BATCH = 7.0, 3.0, 2, 8
+DEFAULT_INSTRUCTION = "Fill the audio semantic mask based on the given conditions:"
+INSTRUMENTAL = ("[inst]", "[instrumental]")
+MODEL_PREFIX = "acestep"
+KEY = re.compile(r"([A-Ga-g]) *([#b♯♭]?) *(major|maj|M|minor|min|m|)", re.IGNORECASE)
+# A repaint may end this far behind the source: clients round lengths.
+SLACK_S = 0.1
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """One task: the `values` of its generations' bodies without their `seeds`, and what needs the source's length.
+
+    repaint: start and end in seconds; an end of None is that of the source. ignored: parameters without effect.
+    """
+
+    task: Task
+    values: dict[str, Any]
+    seeds: tuple[int, ...]
+    repaint: tuple[float, float | None] | None
+    lyrics: str
+    ignored: tuple[str, ...]
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether the source that was sent is used."""
+        return self.task != "text2music"
+
+    def with_source(self, source_id: str, source_s: float) -> dict[str, Any]:
+        """The values for a source of that length. Raises ProblemError."""
+        values: dict[str, Any] = {**self.values, "source_id": source_id}
+        if self.repaint is None:
+            return values
+        start_s, end_s = self.repaint
+        start_s = source_s if abs(start_s - source_s) <= SLACK_S else start_s
+        end_s = source_s if end_s is None or abs(end_s - source_s) <= SLACK_S else end_s
+        if not 0.0 <= start_s < end_s:
+            refuse("repainting_start", f"{start_s:g} to {end_s:g} s is no part of the source, which has {source_s:g} s")
+        values["repaint"] = [{"start_s": start_s, "end_s": end_s}]
+        return values if end_s <= source_s else {**values, "seconds": end_s}
+
+
+def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> TaskRequest:
+    """The task that `fields` and the `files` (src_audio, reference_audio) describe. Raises ProblemError."""
+    for name, neutral in NEUTRAL.items():
+        _check_neutral(fields, name, neutral)
+    task = _task(fields, bundle)
+    _check_files(fields, files, task)
+    untaken = untaken_options(bundle)
+    metadata, ignored = _metadata(fields, untaken)
+    values = {
+        "prompt": fields.text("prompt") or fields.text("global_caption") or fields.text("sample_query"),
+        "response_format": _format(fields),
+        "task": task,
+        **_given(negative_prompt=fields.text("negative_prompt") or None, seconds=_seconds(fields, task)),
+        **_given(**_sampler(fields, bundle), **_strengths(fields, files, task, bundle), **metadata),
+        **_given(**_instruction(fields, task, untaken)),
+    }
+    if codes := fields.text("audio_code_string"):
+        values |= {"codes": codes, "task": None if task == "text2music" else task}
+    return TaskRequest(
+        task=task,
+        values=values,
+        seeds=_seeds(fields),
+        repaint=_repaint(fields, task),
+        lyrics=fields.text("lyrics"),
+        ignored=(*(name for name in PLANNED if fields.flag(name)), *ignored),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_neutral(fields: Fields, name: str, neutral: bool | float | str) -> None:
+    if isinstance(neutral, bool):
+        value: Any = fields.flag(name, neutral)
+    else:
+        value = fields.text(name) if isinstance(neutral, str) else fields.number(name)
+    if value not in (None, "", neutral):
+        refuse(name, "this server cannot do that", "leave it out")
+
+
+def _task(fields: Fields, bundle: Bundle) -> Task:
+    task, known = fields.text("task_type") or "text2music", known_tasks(bundle)
+    found = next((name for name in known if name == task), None)
+    if found is None:
+        refuse("task_type", f"expected {', '.join(known)}, which this model knows, got {quoted(task)}")
+    return found
+
+
+def _check_files(fields: Fields, files: Collection[str], task: Task) -> None:
+    """Refuse paths, and tasks whose source is missing."""
+    for part in ("src_audio", "reference_audio"):
+        path = f"{part}_path"
+        is_used = part == "reference_audio" or task != "text2music"
+        if is_used and part not in files and fields.text(path):
+            refuse(path, "files of the server are not read", f"send the file as the form's part {part}")
+    if task != "text2music" and "src_audio" not in files and not (task == "cover" and fields.text("audio_code_string")):
+        refuse("src_audio", f"task {task} needs a source", "send the file as the form's part src_audio")
+
+
+def _format(fields: Fields) -> str:
+    name = fields.text("audio_format") or "mp3"
+    if name not in FORMATS:
+        refuse("audio_format", f"expected {', '.join(FORMATS)}, got {quoted(name)}")
+    return FORMATS[name]
+
+
+def _seconds(fields: Fields, task: Task) -> float | None:
+    """The length; None for the default, which is the source's where there is one."""
+    seconds = fields.number("audio_duration")
+    return seconds if seconds and seconds > 0 and task == "text2music" else None
+
+
+def _sampler(fields: Fields, bundle: Bundle) -> dict[str, Any]:
+    """Steps, guidance and solver; guidance only where the model works with it."""
+    guidance, shift = fields.number("guidance_scale"), fields.number("shift")
+    is_guided = bundle.sampler.guidance != 1.0
+    start, end = fields.number("cfg_interval_start"), fields.number("cfg_interval_end")
+    values: dict[str, Any] = {
+        "steps": fields.integer("inference_steps"),
+        "shift": None if shift == DEFAULT_SHIFT else shift,
+        "guidance": guidance if is_guided and guidance != DEFAULT_GUIDANCE else None,
+        "cfg_interval_start": start if is_guided and start else None,
+        "cfg_interval_end": end if is_guided and end != 1.0 else None,
+        "solver": fields.text("infer_method") or None,
+    }
+    if timesteps := _timesteps(fields):
+        values |= {"timesteps": timesteps, "steps": None, "shift": None}
+    return values
+
+
+def _timesteps(fields: Fields) -> list[float]:
+    """Numbers, as a list or a text with commas; the last 0 is left out, it follows anyway."""
+    try:
+        times = [float(text) for text in fields.texts("timesteps")]
+    except ValueError:
+        refuse("timesteps", "expected numbers with commas between them")
+    return times[:-1] if times and times[-1] == 0.0 else times
+
+
+def _strengths(fields: Fields, files: Collection[str], task: Task, bundle: Bundle) -> dict[str, Any]:
+    """1 keeps most: of a cover's source, else of the reference. Without structure, a cover starts at its source."""
+    strength, noise = fields.number("audio_cover_strength"), fields.number("cover_noise_strength")
+    values: dict[str, Any] = {}
+    if task == "cover" or fields.text("audio_code_string"):
+        values["structure_strength" if bundle.structure else "denoise"] = (
+            strength if strength is None or bundle.structure else 1 - strength * (1 - COVER_DENOISE)
+        )
+    elif "reference_audio" in files:
+        values["timbre_strength"] = strength
+    return values | {"denoise": 1 - noise} if noise and task == "cover" else values
+
+
+def _metadata(fields: Fields, untaken: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """What the model takes, by our names; and what was given in vain, by theirs. Lyrics are not given up silently."""
+    bpm, lyrics, language = fields.integer("bpm"), fields.text("lyrics"), fields.text("vocal_language")
+    if "lyrics" in untaken and lyrics and lyrics.lower() not in INSTRUMENTAL:
+        refuse("lyrics", "this model does not sing", "leave them out")
+    values = {
+        "bpm": bpm if bpm and bpm > 0 else None,
+        "key": _key(fields),
+        "time_signature": _time_signature(fields),
+        "lyrics": lyrics or None,
+        "language": None if language in ("", "unknown") else language,
+    }
+    lost = [name for name in ("bpm", "key", "time_signature") if name in untaken and values[name] is not None]
+    taken = {name: value for name, value in values.items() if name not in untaken}
+    return taken, [THEIR_NAMES.get(name, name) for name in lost]
+
+
+def _key(fields: Fields) -> str | None:
+    """ "C Major", "Am", "f# min" as "C major", "A minor", "F# minor"."""
+    text = fields.text("key_scale")
+    if text.upper() in ("", "N/A", "AUTO"):
+        return None
+    match = KEY.fullmatch(text)
+    if match is None:
+        refuse("key_scale", f"expected a key such as C major, Am or F# minor, got {quoted(text)}")
+    is_minor = match[3] == "m" or match[3].lower().startswith("min")
+    return f"{match[1].upper()}{match[2].lower()} {'minor' if is_minor else 'major'}"
+
+
+def _time_signature(fields: Fields) -> int | None:
+    text = fields.text("time_signature")
+    if text.upper() in ("", "N/A", "AUTO"):
+        return None
+    beats = {"2": 2, "3": 3, "4": 4, "6": 6}.get(text.partition("/")[0].removesuffix(".0"))
+    if beats is None:
+        refuse("time_signature", f"expected 2, 3, 4 or 6 (2/4, 3/4, 4/4, 6/8), got {quoted(text)}")
+    return beats
+
+
+def _instruction(fields: Fields, task: Task, untaken: Collection[str]) -> dict[str, Any]:
+    """The instruction that was sent, else the tracks that the task's instruction names."""
+    instruction = fields.text("instruction")
+    if instruction not in ("", DEFAULT_INSTRUCTION) and "instruction" not in untaken:
+        return {"instruction": instruction}
+    tracks = {"track": fields.text("track_name") or None, "track_classes": fields.texts("track_classes") or None}
+    return {name: value for name, value in tracks.items() if TRACK_OPTIONS.get(task) == name}
+
+
+def _seeds(fields: Fields) -> tuple[int, ...]:
+    """One per generation: those that were given, then those that follow the last of them; else drawn."""
+    size = fields.integer("batch_size")
+    size = DEFAULT_BATCH if size is None else size
+    if not 1 <= size <= MAX_BATCH:
+        refuse("batch_size", f"expected 1 to {MAX_BATCH}, got {size}")
+    try:
+        given = [int(text) for text in fields.texts("seed") if text != "-1"]
+    except ValueError:
+        refuse("seed", "expected a whole number, or several with commas between them")
+    if fields.flag("use_random_seed", True) or not given:
+        return tuple(draw_seed() for _ in range(size))
+    return tuple([*given, *(given[-1] + more for more in range(1, size))][:size])
+
+
+def _repaint(fields: Fields, task: Task) -> tuple[float, float | None] | None:
+    """What is generated anew, or what a lego adds to; a lego without it adds to all."""
+    start, end = fields.number("repainting_start") or 0.0, fields.number("repainting_end")
+    end = None if end is None or end <= 0 else end
+    if task == "repaint" or (task == "lego" and (start, end) != (0.0, None)):
+        return start, end
+    return None

@@ -1,0 +1,223 @@
+"""Tasks of ACE-Step's clients: generations that nobody waits for, and their audio until it is fetched or expires."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from runtime.audio.formats import FORMATS
+from runtime.errors import StoreError, TickError
+from server.asgi.connection import first_completed
+from server.asgi.problems import ProblemError, draining, problem_of, unavailable
+from server.compat.acestep_fields import error_text
+from server.config import MIB
+from server.metrics import Outcome
+from server.routes.generation_job import GenerationJob, Tally, outcome_of
+from server.routes.generation_stream import chunks
+
+# Tasks that are known, most of them without audio any more.
+MAX_TASKS = 1000
+NUM_DURATIONS = 50
+AUDIO_PATH = re.compile(r"/([0-9a-f-]{36})/([0-7])\.[a-z0-9]{3,4}")
+logger = logging.getLogger("tickrt.server")
+
+
+@dataclass
+class Task:
+    """One task: its `jobs`, what its results repeat (`facts`), and `size_bytes` of audio, estimated until it is made.
+
+    `error`: why it failed, or why its audio is gone. `files`: paths of the audio of one that succeeded.
+    """
+
+    facts: dict[str, Any]
+    jobs: Sequence[GenerationJob]
+    size_bytes: int
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    created_s: float = field(default_factory=time.time)
+    seeds: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has generations that have not ended."""
+        return bool(self.jobs)
+
+    @property
+    def state(self) -> str:
+        """running, failed or succeeded."""
+        return "running" if self.is_running else "failed" if self.error else "succeeded"
+
+    @property
+    def progress(self) -> float:
+        """The share of its steps that are done, by whole segments."""
+        total = sum(job.generation.num_steps for job in self.jobs)
+        left = sum(job.permit.remaining_steps for job in self.jobs)
+        return 1 - left / total if total else 1.0
+
+
+class TaskStore:
+    """Runs tasks and keeps their audio as files of a temporary folder, `limit_bytes` and `keep_s` at most.
+
+    Where there is no room, the audio of those that ended first is removed; their tasks say so. Event loop's thread.
+    """
+
+    def __init__(self, limit_bytes: int, keep_s: float) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tickrt-results-")
+        self._limit_bytes, self._keep_s = limit_bytes, keep_s
+        self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._durations_s: deque[float] = deque(maxlen=NUM_DURATIONS)
+
+    async def close(self) -> None:
+        """End all tasks and remove the folder."""
+        for running in self._running.values():
+            running.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await run_in_threadpool(self._folder.cleanup)
+
+    def start(self, jobs: Sequence[GenerationJob], facts: dict[str, Any]) -> Task:
+        """Run prepared jobs as a task; it releases their permits. Raises ProblemError 503 where there is no room."""
+        task = Task(facts, jobs, sum(_audio_bytes(job) for job in jobs))
+        self._make_room(task.size_bytes)
+        self._tasks[task.id] = task
+        running = self._running[task.id] = asyncio.create_task(self._run(task))
+        running.add_done_callback(lambda _: self._running.pop(task.id))
+        return task
+
+    def get(self, task_id: str) -> Task | None:
+        """A task; None where it is not known, or not any more."""
+        return self._tasks.get(task_id)
+
+    def file(self, path: str) -> Path:
+        """The file of a result's path. Raises ProblemError 404."""
+        match = AUDIO_PATH.fullmatch(path)
+        task = self.get(match[1]) if match else None
+        if task is None or path not in task.files:
+            what = task.error if task is not None else ""
+            raise ProblemError(404, "audio_not_found", what or "there is no audio with this path, or not any more")
+        return self._path(path)
+
+    @property
+    def num_running(self) -> int:
+        """How many tasks have not ended."""
+        return len(self._running)
+
+    def counts(self) -> Counter[str]:
+        """How many tasks are in each state."""
+        return Counter(task.state for task in self._tasks.values())
+
+    @property
+    def mean_duration_s(self) -> float:
+        """Of the last tasks; 0 before the first."""
+        return sum(self._durations_s) / max(1, len(self._durations_s))
+
+    async def _run(self, task: Task) -> None:
+        paths = [f"/{task.id}/{index}{FORMATS[job.body.response_format].suffix}" for index, job in enumerate(task.jobs)]
+        error = "internal error, which the server's log has"
+        try:
+            async with asyncio.TaskGroup() as group:
+                made = [
+                    group.create_task(_make(job, self._path(path))) for job, path in zip(task.jobs, paths, strict=True)
+                ]
+            error = next((one for item in made if (one := item.result())), "")
+        finally:
+            self._end(task, error, paths)
+
+    def _end(self, task: Task, error: str, paths: Sequence[str]) -> None:
+        task.seeds, task.jobs = tuple(job.generation.seed for job in task.jobs), ()
+        task.files, task.size_bytes = tuple(paths), 0
+        self._durations_s.append(time.time() - task.created_s)
+        self._tasks.move_to_end(task.id)
+        if error:
+            self._remove_audio(task, error)
+            return
+        task.size_bytes = sum(self._path(path).stat().st_size for path in paths)
+        expired = f"the audio was kept for {self._keep_s:g} s and then removed"
+        asyncio.get_running_loop().call_later(self._keep_s, self._remove_audio, task, expired)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Remove what ended first. Raises ProblemError 422 or 503 where that is not enough."""
+        if size_bytes > self._limit_bytes:
+            what = f"the audio may need {size_bytes / MIB:.0f} MiB, the limit is {self._limit_bytes / MIB:.0f} MiB"
+            raise ProblemError(422, "results_too_large", what, fix="ask for less, or raise [server] results_bytes")
+        ended = [task for task in self._tasks.values() if not task.is_running]
+        used_bytes = size_bytes + sum(task.size_bytes for task in self._tasks.values())
+        if used_bytes - sum(task.size_bytes for task in ended) > self._limit_bytes:
+            raise unavailable("busy", "the audio of tasks that are being made takes all space for results")
+        for task in ended:
+            if used_bytes > self._limit_bytes:
+                used_bytes -= task.size_bytes
+                self._remove_audio(task, "the audio was removed to make room for that of other tasks")
+            if len(self._tasks) >= MAX_TASKS:
+                used_bytes -= task.size_bytes
+                self._remove_audio(task, "the task is too old")
+                del self._tasks[task.id]
+
+    def _remove_audio(self, task: Task, why: str) -> None:
+        """Remove a task's files, if it has any left; `why` is its error from now on."""
+        if task.files:
+            task.files, task.size_bytes, task.error = (), 0, why
+            shutil.rmtree(self._path(f"/{task.id}"), ignore_errors=True)
+
+    def _path(self, path: str) -> Path:
+        return Path(self._folder.name + path)
+
+
+def _audio_bytes(job: GenerationJob) -> int:
+    """How long its audio is as 16-bit samples: no format takes more, apart from its header."""
+    assert job.pipeline.codec is not None
+    return 2 * job.pipeline.codec.channels * (job.generation.total_samples or 0)
+
+
+async def _make(job: GenerationJob, path: Path) -> str:
+    """Write a job's audio to a file and release its permit; returns why that failed, "" where it did not."""
+    with Tally(job.service.metrics) as tally:
+        writing, aborted = asyncio.create_task(_write(job, path)), asyncio.create_task(job.permit.abort.wait())
+        tally.outcome = Outcome.DRAINED
+        try:
+            await first_completed({writing, aborted})
+            if writing.cancelled():
+                raise draining()
+            tally.outcome = Outcome.INTERNAL_ERROR
+            writing.result()
+            tally.outcome = Outcome.OK
+            return ""
+        except (TickError, ProblemError) as error:
+            if tally.outcome is not Outcome.DRAINED:
+                tally.outcome = outcome_of(error)
+            logger.warning("generation %s ended as %s: %s", job.id, tally.outcome, error.what)
+            problem = problem_of(error) if isinstance(error, TickError) else error
+            return error_text(problem.document().model_dump())
+        finally:
+            job.permit.release()
+            job.record_end(tally.outcome)
+
+
+async def _write(job: GenerationJob, path: Path) -> None:
+    async with aclosing(chunks(job)) as stream:
+        async for chunk in stream:
+            await run_in_threadpool(_append, path, chunk)
+
+
+def _append(path: Path, chunk: bytes) -> None:
+    """Raises StoreError."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(chunk)
+    except OSError as error:
+        raise StoreError(f"the audio cannot be stored: {error.strerror}", fix="free disk space") from None
