@@ -12,6 +12,7 @@ from runtime.config.conditions import Task
 from runtime.pipeline.compose import draw_seed
 from runtime.pipeline.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.options import COVER_DENOISE
+from runtime.requests.request import MAX_SEED
 from runtime.requests.validation import untaken_options
 from runtime.untrusted import quoted
 from server.compat.acestep_fields import THEIR_NAMES, Fields, refuse
@@ -27,7 +28,12 @@ PLANNED = ("thinking", "use_format", "sample_mode")
 FORMATS = {"mp3": "mp3", "wav": "wav", "flac": "flac", "opus": "ogg", "ogg": "ogg"}
 # The API's defaults, which its clients always send: they stand for the model's own.
 DEFAULT_GUIDANCE, DEFAULT_SHIFT, DEFAULT_BATCH, MAX_BATCH = 7.0, 3.0, 2, 8
-DEFAULT_INSTRUCTION = "Fill the audio semantic mask based on the given conditions:"
+# Its instructions for tasks; a model has its own.
+DEFAULT_INSTRUCTIONS = (
+    "Fill the audio semantic mask based on the given conditions:",
+    "Repaint the mask area based on the given conditions:",
+    "Generate audio semantic tokens based on the given conditions:",
+)
 INSTRUMENTAL = ("[inst]", "[instrumental]")
 MODEL_PREFIX = "acestep"
 KEY = re.compile(r"([A-Ga-g]) *([#b♯♭]?) *(major|maj|M|minor|min|m|)", re.IGNORECASE)
@@ -223,7 +229,7 @@ def _time_signature(fields: Fields) -> int | None:
 def _instruction(fields: Fields, task: Task, untaken: Collection[str]) -> dict[str, Any]:
     """The instruction that was sent, else the tracks that the task's instruction names."""
     instruction = fields.text("instruction")
-    if instruction not in ("", DEFAULT_INSTRUCTION) and "instruction" not in untaken:
+    if instruction and instruction not in DEFAULT_INSTRUCTIONS and "instruction" not in untaken:
         return {"instruction": instruction}
     tracks = {"track": fields.text("track_name") or None, "track_classes": fields.texts("track_classes") or None}
     return {name: value for name, value in tracks.items() if TRACK_OPTIONS.get(task) == name}
@@ -241,7 +247,10 @@ def _seeds(fields: Fields) -> tuple[int, ...]:
         refuse("seed", "expected a whole number, or several with commas between them")
     if fields.flag("use_random_seed", True) or not given:
         return tuple(draw_seed() for _ in range(size))
-    return tuple([*given, *(given[-1] + more for more in range(1, size))][:size])
+    seeds = [*given, *(given[-1] + more for more in range(1, size))][:size]
+    if not 0 <= min(seeds) <= max(seeds) <= MAX_SEED:
+        refuse("seed", f"expected 0 to {MAX_SEED}")
+    return tuple(seeds)
 
 
 def _repaint(fields: Fields, task: Task) -> tuple[float, float | None] | None:

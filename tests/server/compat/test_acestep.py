@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import io
+import json
+import wave
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import av
+import pytest
+from helpers.acestep_client import AceStepClient, refusal, wav_file, wrapped
+from helpers.backends import FEW_VARIANTS
+from helpers.http_harness import GENERATIONS, Served, eventually, serving
+
+from runtime.config.deployment import Deployment
+
+Serve = Callable[..., Served]
+SOURCE = wav_file(1.28)
+UPLOAD = {"src_audio": ("src_audio.wav", SOURCE, "audio/wav")}
+SHORT = {"prompt": "a", "batch_size": 1, "audio_duration": 0.5, "audio_format": "wav"}
+
+
+@pytest.fixture(scope="module")
+def served(built: Callable[..., Deployment]) -> Iterator[Served]:
+    """A server of a model with lyrics, metadata, tasks, timbre and structure."""
+    with serving(built(conditions=True, structure=True, more=FEW_VARIANTS)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[AceStepClient]:
+    with served.client() as http:
+        yield AceStepClient(http)
+
+
+def samples(data: bytes) -> bytes:
+    """The samples of a wav file, whatever its tags say."""
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getframerate(), file.getnchannels()) == (8000, 2)
+        return file.readframes(file.getnframes())
+
+
+def ours(served: Served, files: dict[str, Any] | None = None, **body: Any) -> bytes:
+    """The samples of a generation by our own route."""
+    form = {"request": (None, json.dumps({"prompt": "a", **body})), **(files or {})}
+    with served.client() as http:
+        response = http.post(GENERATIONS, files=form)
+    assert response.status_code == 200, response.text
+    return samples(response.content)
+
+
+def test_the_documented_exchange_makes_two_mp3_files(client: AceStepClient) -> None:
+    request = {"prompt": "upbeat pop song", "lyrics": "Hello world", "inference_steps": 2, "audio_duration": 1}
+    first, second = client.wait(client.release(json=request))
+    assert first["file"] != second["file"]
+    assert client.audio(first) != client.audio(second)
+    with av.open(io.BytesIO(client.audio(first))) as file:
+        assert file.streams.audio[0].codec_context.name.startswith("mp3")
+        assert sum(frame.samples for frame in file.decode(audio=0)) >= 8000
+    assert (first["prompt"], first["lyrics"], first["status"], first["wave"]) == (*list(request.values())[:2], 1, "")
+    assert first["metas"] == {"bpm": None, "duration": 1.0, "genres": "", "keyscale": "", "timesignature": ""}
+    assert (first["dit_model"], first["stage"], first["progress"]) == ("tiny", "succeeded", 1.0)
+    assert len(set(first["seed_value"].split(","))) == 2
+
+
+def test_a_form_without_files_and_json_without_a_type_are_read(client: AceStepClient) -> None:
+    as_form = {name: str(value) for name, value in SHORT.items()}
+    assert client.wait(client.release(data=as_form))
+    assert client.wait(client.release(content=json.dumps(SHORT).encode()))
+    typed = {"content-type": "application/x-www-form-urlencoded"}  # as `curl -d` sends JSON
+    task_id = client.release(content=json.dumps(SHORT).encode(), headers=typed)
+    assert client.wait(task_id)
+    listed = client.http.post("/query_result", data={"task_id_list": json.dumps([task_id])})
+    assert wrapped(listed)[0]["status"] == 1
+
+
+def test_the_daws_silence_in_text2music_is_ignored(client: AceStepClient, served: Served) -> None:
+    silence = wav_file(1.28, level=0.0)
+    (result,) = client.daw("text2music", silence, use_random_seed="false", seed="7")
+    options = {"seconds": 1.28, "steps": 8, "bpm": 120, "key": "C major", "time_signature": 4}
+    assert samples(client.audio(result)) == ours(served, seed=7, **{**options, "prompt": "calm melody"})
+    assert result["metas"]["bpm"] == 120
+    assert (result["metas"]["keyscale"], result["metas"]["timesignature"]) == ("C major", "4")
+    assert not [source for source in served.service.sources.all() if source.size_bytes == len(silence)]
+
+
+@pytest.mark.parametrize(
+    ("task", "theirs", "options"),
+    [
+        ("cover", {}, {"prompt": "slow strings", "structure_strength": 0.5}),
+        ("cover", {"caption": "a", "coverNoiseStrength": "0.4"}, {"structure_strength": 0.5, "denoise": 0.6}),
+        ("repaint", {}, {"prompt": "drums", "repaint": [{"start_s": 0.32, "end_s": 0.64}]}),
+        (
+            "repaint",
+            {"repainting_start": "1.28", "repainting_end": "2"},
+            {"prompt": "drums", "repaint": [{"start_s": 1.28, "end_s": 2.0}], "seconds": 2.0},
+        ),
+        ("repaint", {"repainting_end": "-1"}, {"prompt": "drums", "repaint": [{"start_s": 0.32, "end_s": 1.28}]}),
+        ("extract", {"prompt": "a", "track_name": "drums"}, {"track": "drums"}),
+        ("extract", {"prompt": "a", "instruction": "Get drums"}, {"instruction": "Get drums"}),
+        ("complete", {"prompt": "a", "track_classes": "drums,bass"}, {"track_classes": ["drums", "bass"]}),
+    ],
+)  # fmt: skip
+def test_a_task_is_the_same_generation_as_ours(
+    client: AceStepClient, served: Served, task: str, theirs: dict[str, str], options: dict[str, Any]
+) -> None:
+    (result,) = client.daw(task, SOURCE, **{"use_random_seed": "false", "seed": "7", **theirs})
+    same = ours(served, {"source": ("s.wav", SOURCE)}, task=task, seed=7, steps=8, **options)
+    assert samples(client.audio(result)) == same
+
+
+def test_a_reference_has_its_strength(client: AceStepClient, served: Served) -> None:
+    form = {**SHORT, "audio_cover_strength": "0.5", "use_random_seed": "false", "seed": "3"}
+    files = {"reference_audio": ("voice.wav", SOURCE, "audio/wav")}
+    (result,) = client.wait(client.release(data=form, files=files))
+    same = ours(served, {"timbre": ("v.wav", SOURCE)}, seconds=0.5, seed=3, timbre_strength=0.5)
+    assert samples(client.audio(result)) == same != ours(served, seconds=0.5, seed=3)
+
+
+def test_the_vsts_codes_are_those_of_a_cover(client: AceStepClient, served: Served) -> None:
+    codes = "<|audio_code_3|><|audio_code_7|><|audio_code_1|><|audio_code_7|>"
+    vst = {
+        "prompt": "", "lyrics": "", "task_type": "text2music", "audio_duration": 0.48, "batch_size": 1,
+        "audio_format": "wav", "thinking": False, "use_random_seed": False, "seed": 4, "inference_steps": 6,
+        "guidance_scale": 7.0, "model": "acestep-v15-turbo", "audio_code_string": codes, "audio_cover_strength": 0.8,
+    }  # fmt: skip
+    (result,) = client.wait(client.release(json=vst))
+    options = {"prompt": "", "codes": codes, "seconds": 0.48, "steps": 6, "structure_strength": 0.8}
+    assert samples(client.audio(result)) == ours(served, seed=4, **options)
+
+
+def test_a_batch_has_a_seed_for_each(client: AceStepClient, served: Served) -> None:
+    given = {**SHORT, "batch_size": 4, "use_random_seed": False, "seed": "5,11"}
+    results = client.wait(client.release(json=given))
+    assert results[0]["seed_value"] == "5,11,12,13"
+    assert samples(client.audio(results[3])) == ours(served, seconds=0.5, seed=13)
+
+
+def test_what_has_no_effect_is_named(client: AceStepClient) -> None:
+    (result,) = client.wait(client.release(json={**SHORT, "thinking": True, "use_format": "true"}))
+    assert result["generation_info"].endswith("without effect: thinking, use_format")
+
+
+@pytest.mark.parametrize(("name", "suffix", "codec"), [("flac", ".flac", "flac"), ("opus", ".ogg", "opus")])
+def test_other_formats(client: AceStepClient, name: str, suffix: str, codec: str) -> None:
+    (result,) = client.wait(client.release(json={**SHORT, "audio_format": name}))
+    assert result["file"].endswith(suffix)
+    with av.open(io.BytesIO(client.audio(result))) as file:
+        assert file.streams.audio[0].codec_context.name == codec
+
+
+def test_the_vst_sees_a_healthy_server(client: AceStepClient) -> None:
+    assert wrapped(client.http.get("/health"))["status"] == "ok"
+    assert wrapped(client.http.get("/v1/lora/status"))["lora_loaded"] is False
+
+
+def test_the_daw_sees_the_model_in_the_inventory_and_in_the_models(client: AceStepClient) -> None:
+    inventory = wrapped(client.http.get("/v1/model_inventory"))
+    (model,) = inventory["models"]
+    assert (model["name"], model["is_loaded"], inventory["default_model"]) == ("tiny", True, "tiny")
+    assert model["supported_task_types"] == ["text2music", "cover", "repaint", "extract", "complete"]
+    listed = client.http.get("/v1/models").json()  # where the inventory is missing, the DAW takes the ids of `data`
+    assert [item["id"].strip() for item in listed["data"]] == ["tiny"]
+    assert wrapped(client.http.post("/v1/init", json={"model": "tiny"}))["loaded_model"] == "tiny"
+    assert "language model" in refusal(client.http.post("/v1/init", json={"init_llm": True}), 501)
+
+
+def test_the_statistics_count_tasks(client: AceStepClient) -> None:
+    before = wrapped(client.http.get("/v1/stats"))["jobs"]
+    client.wait(client.release(json=SHORT))
+    stats = wrapped(client.http.get("/v1/stats"))
+    assert stats["jobs"]["succeeded"] == before["succeeded"] + 1
+    assert stats["jobs"]["total"] == before["total"] + 1
+    assert stats["avg_job_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/format_input", "/create_random_sample", "/v1/create_sample", "/v1/lora/load", "/v1/lora/scale"]
+)
+def test_what_needs_another_model_is_refused(client: AceStepClient, path: str) -> None:
+    assert "cannot" in refusal(client.http.post(path, json={}), 501)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "word"),
+    [
+        ({}, 415, "content type"),
+        ({"content": b"{"}, 400, "not valid JSON"),
+        ({"content": b"[]"}, 422, "JSON object"),
+        ({"content": b'{"prompt": NaN}'}, 400, "not valid JSON"),
+        ({"content": b'{"seed": ' + b"9" * 5000 + b"}"}, 400, "number out of range"),
+        ({"content": b"prompt=%ff", "headers": {"content-type": "application/x-www-form-urlencoded"}}, 400, "UTF-8"),
+        ({"content": b"a=1&a=2", "headers": {"content-type": "application/x-www-form-urlencoded"}}, 422, "a: occurs"),
+        ({"data": {f"x{i}": "" for i in range(200)}}, 400, "100 fields"),
+        ({"json": {"prompt": ["a"]}}, 422, "prompt: expected a text"),
+        ({"json": {"prompt": "a" * 2001}}, 422, "prompt: "),
+        ({"json": {"metas": "{"}}, 422, "metas: not valid JSON"),
+        ({"json": {"param_obj": [1]}}, 422, "param_obj: expected a JSON object"),
+        ({"json": {"inference_steps": "many"}}, 422, "inference_steps: expected a number"),
+        ({"json": {"inference_steps": 2.5}}, 422, "inference_steps: expected a whole number"),
+        ({"json": {"inference_steps": 0}}, 422, "inference_steps: expected at least 1"),
+        ({"json": {"guidance_scale": 700}}, 422, "guidance_scale: expected a number from 0 to 50"),
+        ({"json": {"guidance_scale": "inf"}}, 422, "guidance_scale: expected a number"),
+        ({"json": {"audio_duration": 700}}, 422, "audio_duration: expected at most 600"),
+        ({"json": {"timesteps": "1,x"}}, 422, "timesteps: expected numbers"),
+        ({"json": {"timesteps": "0.2,0.9"}}, 422, "timesteps descend"),
+        ({"json": {"infer_method": "heun"}}, 422, "infer_method: "),
+        ({"json": {"bpm": 10000}}, 422, "bpm: expected at most 300"),
+        ({"json": {"key_scale": "H Major"}}, 422, "key_scale: expected a key"),
+        ({"json": {"time_signature": "5"}}, 422, "time_signature: expected 2, 3, 4 or 6"),
+        ({"json": {"vocal_language": "??"}}, 422, "vocal_language: "),
+        ({"json": {"audio_format": "aac"}}, 422, "audio_format: expected mp3, wav, flac"),
+        ({"json": {"batch_size": 9}}, 422, "batch_size: expected 1 to 8"),
+        ({"json": {"batch_size": 0}}, 422, "batch_size: expected 1 to 8"),
+        ({"json": {"use_random_seed": "perhaps"}}, 422, "use_random_seed: expected true or false"),
+        ({"json": {"use_random_seed": False, "seed": "x"}}, 422, "seed: expected a whole number"),
+        ({"json": {"use_random_seed": False, "seed": -5}}, 422, "seed: expected 0 to"),
+        ({"json": {"use_random_seed": False, "seed": 2**64, "batch_size": 1}}, 422, "seed: expected 0 to"),
+        ({"json": {"use_random_seed": False, "seed": 2**64 - 1, "batch_size": 2}}, 422, "seed: expected 0 to"),
+        ({"json": {"use_adg": True}}, 422, "use_adg: this server cannot do that"),
+        ({"json": {"sampler_mode": "heun"}}, 422, "sampler_mode: this server cannot do that"),
+        ({"json": {"extract_codes_only": 1}}, 422, "extract_codes_only: this server cannot do that"),
+        ({"json": {"model": "gpt"}}, 404, "model: there is no model 'gpt'"),
+        ({"json": {"task_type": "stem_separation"}}, 422, "task_type: expected text2music, cover"),
+        ({"json": {"task_type": "lego"}}, 422, "task_type: expected text2music, cover"),
+        ({"json": {"task_type": "cover"}}, 422, "src_audio: task cover needs a source"),
+        ({"json": {"task_type": "cover", "src_audio_path": "/a.wav"}}, 422, "src_audio_path: files of the server"),
+        ({"json": {"reference_audio_path": "C:\\a.wav"}}, 422, "reference_audio_path: files of the server"),
+        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"nothing")}}, 415, "src_audio is not audio"),
+        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"RIFF")}}, 422, "src_audio: "),
+        ({"files": {"reference_audio": ("a", b"RIFF")}}, 422, "reference_audio: "),
+        ({"files": {"voice": ("a", b"RIFF")}}, 422, "voice: expected a text"),
+        ({"files": [("src_audio", ("a", b"RIFF")), ("ctx_audio", ("a", b"RIFF"))]}, 422, "src_audio: occurs more"),
+        ({"data": {"task_type": "repaint", "repainting_start": "5"}, "files": UPLOAD}, 422, "repainting_start: 5 to"),
+        ({"data": {"task_type": "repaint", "repainting_start": "-1"}, "files": UPLOAD}, 422, "repainting_start: -1 to"),
+        ({"data": {"task_type": "repaint", "repainting_end": "900"}, "files": UPLOAD}, 422, "audio_duration: "),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_the_clients_shape(
+    client: AceStepClient, served: Served, request_: dict[str, Any], status: int, word: str
+) -> None:
+    assert word in refusal(client.http.post("/release_task", **request_), status)
+    assert not served.service.admission.permits
+    assert client.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("ids", ["[", "5", [5], {"a": 1}, ["a"] * 1001])
+def test_a_list_of_tasks_is_checked(client: AceStepClient, ids: Any) -> None:
+    response = client.http.post("/query_result", json={"task_id_list": ids})
+    assert "task_id_list: expected a list" in refusal(response, 422)
+
+
+def test_an_unknown_task_is_waiting_and_has_no_result(client: AceStepClient) -> None:
+    assert client.query("nonsense") == [{"task_id": "nonsense", "result": "[]", "status": 0, "progress_text": ""}]
+    assert client.query() == []
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "/../../etc/passwd", "%2e%2e", "\0", "/" + "0" * 36 + "/0.wav"])
+def test_only_audio_of_tasks_can_be_fetched(client: AceStepClient, path: str) -> None:
+    assert "no audio" in refusal(client.http.get("/v1/audio", params={"path": path}), 404)
+
+
+def test_the_path_of_audio_is_needed(client: AceStepClient) -> None:
+    assert refusal(client.http.get("/v1/audio"), 422) == "path: is missing"
+
+
+def test_a_model_without_lyrics_and_metadata(serve: Serve) -> None:
+    server = serve()
+    with server.client() as http:
+        client = AceStepClient(http)
+        (result,) = client.daw("text2music", b"RIFF", lyrics="[Instrumental]")
+        assert result["generation_info"].endswith("without effect: bpm, key_scale, time_signature")
+        assert "lyrics: this model does not sing" in refusal(http.post("/release_task", json={"lyrics": "la"}), 422)
+        (cover,) = client.daw("cover", SOURCE, use_random_seed="false", seed="7")
+        same = ours(server, {"source": ("s.wav", SOURCE)}, prompt="slow strings", steps=8, seed=7, denoise=0.85)
+        assert samples(client.audio(cover)) == same
+
+
+def test_a_client_has_its_share_of_the_places(serve: Serve) -> None:
+    served = serve(depth=2, queue=2, client_in_flight=None)
+    with served.client() as http:
+        client = AceStepClient(http)
+        served.pause()
+        task_id = client.release(json={**SHORT, "batch_size": 2})
+        response = http.post("/release_task", json=SHORT)
+        assert "this client has 2 generations" in refusal(response, 429)
+        assert int(response.headers["retry-after"]) >= 1
+        assert "at most 2" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 3}), 422)
+        running = json.loads(client.query(task_id)[0]["result"])[0]
+        assert (running["stage"], running["file"], running["progress"]) == ("running", "", 0.0)
+        assert wrapped(http.get("/v1/stats"))["jobs"]["running"] == 1
+        served.resume()
+        assert len(client.wait(task_id)) == 2
+    eventually(lambda: not served.service.admission.permits)
+
+
+def test_a_full_queue_admits_no_part_of_a_batch(serve: Serve) -> None:
+    served = serve(depth=1, queue=2)
+    with served.client() as http:
+        served.pause()
+        task_id = AceStepClient(http).release(json={**SHORT, "batch_size": 2})
+        assert "places are taken" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 2}), 503)
+        assert len(served.service.admission.permits) == 2
+        served.resume()
+        AceStepClient(http).wait(task_id)
+
+
+def test_the_key_comes_in_a_header_or_in_a_small_body_and_the_daws_page_may_call(serve: Serve) -> None:
+    origin = "http://localhost:5174"
+    served = serve(api_key="secret", allowed_origins=(origin,))
+    bearer = {"Authorization": "Bearer secret"}
+    with served.client() as http:
+        for request in (
+            {"json": SHORT},
+            {"json": {**SHORT, "ai_token": "wrong"}},
+            {"data": {"ai_token": "wrong"}},
+            {"json": {**SHORT, "ai_token": "secret"}, "headers": {"Authorization": "Bearer wrong"}},
+            {"json": {**SHORT, "ai_token": "secret", "lyrics": "a" * 70_000}},
+            {"content": (part for part in [b'{"ai_token": "secret"}'])},
+        ):
+            assert "API key" in refusal(http.post("/release_task", **request), 401)
+        for path in ("/health", "/v1/stats", "/v1/audio?path=x", "/v1/model_inventory"):
+            assert "API key" in refusal(http.get(path), 401)
+        assert "API key" in refusal(http.post("/query_result", json={"task_id_list": []}), 401)
+        assert not served.service.admission.permits
+        assert wrapped(http.post("/release_task", json={**SHORT, "ai_token": "secret"}))["task_id"]
+        assert wrapped(http.post("/release_task", data={**SHORT, "ai_token": "secret"}))["task_id"]
+        task_id = wrapped(http.post("/release_task", data=SHORT, files=UPLOAD, headers=bearer))["task_id"]
+        listed = http.post("/query_result", json={"task_id_list": [task_id], "ai_token": "secret"})
+        assert wrapped(listed)[0]["task_id"] == task_id
+        response = http.get("/health", headers={**bearer, "origin": origin})
+        assert response.headers["access-control-allow-origin"] == origin
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        assert http.options("/release_task", headers=asked).status_code == 200
+        assert refusal(http.get("/health", headers={**bearer, "origin": "http://elsewhere"}), 403)
+
+
+def test_other_servers_do_not_answer_where_it_is_switched_off(serve: Serve) -> None:
+    with serve(clients=()).client() as http:
+        assert http.post("/release_task", json=SHORT).status_code == 404
+        assert http.get("/health").json()["code"] == "not_found"

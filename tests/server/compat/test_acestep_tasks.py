@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.acestep_client import AceStepClient, refusal, wrapped
+from helpers.http_harness import Served, eventually
+
+from runtime.audio.codec import Codec
+from runtime.errors import EngineError
+from server.compat import acestep_tasks
+
+Serve = Callable[..., Served]
+SHORT = {"prompt": "a", "batch_size": 1, "audio_duration": 0.5, "audio_format": "wav"}
+
+
+def folder_path(served: Served) -> Path:
+    return Path(served.app.state.acestep._folder.name)
+
+
+def folder_of(served: Served) -> list[Path]:
+    return list(folder_path(served).iterdir())
+
+
+def test_a_task_that_fails_says_why(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+
+    def failing(codec: Codec, *arguments: Any) -> Any:
+        raise EngineError("the codec is broken")
+
+    with served.client() as http, monkeypatch.context() as patch:
+        patch.setattr(Codec, "decode_with_margins", failing)
+        client = AceStepClient(http)
+        (result,) = client.wait(client.release(json=SHORT), status=2)
+        assert (result["error"], result["file"], result["stage"]) == ("the codec is broken", "", "failed")
+        patch.undo()
+        assert client.wait(client.release(json=SHORT))
+    counted = served.metrics()
+    assert counted["tickrt_generations_total{outcome=engine_error}"] == 1
+    assert counted["tickrt_generations_total{outcome=ok}"] == 1
+    assert counted["tickrt_generations_in_flight"] == 0
+
+
+def test_audio_that_nobody_fetches_is_removed_in_time_and_for_room(serve: Serve) -> None:
+    served = serve(results_bytes=2**20, result_keep_s=600.0)
+    long = {**SHORT, "audio_duration": 20, "inference_steps": 1}  # 640 kB
+    with served.client() as http:
+        client = AceStepClient(http)
+        assert "the limit is 1 MiB" in refusal(http.post("/release_task", json={**long, "audio_duration": 60}), 422)
+        first, second = (client.wait(client.release(json=long)) for _ in range(2))
+        assert len(client.audio(second[0])) > 600_000
+        assert "make room" in refusal(http.get(first[0]["file"]), 404)
+        assert len(folder_of(served)) == 1
+        served.pause()
+        running = client.release(json=long)
+        assert "takes all space" in refusal(http.post("/release_task", json=long), 503)
+        served.resume()
+        client.wait(running)
+    folder = folder_path(served)
+    served.server.drain()
+    eventually(lambda: not folder.exists())
+
+
+def test_audio_expires_and_its_task_says_so(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acestep_tasks, "MAX_TASKS", 2)
+    served = serve(result_keep_s=0.05)
+    with served.client() as http:
+        client = AceStepClient(http)
+        task_id = client.release(json=SHORT)
+        eventually(lambda: client.query(task_id)[0]["status"] == 2)
+        assert "kept for 0.05 s" in client.wait(task_id, status=2)[0]["error"]
+        assert folder_of(served) == []
+        for _ in range(2):
+            later = client.release(json=SHORT)
+            eventually(lambda later=later: client.query(later)[0]["status"] == 2)
+        assert client.query(task_id)[0]["result"] == "[]"
+        assert wrapped(http.get("/v1/stats"))["jobs"]["total"] == 2
+
+
+def test_a_task_ends_when_the_server_stops(serve: Serve) -> None:
+    served = serve(depth=1, drain_s=0.2)
+    served.tick_s = 0.05
+    metrics, folder = served.service.metrics, folder_path(served)
+    with served.client() as http:
+        AceStepClient(http).release(json={**SHORT, "audio_duration": 60})
+        eventually(lambda: len(served.service.admission.permits) == 1)
+        served.server.drain()
+        assert "shutting down" in refusal(http.post("/release_task", json=SHORT), 503)
+    eventually(lambda: not served.service.admission.permits)
+    eventually(lambda: not folder.exists())
+    drained = metrics.registry.get_sample_value("tickrt_generations_total", {"outcome": "drained"})
+    assert drained == metrics.registry.get_sample_value("tickrt_generations_started_total") == 1
