@@ -7,7 +7,7 @@ heads, M capacity of a cache, J width of a head, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Annotated, Literal, Self
 
@@ -117,7 +117,7 @@ class FieldSpec(Section):
     """One line of the thinking, "NAME: VALUE".
 
     integer: minimum to maximum. choice: one of `values`. text: at most max_tokens tokens, with no token that contains a
-    text of `without`; further lines are indented.
+    text of `without`; further lines are indented. is_greedy: a choice begins with its likeliest token.
     """
 
     name: str = Field(min_length=1)
@@ -127,6 +127,7 @@ class FieldSpec(Section):
     values: tuple[str, ...] = ()
     max_tokens: int = Field(default=512, ge=1)
     without: tuple[str, ...] = ()
+    is_greedy: bool = False
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
@@ -175,6 +176,12 @@ class CodesSpec(PromptSpec):
         for group, token in zip(reversed(self.groups), reversed(tokens), strict=True):
             total = total * group.count + token - group.first
         return total
+
+    def numbers(self, tokens: Iterable[int]) -> list[int]:
+        """The numbers of the complete codes among tokens, of which those of no group are left out."""
+        digits = [token for token in tokens if any(group.first <= token < group.end for group in self.groups)]
+        width = len(self.groups)
+        return [self.number(digits[place : place + width]) for place in range(0, len(digits) - width + 1, width)]
 
     def tokens(self, number: int) -> tuple[int, ...]:
         """The tokens of one code's number."""

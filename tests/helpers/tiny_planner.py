@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+from runtime.config.explain import validated
+from runtime.config.planner import PlannerSpec
 
 # Tokens: 256 bytes, then the special ones, then two groups of code tokens, then markers.
 SPECIAL = ("<think>", "</think>", "<|im_start|>", "<|im_end|>")
@@ -85,6 +88,12 @@ markers = {_range(MARKERS)}
     if draft:
         tables.append(f"[planner.draft]\n{_graph_toml(capacity, window)}")
     return "".join(tables)
+
+
+def planner_spec(**changes: Any) -> PlannerSpec:
+    """The tables of `planner_toml` with other values."""
+    table = tomllib.loads(planner_toml(64, 0, thinking=True, draft=False))["planner"]
+    return validated(PlannerSpec, {**table, **changes}, "planner")
 
 
 def byte_tokenizer() -> Tokenizer:

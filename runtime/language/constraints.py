@@ -1,0 +1,236 @@
+"""Which tokens may come next: the phases of a planner as state machines over token ids.
+
+A constraint's own state is small: `copy.copy` gives another one that goes on by itself, and `state` is plain JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
+from typing import Protocol
+
+import numpy as np
+
+from runtime.config.planner import FieldSpec, PlannerSpec
+from runtime.errors import RequestError
+from runtime.language.thinking import Choice, Fixed, Mask, Segment, Text, ThinkingGrammar
+
+Markers = Callable[[int], Sequence[int]]
+# A number of codes that is never reached.
+ENDLESS = 1 << 62
+
+
+class Constraint(Protocol):
+    """What may come next in one sequence."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal keys of one constraint have equal masks."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the phase is complete: nothing may come."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken here whatever the sampling is."""
+
+    def write_allowed(self, allowed: Mask) -> None:
+        """Write which tokens may come into `allowed` `[V]`."""
+
+    def forced(self, limit: int) -> list[int]:
+        """The tokens that are each the only one that may come, from here on, at most `limit`."""
+
+    def advance(self, token: int) -> None:
+        """Take a token that was allowed."""
+
+    def state(self) -> list[int]:
+        """For snapshots."""
+
+    def restore(self, state: Sequence[int]) -> None:
+        """Go on from what `state` gave, of a constraint that was made with the same arguments."""
+
+
+class CodesConstraint:
+    """Codes: a token of every group in turn, and before each code the tokens that `markers` gives for its index.
+
+    num_codes: that many, and no end token; None: until the end token comes, which may come between codes.
+    """
+
+    is_greedy = False
+
+    def __init__(self, planner: PlannerSpec, num_codes: int | None = None, markers: Markers | None = None) -> None:
+        self._groups, self._end_token = planner.codes.groups, planner.end_token
+        self._num_codes, self._markers = num_codes, markers
+        self._code, self._part, self._has_ended = 0, 0, False
+
+    @property
+    def key(self) -> Hashable:
+        """The token that must come, or the group."""
+        forced = self._given()
+        return self._part if forced is None else ("token", forced)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all codes or the end token came."""
+        return self._has_ended or self._code == self._num_codes
+
+    def write_allowed(self, allowed: Mask) -> None:
+        """The given token, or the group's tokens, and between codes the end token where it may come."""
+        allowed[:] = False
+        given = self._given()
+        if given is not None:
+            allowed[given] = True
+            return
+        group = self._groups[self._part - len(self._before())]
+        allowed[group.first : group.end] = True
+        if self._num_codes is None and self._part == 0:
+            allowed[self._end_token] = True
+
+    def forced(self, limit: int) -> list[int]:
+        """The markers before the next code that are left."""
+        return [] if self.is_done else list(self._before()[self._part :][:limit])
+
+    def advance(self, token: int) -> None:
+        """The next part of the code, or of the next one."""
+        if token == self._end_token and self._part == 0:
+            self._has_ended = True
+            return
+        self._part += 1
+        if self._part == len(self._before()) + len(self._groups):
+            self._code, self._part = self._code + 1, 0
+
+    def state(self) -> list[int]:
+        """The code's index, the part of it that comes next, whether the end came."""
+        return [self._code, self._part, int(self._has_ended)]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """As `state` gave."""
+        self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
+
+    def _before(self) -> Sequence[int]:
+        return () if self._markers is None else self._markers(self._code)
+
+    def _given(self) -> int | None:
+        before = self._before()
+        return before[self._part] if self._part < len(before) else None
+
+
+class ThinkingConstraint:
+    """The fields in their order, each "NAME: VALUE". given: field -> its value, as the user has it. skipped: left out.
+
+    The rules are those of ACE-Step's constrained decoding, but that a field after a text is always the next one.
+    Raises RequestError for a value that its field cannot have.
+    """
+
+    def __init__(
+        self, grammar: ThinkingGrammar, given: Mapping[str, str] | None = None, skipped: Collection[str] = ()
+    ) -> None:
+        given = given or {}
+        for field in grammar.spec.fields:
+            _check_given(field, given.get(field.name))
+        self._grammar, self._segments = grammar, grammar.segments(given, skipped)
+        self._place, self._count, self._is_line_start = 0, 0, False
+        self._path: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """The segment, and what of it came."""
+        segment = self._segment
+        if isinstance(segment, Text):
+            return self._place, self._is_line_start, self._count >= segment.max_tokens
+        return self._place, self._path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all fields are complete; the end's tokens are left to the next phase's prompt."""
+        return self._place == len(self._segments) - 1
+
+    @property
+    def is_greedy(self) -> bool:
+        """At the first token of a field that is so."""
+        segment = self._segment
+        return isinstance(segment, Choice) and segment.is_greedy and not self._path
+
+    def write_allowed(self, allowed: Mask) -> None:
+        """What the segment may have."""
+        segment = self._segment
+        if isinstance(segment, Text) and self._count < segment.max_tokens:
+            np.copyto(allowed, self._grammar.is_text[segment.field])
+            if self._is_line_start:
+                np.logical_and(allowed, self._grammar.is_indented, out=allowed)
+                allowed[self._next_token] = True
+            return
+        allowed[:] = False
+        allowed[list(self._choices())] = True
+
+    def forced(self, limit: int) -> list[int]:
+        """The rest of a name or of a given value, and what follows it."""
+        ahead, found = copy(self), list[int]()
+        while len(found) < limit and not ahead.is_done:
+            choices = ahead._choices()
+            if len(choices) != 1:
+                break
+            found.append(choices[0])
+            ahead.advance(choices[0])
+        return found
+
+    def advance(self, token: int) -> None:
+        """Go on in the segment, or to the next one."""
+        segment = self._segment
+        if isinstance(segment, Text):
+            self._advance_text(token)
+            return
+        self._path = (*self._path, token)
+        is_complete = self._path == segment.tokens if isinstance(segment, Fixed) else token == self._grammar.newline
+        if is_complete:
+            self._enter(self._place + 1)
+
+    def state(self) -> list[int]:
+        """Segment, tokens of a text, whether a line begins, what of the segment came."""
+        return [self._place, self._count, int(self._is_line_start), *self._path]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """As `state` gave."""
+        self._place, self._count, self._is_line_start = state[0], state[1], bool(state[2])
+        self._path = tuple(state[3:])
+
+    @property
+    def _segment(self) -> Segment:
+        return self._segments[self._place]
+
+    @property
+    def _next_token(self) -> int:
+        """The first token behind a text."""
+        following = self._segments[self._place + 1]
+        assert isinstance(following, Fixed)
+        return following.tokens[0]
+
+    def _choices(self) -> tuple[int, ...]:
+        """The tokens that may come, where they are few; () in a text."""
+        segment = self._segment
+        if isinstance(segment, Fixed):
+            return segment.tokens[len(self._path) : len(self._path) + 1]
+        if isinstance(segment, Choice):
+            return segment.tree[self._path]
+        if self._count < segment.max_tokens:
+            return ()
+        return (self._next_token,) if self._is_line_start else (self._grammar.newline,)
+
+    def _advance_text(self, token: int) -> None:
+        if self._is_line_start and token == self._next_token:
+            self._enter(self._place + 1)
+            self.advance(token)
+            return
+        self._count += 1
+        self._is_line_start = bool(self._grammar.has_newline[token])
+
+    def _enter(self, place: int) -> None:
+        self._place, self._path, self._count, self._is_line_start = place, (), 0, False
+
+
+def _check_given(field: FieldSpec, value: str | None) -> None:
+    if value is None or field.kind == "text" or value in field.choices:
+        return
+    expected = f"{field.minimum} to {field.maximum}" if field.kind == "integer" else ", ".join(field.values)
+    raise RequestError(f"{field.name} is {value!r}, expected {expected}")

@@ -1,0 +1,187 @@
+"""The phases against ACE-Step 1.5's MetadataConstrainedLogitsProcessor: what it allowed at every token of exchanges."""
+
+from __future__ import annotations
+
+import json
+from copy import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+from helpers.tiny_planner import END_TOKEN, FIRST_GROUP, MARKERS, SECOND_GROUP, VOCABULARY, byte_tokenizer, planner_spec
+
+from engine_build.export.acestep.planner_text import FIELDS
+from runtime.errors import RequestError
+from runtime.language.constraints import ENDLESS, CodesConstraint, Constraint, ThinkingConstraint
+from runtime.language.thinking import ThinkingGrammar
+
+RECORDED = json.loads((ROOT / "tests/data/acestep_thinking.json").read_text(encoding="utf-8"))
+EXCHANGES = {item["name"]: item for item in RECORDED["exchanges"]}
+TOKENIZER = byte_tokenizer()
+# In the recorded exchanges ten tokens are codes.
+PLANNER = planner_spec(
+    thinking={"prompt": "", "fields": FIELDS}, codes={"prompt": "", "groups": [{"first": 260, "count": 10}]}
+)
+GRAMMAR = ThinkingGrammar(PLANNER, TOKENIZER)
+SPECIAL = set(range(256, 260)) | set(range(270, VOCABULARY))
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def allowed_by(constraint: Constraint) -> set[int]:
+    allowed = np.zeros(VOCABULARY, bool)
+    constraint.write_allowed(allowed)
+    return set(np.flatnonzero(allowed).tolist())
+
+
+def steps_of(exchange: dict[str, Any]) -> list[tuple[int, set[int]]]:
+    spans = (RECORDED["allowed"][place] for place in exchange["allowed"])
+    sets = [{token for first, end in span for token in range(first, end)} for span in spans]
+    return list(zip(exchange["tokens"], sets, strict=True))
+
+
+def thinking(exchange: dict[str, Any]) -> ThinkingConstraint:
+    return ThinkingConstraint(GRAMMAR, exchange["user"], exchange["skip"])
+
+
+@pytest.mark.parametrize("name", [name for name, item in EXCHANGES.items() if item["phase"] == "cot"])
+def test_the_thinking_allows_what_the_published_machine_allows(name: str) -> None:
+    """In a caption it also leaves out the tokens that are no text; behind a line of it the next field must follow."""
+    constraint, in_name = thinking(EXCHANGES[name]), 0
+    *steps, (last, _) = steps_of(EXCHANGES[name])
+    for token, published in steps:
+        found = allowed_by(constraint)
+        assert token in found
+        if constraint.is_greedy:
+            assert published == {token}
+        elif len(published) > 200:
+            is_inside = len(found) > 200
+            assert found <= published
+            assert not is_inside or published - found <= SPECIAL
+            in_name += not is_inside
+        else:
+            assert found == published
+        constraint.advance(token)
+    assert constraint.is_done
+    assert last == END_TOKEN
+    assert in_name < 20
+
+
+def test_codes_are_as_many_as_the_duration_has() -> None:
+    exchange = EXCHANGES["codes of two seconds"]
+    constraint = CodesConstraint(PLANNER, int(5 * exchange["duration"]))
+    *steps, (last, published) = steps_of(exchange)
+    for token, allowed in steps:
+        assert allowed_by(constraint) == allowed
+        constraint.advance(token)
+    assert constraint.is_done
+    assert (last, published) == (END_TOKEN, {END_TOKEN})
+
+
+def test_without_a_duration_codes_go_on_until_the_end_token() -> None:
+    constraint = CodesConstraint(PLANNER)
+    for token, allowed in steps_of(EXCHANGES["codes until the end token"]):
+        assert allowed_by(constraint) == allowed
+        constraint.advance(token)
+    assert not constraint.is_done
+    constraint.advance(END_TOKEN)
+    assert constraint.is_done
+
+
+def test_a_code_of_two_tokens_behind_its_markers() -> None:
+    markers = [(MARKERS[0], MARKERS[0] + 1), (MARKERS[0] + 2,)]
+    constraint = CodesConstraint(planner_spec(), 2, markers.__getitem__)
+    tokens = [270, 271, FIRST_GROUP[0] + 1, SECOND_GROUP[0] + 4, 272, FIRST_GROUP[0], SECOND_GROUP[0]]
+    expected: list[set[int]] = [{270}, {271}, span(FIRST_GROUP), span(SECOND_GROUP), {272}, span(FIRST_GROUP)]
+    assert constraint.forced(9) == [270, 271]
+    assert constraint.forced(1) == [270]
+    for token, allowed in zip(tokens, [*expected, span(SECOND_GROUP)], strict=True):
+        assert allowed_by(constraint) == allowed
+        constraint.advance(token)
+    assert constraint.is_done
+    assert constraint.forced(9) == []
+
+
+def span(tokens: tuple[int, int]) -> set[int]:
+    return set(range(tokens[0], sum(tokens)))
+
+
+def test_endless_codes_have_no_end_token() -> None:
+    constraint = CodesConstraint(planner_spec(), ENDLESS)
+    for _ in range(3):
+        assert allowed_by(constraint) == span(FIRST_GROUP)
+        constraint.advance(FIRST_GROUP[0])
+        constraint.advance(SECOND_GROUP[0])
+
+
+def test_what_is_forced_is_what_then_comes() -> None:
+    """Names and the user's values; never a token too many."""
+    exchange = EXCHANGES["the user's bpm, caption and key"]
+    constraint = thinking(exchange)
+    assert TOKENIZER.decode(constraint.forced(100), skip_special_tokens=False) == (
+        "<think>\nbpm: 120\ncaption: A song: with a colon\nduration: "
+    )
+    assert len(constraint.forced(7)) == 7
+    steps = steps_of(exchange)[:-1]
+    forced = 0
+    for place, (token, _) in enumerate(steps):
+        ahead = constraint.forced(5)
+        assert ahead == [item[0] for item in steps[place : place + len(ahead)]]
+        assert (len(allowed_by(constraint)) == 1) == bool(ahead)
+        forced += bool(ahead)
+        constraint.advance(token)
+    assert forced > 80
+
+
+@pytest.mark.parametrize("name", [name for name, item in EXCHANGES.items() if item["phase"] == "cot"])
+def test_a_copy_and_a_restored_one_go_on_by_themselves(name: str) -> None:
+    constraint, steps = thinking(EXCHANGES[name]), steps_of(EXCHANGES[name])[:-1]
+    for place, (token, _) in enumerate(steps):
+        if place % 7 == 0:
+            restored = thinking(EXCHANGES[name])
+            restored.restore(json.loads(json.dumps(constraint.state())))
+            for other in (copy(constraint), restored):
+                assert (other.key, other.is_greedy) == (constraint.key, constraint.is_greedy)
+                for later, _ in steps[place:]:
+                    other.advance(later)
+                assert other.is_done
+        constraint.advance(token)
+
+
+def test_codes_are_restored() -> None:
+    constraint = CodesConstraint(planner_spec(), 5)
+    for token in (FIRST_GROUP[0], SECOND_GROUP[0], FIRST_GROUP[0]):
+        constraint.advance(token)
+    other = CodesConstraint(planner_spec(), 5)
+    other.restore(constraint.state())
+    assert (other.key, other.state()) == (constraint.key, [1, 1, 0])
+    assert allowed_by(other) == span(SECOND_GROUP)
+
+
+def test_equal_keys_have_equal_masks() -> None:
+    for name in ("as wanted", "long numbers", "without caption and language"):
+        constraint, masks = thinking(EXCHANGES[name]), dict[Any, set[int]]()
+        for token, _ in steps_of(EXCHANGES[name])[:-1]:
+            assert masks.setdefault(constraint.key, allowed_by(constraint)) == allowed_by(constraint)
+            constraint.advance(token)
+
+
+def test_a_caption_that_is_too_long_ends() -> None:
+    fields = [{"name": "caption", "kind": "text", "max_tokens": 4}, {"name": "bpm", "kind": "choice", "values": ["9"]}]
+    planner = planner_spec(thinking={"prompt": "", "fields": fields})
+    constraint = ThinkingConstraint(ThinkingGrammar(planner, TOKENIZER))
+    for token in ids("<think>\ncaption: abc"):
+        constraint.advance(token)
+    assert constraint.forced(20) == ids("\nbpm: 9\n")
+    for token in ids("\nbpm: 9\n"):
+        constraint.advance(token)
+    assert constraint.is_done
+
+
+@pytest.mark.parametrize("given", [{"bpm": "301"}, {"keyscale": "H major"}, {"timesignature": "4/4"}])
+def test_a_value_that_a_field_cannot_have_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(RequestError, match="expected"):
+        ThinkingConstraint(GRAMMAR, given)
