@@ -23,7 +23,6 @@ from server.config import KIB, ServerSettings
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
 FILE_PARTS = ("source", "timbre", "structure", "condition")
-ACCEPTED = f"{JSON}, {MULTIPART}"
 SMALL_JSON_BYTES = 64 * KIB
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
 UNCOUNTED_BYTES = 64 * KIB
@@ -68,20 +67,32 @@ class Upload:
 
 async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """JSON, or multipart with parts `request` (JSON) and FILE_PARTS. Raises ProblemError."""
+    if _accepted_type(request, JSON, MULTIPART) == JSON:
+        return Upload(await read_json(request, settings, budget))
+    async with body_deadline(settings):
+        return await _read_multipart(request, settings, budget)
+
+
+async def read_json(request: Request, settings: ServerSettings, budget: BodyBudget) -> dict[str, Any]:
+    """A body that is a JSON object. Raises ProblemError."""
+    _accepted_type(request, JSON)
+    async with body_deadline(settings):
+        body = await read_all(request, settings.json_bytes, budget)
+    return await parse_json(body, budget)
+
+
+def _accepted_type(request: Request, *accepted: str) -> str:
+    """The request's media type. Raises ProblemError 415 where it is none of `accepted`."""
     kind = media_type(request)
-    if kind not in (JSON, MULTIPART):
+    if kind not in accepted:
         raise ProblemError(
             415,
             "unsupported_media_type",
-            f"expected content type {JSON} or {MULTIPART}, got {quoted(kind)}",
+            f"expected content type {' or '.join(accepted)}, got {quoted(kind)}",
             fix=f"send the header content-type: {JSON}",
-            headers={"Accept": ACCEPTED},
+            headers={"Accept": ", ".join(accepted)},
         )
-    async with body_deadline(settings):
-        if kind == MULTIPART:
-            return await _read_multipart(request, settings, budget)
-        body = await read_all(request, settings.json_bytes, budget)
-    return Upload(await parse_json(body, budget))
+    return kind
 
 
 @asynccontextmanager
@@ -297,7 +308,7 @@ def parse_object(body: bytes, where: str = "") -> dict[str, Any]:
         raise ProblemError(error.status, error.code, error.what, errors=findings) from None
 
 
-def validate(model: type[Model], values: dict[str, Any]) -> Model:
+def validate(model: type[Model], values: dict[str, Any], fix: str = "see /v1/schema") -> Model:
     """`values` as `model`. Raises ProblemError 422 with one finding per error; the values are not repeated."""
     try:
         return model.model_validate(values)
@@ -305,4 +316,4 @@ def validate(model: type[Model], values: dict[str, Any]) -> Model:
         items = error.errors(include_url=False, include_input=False)[:MAX_FINDINGS]
         findings = [Finding(pointer=pointer(item["loc"]), detail=full_sentence(item, model)) for item in items]
         what = f"{findings[0].pointer or 'the body'}: {findings[0].detail}"
-        raise ProblemError(422, "invalid_request", what, fix="see /v1/schema", errors=findings) from None
+        raise ProblemError(422, "invalid_request", what, fix=fix, errors=findings) from None
