@@ -77,6 +77,7 @@ class Open(_Message):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="Default: drawn at random.")
     slots: int = Field(default=2, ge=1, le=MAX_SLOTS, description="Generations in flight at a time.")
     format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
+    paused: bool = Field(default=False, description="Nothing is generated before `play`.")
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 

@@ -61,6 +61,7 @@ class LiveSession:
         seed = draw_seed() if opened.seed is None else opened.seed
         controls = ControlState(model, opened.controls, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(model.sample_rate_hz)
+        playhead.is_playing = not opened.paused
         parts = SessionParts(
             session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
         )

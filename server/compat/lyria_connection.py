@@ -68,11 +68,11 @@ class LyriaConnection:
         self._session = ""
         self._seq = 0
         self._is_playing = False
-        self._is_fresh = True  # What plays next does not continue what was played.
+        self._is_fresh = False  # What plays next does not continue what was played.
         self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
         self._filtered: set[str] = set()
         self._items: list[LivePrompt] = []
-        self._values: dict[str, Any] = {}
+        self._values = self._heard_config()[1]
         self._metadata = {0: source_metadata(self._prompts, self._config)}  # by seq
         self._outgoing: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
@@ -122,13 +122,12 @@ class LyriaConnection:
         if not isinstance(content, Setup):
             raise ViolationError("The first message is setup.")
         await run_in_threadpool(self._open_session)
-        self._host.post(self._session, Pause())
         self._send(setupComplete={})
 
     def _open_session(self) -> None:
         """In a worker thread: it sets the session's id, so that a cancelled task ends it, too."""
         client = self._websocket.client.host if self._websocket.client else ""
-        self._session = self._host.open(Open(mode="extend"), self._stream, client, self._stream.clock)
+        self._session = self._host.open(Open(mode="extend", paused=True), self._stream, client, self._stream.clock)
 
     async def _process(self) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
@@ -188,9 +187,7 @@ class LyriaConnection:
 
     def _steer(self) -> None:
         """Let the session have the prompts and the configuration."""
-        words, options = self._heard(self._config.controls)
-        given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
-        values = {name: value for name, value in given.items() if name not in self._host.model.untaken}
+        words, values = self._heard_config()
         played = self._played(words)
         items = [
             LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / played[0].weight)
@@ -204,6 +201,12 @@ class LyriaConnection:
             self._host.post(self._session, SetPrompts(seq=self._next_seq(), items=items))
         self._values, self._items = values, items
         self._metadata[self._seq] = source_metadata(ClientContent(weighted_prompts=played), self._config)
+
+    def _heard_config(self) -> tuple[list[str], dict[str, Any]]:
+        """The words that prompts get, and all controls that a configuration can set; None: not set."""
+        words, options = self._heard(self._config.controls)
+        given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
+        return words, {name: value for name, value in given.items() if name not in self._host.model.untaken}
 
     def _played(self, words: list[str]) -> list[WeightedPrompt]:
         """The heaviest of the prompts that can be played with these words; reports what is refused, once."""

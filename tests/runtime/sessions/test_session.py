@@ -281,6 +281,15 @@ def test_a_band_repeats_a_part_and_seek_jumps_within_it() -> None:
     assert len(simulation.jobs) == 1
 
 
+def test_a_session_that_is_opened_paused_generates_nothing_before_play() -> None:
+    simulation = Simulation(new_session(paused=True))
+    simulation.run(1.0)
+    assert not simulation.jobs
+    simulation.handle(messages.Play())
+    simulation.run(1.0)
+    assert simulation.chunks
+
+
 def test_a_reset_is_heard_with_its_seq_and_a_loop_has_none() -> None:
     simulation = Simulation(new_session(mode="extend"))
     simulation.run(1.0)

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from helpers.http_harness import Served, open_websocket, refused_websocket
+from helpers.tls import make_certificate
 from websockets.exceptions import InvalidStatus
 
 from runtime.errors import ConfigError
@@ -16,20 +15,6 @@ from server.asgi.tls import tls_context
 from server.process import TickServer
 
 Serve = Callable[..., Served]
-
-
-def make_certificate(folder: Path, *options: str) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the command openssl")
-    folder.mkdir(exist_ok=True)
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command = [openssl, "req", "-x509", *curve, "-days", "1", "-keyout", key, "-out", certificate, *names]
-    subprocess.run([*command, *(options or ("-nodes",))], check=True, capture_output=True)
-    return certificate, key
 
 
 def test_https_and_wss_with_a_self_signed_certificate(serve: Serve, tmp_path: Path) -> None:

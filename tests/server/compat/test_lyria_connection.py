@@ -61,6 +61,11 @@ def settle(client: LyriaClient) -> str:
     return str(client.receive_until("warning"))
 
 
+def ask(client: LyriaClient) -> None:
+    """Send what is answered by a filteredPrompt and changes nothing."""
+    client.send(clientContent={"weightedPrompts": [{"text": "blorf", "weight": 1}]})
+
+
 def types(messages: list[ClientMessage]) -> list[str]:
     return [message.type for message in messages]
 
@@ -83,31 +88,30 @@ def test_messages_before_the_setup_is_complete_and_audio(server: Served) -> None
 
 
 def test_playback(client: LyriaClient, posted: list[ClientMessage]) -> None:
-    client.send(playbackControl="PLAY")
-    client.audio(0.5)
-    assert types(posted) == ["pause", "reset", "play"]
-    client.send(playbackControl="PAUSE")
-    settle(client)
-    client.send(musicGenerationConfig={"bpm": 1})
-    assert "warning" in client.receive(), "audio while it is paused"
-    client.send(playbackControl="PLAY")
-    client.audio(0.4)
-    assert types(posted)[3:] == ["pause", "play"]
-    client.send(playbackControl="RESET_CONTEXT")
-    client.audio(0.4)
-    assert types(posted)[5:] == ["reset"]
-    for control in ("STOP", "STOP", "PLAY", "PLAY"):
+    expected: list[str] = []
+    for control, more in (
+        ("PLAY", ["play"]),
+        ("PAUSE", ["pause"]),
+        ("PLAY", ["play"]),
+        ("RESET_CONTEXT", ["reset"]),
+        ("STOP", ["pause"]),
+        ("STOP", []),
+        ("PLAY", ["reset", "play"]),
+        ("PLAY", []),
+        ("PAUSE", ["pause"]),
+        ("RESET_CONTEXT", []),
+        ("PLAY", ["reset", "play"]),
+    ):
         client.send(playbackControl=control)
-    settle(client)
-    client.audio(0.4)
-    assert types(posted)[6:] == ["pause", "reset", "play"]
-
-
-def test_a_reset_while_it_is_paused_counts_when_it_plays(client: LyriaClient, posted: list[ClientMessage]) -> None:
-    for control in ("PLAY", "PAUSE", "RESET_CONTEXT", "PLAY"):
-        client.send(playbackControl=control)
-    client.audio(0.5)
-    assert types(posted) == ["pause", "reset", "play", "pause", "reset", "play"]
+        ask(client)
+        client.receive_until("filteredPrompt")
+        expected += more
+        assert types(posted) == expected, control
+        if posted[-1].type == "pause":
+            ask(client)
+            assert "filteredPrompt" in client.receive(), "audio while nothing plays"
+        else:
+            client.audio(0.2)
 
 
 def test_audio_after_a_reset_has_what_was_changed_since(client: LyriaClient, posted: list[ClientMessage]) -> None:
@@ -115,9 +119,9 @@ def test_audio_after_a_reset_has_what_was_changed_since(client: LyriaClient, pos
     client.audio(0.4)
     client.send(playbackControl="RESET_CONTEXT")
     client.send(musicGenerationConfig={"seed": 5})
-    while "seed" not in client.metadata["musicGenerationConfig"]:
+    while "seed" not in client.metadata.get("musicGenerationConfig", {}):
         client.audio(0.2)
-    assert isinstance(posted[3], Reset)
+    assert isinstance(posted[1], Reset)
 
 
 def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[ClientMessage]) -> None:
@@ -129,7 +133,7 @@ def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[Cl
     controls = [message.values for message in posted if isinstance(message, SetControls)]
     texts = [[item.text for item in message.items] for message in posted if isinstance(message, SetPrompts)]
     nothing = {"guidance": None, "seed": None, "ode_noise": None}
-    assert controls == [nothing, {"guidance": 4.0, "seed": 3, "ode_noise": pytest.approx(0.3)}, nothing]
+    assert controls == [{"guidance": 4.0, "seed": 3, "ode_noise": pytest.approx(0.3)}, nothing]
     assert texts == [["calm"], ["calm, dense"], ["calm, quiet"], ["calm"]]
 
 
