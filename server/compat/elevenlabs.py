@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
 
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import untaken_options
@@ -14,7 +19,7 @@ from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
 from server.routes.generations import GenerationResponse
 from server.routes.models import model_not_found
-from server.service import Service, service_of
+from server.service import service_of
 
 router = APIRouter(prefix="/v1", include_in_schema=False)
 # ElevenLabs' names of models, each of them this server's.
@@ -48,13 +53,22 @@ ERROR_SHAPES = dict.fromkeys(("/v1/music", "/v1/music/", "/v1/sound-generation")
 @router.post("/music/stream", response_class=Response)
 async def stream_music(request: Request, output_format: str = "auto") -> Response:
     """Music, sent while it is made."""
-    return await _music(request, output_format, is_streamed=True)
+    _, values = await _music(request, output_format)
+    return await _generation(request, values | {"stream": True})
 
 
 @router.post("/music", response_class=Response)
 async def compose_music(request: Request, output_format: str = "auto") -> Response:
     """Music, sent whole."""
-    return await _music(request, output_format, is_streamed=False)
+    _, values = await _music(request, output_format)
+    return await _generation(request, values)
+
+
+@router.post("/music/detailed", response_class=Response)
+async def compose_detailed(request: Request, output_format: str = "auto") -> Response:
+    """Music, sent whole after a JSON part that describes it."""
+    body, values = await _music(request, output_format)
+    return _Detailed(await _generation(request, values), details_of(body))
 
 
 @router.post("/sound-generation", response_class=Response)
@@ -67,17 +81,18 @@ async def generate_sound(request: Request, output_format: str = "mp3_44100_128")
     check_model(pipeline, body.model_id)
     canvas_s = pipeline.canvas_frames / pipeline.bundle.latents.frame_rate_hz
     options = body.options(min(canvas_s, MAX_SOUND_S), pipeline.bundle.sampler.guidance)
-    return await _generation(request, pipeline, {**options, **encoding, "stream": False})
+    return await _generation(request, options | encoding)
 
 
-async def _music(request: Request, output_format: str, *, is_streamed: bool) -> Response:
+async def _music(request: Request, output_format: str) -> tuple[MusicBody, dict[str, Any]]:
+    """A request for music, and the members of the generation's. Raises ProblemError."""
     service = service_of(request)
     pipeline = service.ready_pipeline()
     encoding = encoding_of(output_format)
     body = validate(MusicBody, await read_json(request, service.settings, service.budget), fix="")
     check_model(pipeline, body.model_id)
     options = body.options(_parts(body), takes_lyrics="lyrics" not in untaken_options(pipeline.bundle))
-    return await _generation(request, pipeline, {**options, **encoding, "stream": is_streamed})
+    return body, options | encoding
 
 
 def _parts(body: MusicBody) -> list[Section]:
@@ -107,14 +122,77 @@ def check_model(pipeline: Pipeline, model_id: str | None) -> None:
         raise model_not_found(pipeline, str(model_id), pointer="/model_id")
 
 
-async def _generation(request: Request, pipeline: Pipeline, values: dict[str, Any]) -> Response:
+async def _generation(request: Request, values: dict[str, Any]) -> Response:
+    """The generation of these members, sent whole where they do not say `stream`. Raises ProblemError."""
     service = service_of(request)
-    _check_length(service, values)
-    body = await run_in_threadpool(validate, service.body_model, values, "")
-    client = request.client.host if request.client else ""
-    return GenerationResponse(service, pipeline, body, Upload({}), client, request_id_of(request))
-
-
-def _check_length(service: Service, values: dict[str, Any]) -> None:
     if values.get("seconds", 0.0) > service.settings.max_seconds:
         raise ProblemError(422, "invalid_request", f"this server makes at most {service.settings.max_seconds:g} s")
+    body = await run_in_threadpool(validate, service.body_model, {"stream": False, **values}, "")
+    client = request.client.host if request.client else ""
+    return GenerationResponse(service, service.ready_pipeline(), body, Upload({}), client, request_id_of(request))
+
+
+def details_of(body: MusicBody) -> dict[str, Any]:
+    """What ElevenLabs' SDK calls the details of a song: its plan, one style for all of it where it had none."""
+    plan = {"positive_global_styles": [body.prompt], "negative_global_styles": [], "sections": []}
+    song: dict[str, Any] = {
+        "title": None,
+        "description": body.prompt,
+        "genres": [],
+        "languages": [],
+        "is_explicit": None,
+    }
+    return {"composition_plan": body.composition_plan or plan, "song_metadata": song}
+
+
+class _Detailed(Response):
+    """Audio as the second part of a multipart body, after what it is as JSON."""
+
+    def __init__(self, audio: Response, details: dict[str, Any]) -> None:
+        super().__init__()
+        self._audio, self._details = audio, details
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send both parts. Raises TickError and ProblemError as long as nothing has been sent."""
+        await self._audio(scope, receive, _MultipartSend(self._details, send))
+
+
+@dataclass
+class _MultipartSend:
+    """Sends a response of known length as the second part of a multipart body."""
+
+    details: dict[str, Any]
+    send: Send
+    boundary: str = field(default_factory=lambda: uuid.uuid4().hex)
+    head: bytes = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message["headers"]))
+            self.head = self._head(headers)
+            length = int(headers["content-length"]) + len(self.head) + len(self._tail)
+            headers["content-length"] = str(length)
+            headers["content-type"] = f"multipart/mixed; boundary={self.boundary}"
+            message = {**message, "headers": headers.raw}
+        else:
+            tail = b"" if message.get("more_body", False) else self._tail
+            message = {**message, "body": self.head + message["body"] + tail}
+            self.head = b""
+        await self.send(message)
+
+    def _head(self, audio: MutableHeaders) -> bytes:
+        lines = (
+            f"--{self.boundary}",
+            "Content-Type: application/json",
+            "",
+            json.dumps(self.details),
+            f"--{self.boundary}",
+            f"Content-Type: {audio['content-type']}",
+            f"Content-Disposition: {audio['content-disposition']}",
+            "\r\n",
+        )
+        return "\r\n".join(lines).encode()
+
+    @property
+    def _tail(self) -> bytes:
+        return f"\r\n--{self.boundary}--\r\n".encode()

@@ -76,6 +76,14 @@ def test_a_seed_is_the_same_music_again(demo_server: Served) -> None:
     assert pcm(7) == first != pcm(8)
 
 
+def test_details_and_audio(demo_server: Served) -> None:
+    song = client(demo_server).music.compose_detailed(prompt="piano", music_length_ms=3000)
+    samples, rate_hz = audio([song.audio])
+    assert 3 <= len(samples) / rate_hz < 3.2
+    assert song.filename.endswith(".mp3")
+    assert song.json["song_metadata"]["description"] == "piano"
+
+
 def test_a_plan_is_heard_section_by_section(demo_server: Served) -> None:
     from elevenlabs import MusicPrompt, SongSection
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import email
+import email.policy
 import io
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +79,18 @@ def test_a_plan_is_played_for_its_time(served: Served) -> None:
     assert message.startswith("/sections: expected at least 1 item(s)")
     chunk = {"text": "", "duration_ms": 3000, "positive_styles": ["a"]}
     assert len(post(served, composition_plan={"chunks": [chunk]}).content) == 2 * 2 * 8000 * 3
+
+
+def test_details_come_before_the_audio(served: Served) -> None:
+    response = post(served, "/v1/music/detailed", prompt="a", music_length_ms=3000, seed=1)
+    head = f"content-type: {response.headers['content-type']}\r\n\r\n".encode()
+    message = email.message_from_bytes(head + response.content, policy=email.policy.HTTP)
+    details, audio = message.iter_parts()
+    assert json.loads(details.get_content())["composition_plan"]["positive_global_styles"] == ["a"]
+    assert audio.get_content_type() == "audio/pcm"
+    assert audio.get_filename().endswith(".pcm")
+    assert audio.get_payload(decode=True) == post(served).content
+    refused(post(served, "/v1/music/detailed", prompt="a", with_timestamps=True), 422, "invalid_request")
 
 
 def test_a_sound_has_its_length(served: Served) -> None:
