@@ -25,7 +25,7 @@ from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
 from server.compat.acestep_tasks import MAX_TASKS, Task, TaskStore
 from server.compat.errors import ErrorBody
-from server.routes.generation_job import GenerationJob
+from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
 from server.routes.health import not_ready
 from server.routes.models import model_not_found
 from server.service import Service, service_of
@@ -261,12 +261,14 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "keyscale": values.get("key", ""),
         "timesignature": str(values.get("time_signature", "")),
     }
-    ignored = f"; without effect: {', '.join(wanted.ignored)}" if wanted.ignored else ""
+    unknown = [word[:MAX_HEADER_WORD] for word in job.unknown_words[:MAX_HEADER_WORDS]]
+    said = {"without effect": wanted.ignored, "words that the model does not know": unknown}
+    info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
     return {
         "prompt": values["prompt"],
         "lyrics": wanted.lyrics,
         "metas": metas,
-        "generation_info": f"{wanted.task}, {job.generation.num_steps} steps{ignored}",
+        "generation_info": "; ".join(info),
         "lm_model": "",
         "dit_model": job.pipeline.bundle.name,
     }
