@@ -136,6 +136,7 @@ async def release_task(request: Request) -> dict[str, Any]:
         ]
         for job in jobs:
             await job.prepare()
+        await run_in_threadpool(jobs[0].generation.next_request)  # errors of texts are answered, too
         task = tasks.start(jobs, _facts(wanted, jobs[0]))
         stack.pop_all()
     return envelope({"task_id": task.id, "status": "queued", "queue_position": tasks.num_running})

@@ -194,6 +194,7 @@ def test_what_needs_another_model_is_refused(client: AceStepClient, path: str) -
         ({"data": {f"x{i}": "" for i in range(200)}}, 400, "100 fields"),
         ({"json": {"prompt": ["a"]}}, 422, "prompt: expected a text"),
         ({"json": {"prompt": "a" * 2001}}, 422, "prompt: "),
+        ({"json": {"prompt": "a" * 200}}, 422, "prompt: the text has"),
         ({"json": {"metas": "{"}}, 422, "metas: not valid JSON"),
         ({"json": {"param_obj": [1]}}, 422, "param_obj: expected a JSON object"),
         ({"json": {"inference_steps": "many"}}, 422, "inference_steps: expected a number"),
