@@ -9,6 +9,7 @@ from typing import Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
+from runtime.config.controls import ControlsSpec
 from runtime.pipeline.compose import draw_seed
 from runtime.pipeline.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.options import COVER_DENOISE
@@ -81,9 +82,10 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
     task = _task(fields, bundle)
     _check_files(fields, files, task)
     untaken = untaken_options(bundle)
-    metadata, ignored = _metadata(fields, untaken)
+    metadata, words, ignored = _metadata(fields, untaken, bundle.controls)
+    prompt = fields.text("prompt") or fields.text("global_caption") or fields.text("sample_query")
     values = {
-        "prompt": fields.text("prompt") or fields.text("global_caption") or fields.text("sample_query"),
+        "prompt": ", ".join(filter(None, [prompt, *words])),
         "response_format": _format(fields),
         "task": task,
         **_given(negative_prompt=fields.text("negative_prompt") or None, seconds=_seconds(fields, task)),
@@ -187,8 +189,13 @@ def _strengths(fields: Fields, files: Collection[str], task: Task, bundle: Bundl
     return values | {"denoise": 1 - noise} if noise and task == "cover" else values
 
 
-def _metadata(fields: Fields, untaken: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """What the model takes, by our names; and what was given in vain, by theirs. Lyrics are not given up silently."""
+def _metadata(
+    fields: Fields, untaken: Collection[str], controls: ControlsSpec
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Options that the model takes, words for its prompt, and what was given in vain, by its name here.
+
+    Lyrics are not given up silently.
+    """
     bpm, lyrics, language = fields.integer("bpm"), fields.text("lyrics"), fields.text("vocal_language")
     if "lyrics" in untaken and lyrics and lyrics.lower() not in INSTRUMENTAL:
         refuse("lyrics", "this model does not sing", "leave them out")
@@ -199,9 +206,13 @@ def _metadata(fields: Fields, untaken: Collection[str]) -> tuple[dict[str, Any],
         "lyrics": lyrics or None,
         "language": None if language in ("", "unknown") else language,
     }
-    lost = [name for name in ("bpm", "key", "time_signature") if name in untaken and values[name] is not None]
-    taken = {name: value for name, value in values.items() if name not in untaken}
-    return taken, [THEIR_NAMES.get(name, name) for name in lost]
+    words, lost = [], []
+    for name in ("bpm", "key", "time_signature"):
+        if name in untaken and values[name] is not None:
+            said, _ = controls.heard({"scale" if name == "key" else name: values[name]})
+            words += said
+            lost += [] if said else [THEIR_NAMES.get(name, name)]
+    return {name: value for name, value in values.items() if name not in untaken}, words, lost
 
 
 def _key(fields: Fields) -> str | None:

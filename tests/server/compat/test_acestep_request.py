@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.controls import ControlSpec, ControlsSpec
 from server.asgi.problems import ProblemError
 from server.compat.acestep_fields import Fields
 from server.compat.acestep_request import TaskRequest, task_request
@@ -98,3 +100,10 @@ def test_random_seeds_differ(bundle: Bundle) -> None:
     assert len(set(wanted(bundle, batch_size=8, seed=5).seeds)) == 8
     assert wanted(bundle, use_random_seed=False, seed=-1).seeds != wanted(bundle, use_random_seed=False, seed=-1).seeds
     assert wanted(bundle, use_random_seed="false", seed=5).seeds == (5, 6)
+
+
+def test_metadata_that_a_model_has_no_option_for_are_words_of_its_prompt(tmp_path: Path) -> None:
+    controls = ControlsSpec(bpm=ControlSpec(words=("slow", "fast")), scale=ControlSpec(words=("in {value}",)))
+    plain = load_bundle(tiny_bundle(tmp_path)).model_copy(update={"controls": controls})
+    request = wanted(plain, bpm=180, key_scale="Am", time_signature=3)
+    assert (request.values["prompt"], request.ignored) == ("a, fast, in A minor", ("time_signature",))
