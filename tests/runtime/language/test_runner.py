@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built, Loops
-from helpers.backends import FEW_VARIANTS
+from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
 from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import GUIDED as GUIDED_LATENTS
 from helpers.generations import Inbox, make, run_all
@@ -18,6 +18,8 @@ from helpers.tiny_planner import VOCABULARY, reference_logits, tiny_weights
 from numpy.typing import NDArray
 
 from profiling.bench.allocation_probe import AllocationProbe
+from runtime.config.bundle import load_bundle
+from runtime.devices.machine import open_device
 from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines
 from runtime.errors import EngineError, NonFiniteError, QueueFullError, RequestError
@@ -28,8 +30,8 @@ from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress
 from runtime.tick.loop import TickLoop
 
 WEIGHTS = tiny_weights()
-LINEAR: dict[str, Any] = {"capacity": 128, "window": 0, "thinking": False}
-RING: dict[str, Any] = {"capacity": 64, "window": 40, "thinking": False}
+CAPACITY = 96
+LINEAR, RING = 0, 40  # The window: the same graph serves both.
 Planned = Callable[..., TickLoop]
 
 
@@ -79,15 +81,24 @@ class Song:
 
 
 @pytest.fixture
-def planned(loops: Loops, built: Built) -> Planned:
-    """`planned(LINEAR, planner_steps=3)`: a loop on a tiny bundle with a planner."""
+def planned(built: Built) -> Iterator[Planned]:
+    """`planned(RING, planner_steps=3)`: a loop on a tiny bundle with a planner; closed at the end of the test."""
+    closing, planner = ExitStack(), {"capacity": CAPACITY, "thinking": False}
 
-    def open_loop(planner: dict[str, Any] = LINEAR, **runtime: Any) -> TickLoop:
-        deployment = built(planner=planner, more=FEW_VARIANTS, codec=False, text_encoder=False)
-        changed = deployment.runtime.model_copy(update=runtime)
-        return loops(deployment.model_copy(update={"runtime": changed}))
+    def open_loop(window: int = LINEAR, on: Backend = CPU, **runtime: Any) -> TickLoop:
+        closing.enter_context(on.running())
+        deployment = built(planner=planner, more=FEW_VARIANTS, codec=False, text_encoder=False, backend=on)
+        deployment = deployment.model_copy(update={"runtime": deployment.runtime.model_copy(update=runtime)})
+        bundle, device = load_bundle(deployment.bundle), open_device(on.target)
+        assert bundle.planner is not None
+        bundle = bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"window": window})})
+        closing.callback(device.close)
+        loop = TickLoop(open_engines(deployment, device), bundle, deployment, device)
+        closing.callback(loop.close)
+        return loop
 
-    return open_loop
+    with closing:
+        yield open_loop
 
 
 def run(loop: TickLoop, *requests: SequenceRequest) -> Inbox:
@@ -143,13 +154,11 @@ def test_a_ring_sees_the_last_window(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("planner", [LINEAR, RING], ids=["linear", "ring"])
-def test_neighbours_join_and_leave_without_touching_a_sequence(
-    planner: dict[str, Any], steps: int, planned: Planned
-) -> None:
+@pytest.mark.parametrize("window", [LINEAR, RING])
+def test_neighbours_join_and_leave_without_touching_a_sequence(window: int, steps: int, planned: Planned) -> None:
     """Bit-identical: tokens, and every key and value of both rows."""
-    alone, shared = planned(planner, planner_steps=steps), planned(planner, planner_steps=steps)
-    inbox, request = Inbox(), sequence("a", max_tokens=80, **GUIDED)
+    alone, shared = planned(window, planner_steps=steps), planned(window, planner_steps=steps)
+    inbox, request = Inbox(), sequence("a", max_tokens=60, **GUIDED)
     alone.submit_sequence(request, inbox)
     shared.submit_sequence(request, inbox)
     for tick in range(12):
@@ -166,21 +175,21 @@ def test_neighbours_join_and_leave_without_touching_a_sequence(
         assert_identical(snapshot(alone, "a"), snapshot(shared, "a"))
 
 
-@pytest.mark.parametrize("planner", [LINEAR, RING], ids=["linear", "ring"])
+@pytest.mark.parametrize(("window", "count"), [(LINEAR, 58), (RING, 110)])
 def test_tokens_do_not_depend_on_speculation_or_on_how_many_a_tick_draws(
-    planner: dict[str, Any], planned: Planned
+    window: int, count: int, planned: Planned
 ) -> None:
     """Drafts from a repeated prompt and from a constraint, at a temperature, with and without guidance."""
     requests = [
-        sequence("repeats", max_tokens=70, prompt=SONG * 4, temperature=0.4),
-        sequence("constrained", max_tokens=70, constraint=Song(50), **GUIDED),
-        sequence("free", 30, max_tokens=70),
+        sequence("repeats", max_tokens=count, prompt=SONG * 4, temperature=0.4),
+        sequence("constrained", max_tokens=count, constraint=Song(50), **GUIDED),
+        sequence("free", 30, max_tokens=count),
     ]
-    plain = planned(planner, speculation=False)
+    plain = planned(window, speculation=False)
     expected = run(plain, *requests)
     executes = []
     for changes in ({"speculation": True}, {"speculation": False, "planner_steps": 4}, {"planner_steps": 3}):
-        loop = planned(planner, **changes)
+        loop = planned(window, **changes)
         inbox = Inbox()
         for request in requests:
             loop.submit_sequence(request, inbox)
@@ -203,8 +212,8 @@ def test_drafts_that_are_always_right_save_executes(planned: Planned) -> None:
 
 
 def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(planned: Planned) -> None:
-    for planner in (LINEAR, RING):
-        loop, inbox = planned(planner), Inbox()
+    for window in (LINEAR, RING):
+        loop, inbox = planned(window), Inbox()
         request = sequence("a", constraint=Song(44), max_tokens=60, **GUIDED)
         loop.submit_sequence(request, inbox)
         for _ in range(9):
@@ -212,8 +221,8 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
         state = snapshot(loop, "a")
         assert state is not None
         finish(loop)
-        other = planned(planner)
-        run(other, sequence("old", 60, max_tokens=40))
+        other = planned(window)
+        run(other, sequence("old", 60, max_tokens=10))
         for name in ("b", "c"):
             other.submit_sequence(sequence(name, 30), inbox)
         other.tick()
@@ -355,6 +364,23 @@ def test_swapped_engines_continue_the_sequences(planned: Planned) -> None:
     finish(loop)
     reply.result(0)
     np.testing.assert_array_equal(inbox.latents("a"), expected)
+
+
+def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned: Planned) -> None:
+    requests = [
+        sequence("guided", **GUIDED),
+        sequence("constrained", constraint=Song(40), max_tokens=58),
+        sequence("long", 40, max_tokens=50),
+    ]
+    expected = run(planned(RING), *requests)
+    loop, inbox = planned(RING, on=SIMULATED[0]), Inbox()
+    for request in requests:
+        loop.submit_sequence(request, inbox)
+    replayed = {record.variants[-1] for record in iter(loop.tick, None) if record.replayed}
+    assert replayed == {"decode", "verify"}
+    assert loop._launch_counts().failed == 0
+    for request in requests:
+        np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
 
 def drop(event: Event) -> None:
