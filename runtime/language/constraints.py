@@ -68,7 +68,7 @@ class CodesConstraint:
     def key(self) -> Hashable:
         """The token that must come, or the group."""
         forced = self._given()
-        return self._part if forced is None else ("token", forced)
+        return self._part - len(self._before()) if forced is None else ("token", forced)
 
     @property
     def is_done(self) -> bool:

@@ -32,8 +32,10 @@ class LiveSequence:
         work: SequenceWork = slot.work
         self.slot, self.rows, self.request, state = slot, rows, work.request, work.state
         self.prompts = self.request.prompts
-        old = state or SequenceState(0, (), copy.copy(self.request.constraint), 1.0, ())
-        self.constraint, self.count, self.trust = copy.copy(old.constraint), old.count, Trust(old.trust)
+        old = state or SequenceState(0, (), (), 1.0, ())
+        self.constraint, self.count, self.trust = copy.copy(self.request.constraint), old.count, Trust(old.trust)
+        if state is not None and self.constraint is not None:
+            self.constraint.restore(state.constraint)
         self.history = History((*self.request.prompt, *old.tokens), keep, is_indexed=speculates)
         self.prefilled = [len(prompt) - 1 if state else 0 for prompt in self.prompts]
         self.drafts: list[int] = []
@@ -101,7 +103,8 @@ class LiveSequence:
 
     def state(self, caches: Sequence[tuple[NDArray[Any], ...]]) -> SequenceState:
         """What it is continued from; `caches`: of its rows."""
-        return SequenceState(self.count, self.tokens, copy.copy(self.constraint), self.trust.share, tuple(caches))
+        constraint = () if self.constraint is None else tuple(self.constraint.state())
+        return SequenceState(self.count, self.tokens, constraint, self.trust.share, tuple(caches))
 
     def _take(self, token: int) -> int:
         self.history.append(token)

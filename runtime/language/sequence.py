@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from runtime.config.planner import PlannerSpec
 from runtime.errors import RequestError
+from runtime.language.constraints import Constraint
 
 # Of a sequence without an end.
 ENDLESS = 1 << 62
@@ -17,27 +18,6 @@ ENDLESS = 1 << 62
 MOST_STEPS = 8
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
-
-
-class Constraint(Protocol):
-    """Which tokens may come next. A shallow copy (copy.copy) is a snapshot."""
-
-    @property
-    def key(self) -> Any:
-        """Equal keys stand for the same allowed tokens."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the sequence has ended."""
-
-    def write_allowed(self, out: NDArray[Any]) -> None:
-        """Write the tokens that may come next, bool `[V]`."""
-
-    def advance(self, token: int) -> None:
-        """A token has come."""
-
-    def forced(self, limit: int) -> Sequence[int]:
-        """The next tokens, at most `limit`, as far as only one may come at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +72,15 @@ class SequenceRequest:
 
 @dataclass(frozen=True, eq=False)
 class SequenceState:
-    """A sequence between two ticks, as plain values: new tokens so far, the last of them (for drafts and the result),
-    its constraint, how much its drafts are trusted, and per row the caches `[H,M,J]` of every layer."""
+    """A sequence between two ticks, as plain values.
+
+    count: its new tokens; tokens: the last of them. constraint: as its `state` gave. trust: how often drafts came true.
+    caches: of each of its rows the keys and values `[H,M,J]` of every layer.
+    """
 
     count: int
     tokens: tuple[int, ...]
-    constraint: Constraint | None
+    constraint: tuple[int, ...]
     trust: float
     caches: tuple[tuple[NDArray[Any], ...], ...]
 

@@ -13,9 +13,10 @@ from runtime.config.planner import PlannerSpec
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.engine import Execution, PlannerEngines
+from runtime.language.constraints import Constraint
 from runtime.language.kv_cache import KvCache
 from runtime.language.live_sequence import Chunk, LiveSequence
-from runtime.language.sequence import Constraint, uniform
+from runtime.language.sequence import uniform
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
 PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
@@ -145,8 +146,7 @@ class StepBuffers:
             for offset in range(1, self.width):
                 self._tokens.items[first + offset] = live.drafts[offset - 1] if offset <= len(live.drafts) else 0
         if live.is_ready:
-            self._write_uniforms(live)
-            self._write_allowed(live, stream)
+            self._write_choices(live, stream)
 
     def rest(self, live: LiveSequence) -> None:
         """Rows without a sequence work on their first positions."""
@@ -159,27 +159,33 @@ class StepBuffers:
         self._device.download(self.drawn, self._drawn, stream)
         self._device.download(self.finite, self._finite, stream)
 
-    def _write_uniforms(self, live: LiveSequence) -> None:
-        request, first = live.request, live.slot.index * self.width
-        for step in range(self.steps):
-            for place in range(self.width):
-                number = live.count + step + place
-                self._uniforms[step].items[first + place] = uniform(request.seed, number) if request.temperature else 0
+    def _write_choices(self, live: LiveSequence, stream: Stream) -> None:
+        """What may come at every place, and the number that chooses from it.
 
-    def _write_allowed(self, live: LiveSequence, stream: Stream) -> None:
-        """What may come at every place; a draft that may not come is the last one, and the later ones are dropped."""
-        first, constraint = live.slot.index * self.width, copy.copy(live.constraint)
-        for place in range(min(self.width, len(live.drafts) + 1)):
-            self._allow(first + place, constraint, stream)
-            if place < len(live.drafts) and constraint is not None:
-                draft = live.drafts[place]
-                if not self._allowed_host[live.slot.index, place, draft]:
-                    del live.drafts[place:]
-                    return
+        A draft that may not come is not fed, nor those behind it.
+        """
+        constraint = copy.copy(live.constraint)
+        for place in range(self.width):
+            self._allow(live.slot.index * self.width + place, constraint, stream)
+            self._write_uniforms(live, place, constraint)
+            if place == len(live.drafts):
+                return
+            draft = live.drafts[place]
+            if not self._allowed_host[live.slot.index, place, draft]:
+                del live.drafts[place:]
+                return
+            if constraint is not None:
                 constraint.advance(draft)
                 if constraint.is_done:
                     del live.drafts[place + 1 :]
                     return
+
+    def _write_uniforms(self, live: LiveSequence, place: int, constraint: Constraint | None) -> None:
+        """0 takes the likeliest token."""
+        is_greedy = live.request.temperature == 0 or (constraint is not None and constraint.is_greedy)
+        for step in range(self.steps):
+            number = 0.0 if is_greedy else uniform(live.request.seed, live.count + step + place)
+            self._uniforms[step].items[live.slot.index * self.width + place] = number
 
     def _allow(self, place: int, constraint: Constraint | None, stream: Stream) -> None:
         key = None if constraint is None else constraint.key

@@ -15,9 +15,10 @@ from safetensors.numpy import load, save
 
 from runtime.config.bundle import Bundle
 from runtime.errors import CheckpointError, RequestError
+from runtime.language.sequence import SequenceState
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
-FORMAT = "tickrt-slot-1"
+FORMAT, SEQUENCE_FORMAT = "tickrt-slot-1", "tickrt-sequence-1"
 NESTED = {"mask": LatentMask, "target": Target, "parameters": StepParameters, "dcw": Dcw}
 LISTS = ("conditions", "negatives")
 META = "__meta__"
@@ -59,27 +60,61 @@ def dumps(snapshot: SlotSnapshot) -> bytes:
         "has_cached_negative": snapshot.has_cached_negative,
         "request": scalars,
     }
-    head["sha256"] = _digest(head, arrays)
-    arrays[META] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    return bytes(save(arrays))
+    return _sealed(head, arrays)
 
 
 def loads(data: bytes) -> SlotSnapshot:
     """The inverse of dumps. Raises CheckpointError where the bytes are damaged or not a checkpoint."""
-    try:
-        arrays = load(data)
-        head = json.loads(arrays.pop(META).tobytes())
-        expected = head.pop("sha256")
-    except (SafetensorError, KeyError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"not a checkpoint: {error}") from error
-    if head.get("format") != FORMAT or _digest(head, arrays) != expected:
-        raise CheckpointError("the checkpoint is damaged: its checksum does not match")
+    head, arrays = _opened(data, FORMAT)
     try:
         request = _restore(GenerationRequest, head["request"], "request", arrays)
     except (RequestError, TypeError, KeyError) as error:
         raise CheckpointError(f"the checkpoint's request cannot be read: {error}") from error
     state = {name.removeprefix("state/"): array for name, array in arrays.items() if name.startswith("state/")}
     return SlotSnapshot(request, head["step"], head["has_cached_negative"], state, head["model"])
+
+
+def dumps_sequence(state: SequenceState, model: str) -> bytes:
+    """A sequence of a model's planner as safetensors bytes, with a checksum. Its request is kept by the caller."""
+    arrays = {f"{row}/{index}": array for row, caches in enumerate(state.caches) for index, array in enumerate(caches)}
+    arrays["tokens"] = np.array(state.tokens, np.int64)
+    head = {
+        "format": SEQUENCE_FORMAT,
+        "model": model,
+        "count": state.count,
+        "constraint": list(state.constraint),
+        "trust": state.trust,
+        "shape": [len(caches) for caches in state.caches],
+    }
+    return _sealed(head, arrays)
+
+
+def loads_sequence(data: bytes, model: str) -> SequenceState:
+    """The inverse of dumps_sequence. Raises CheckpointError, also where the sequence is of another model."""
+    head, arrays = _opened(data, SEQUENCE_FORMAT)
+    if head["model"] != model:
+        raise CheckpointError(f"the checkpoint is of model {head['model']!r}, this is {model!r}")
+    rows = enumerate(head["shape"])
+    caches = tuple(tuple(arrays[f"{row}/{index}"] for index in range(count)) for row, count in rows)
+    tokens = tuple(arrays["tokens"].tolist())
+    return SequenceState(head["count"], tokens, tuple(head["constraint"]), head["trust"], caches)
+
+
+def _sealed(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+    head["sha256"] = _digest(head, arrays)
+    return bytes(save({**arrays, META: np.frombuffer(json.dumps(head).encode(), np.uint8)}))
+
+
+def _opened(data: bytes, kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    try:
+        arrays = load(data)
+        head = json.loads(arrays.pop(META).tobytes())
+        expected = head.pop("sha256")
+    except (SafetensorError, KeyError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"not a checkpoint: {error}") from error
+    if head.get("format") != kind or _digest(head, arrays) != expected:
+        raise CheckpointError("the checkpoint is damaged: its checksum does not match")
+    return head, arrays
 
 
 def _flatten(instance: Any, path: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

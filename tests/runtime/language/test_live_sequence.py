@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,16 @@ class Alternating:
     @property
     def is_done(self) -> bool:
         return self.count >= self.length
+
+    @property
+    def is_greedy(self) -> bool:
+        return False
+
+    def state(self) -> list[int]:
+        return [self.count]
+
+    def restore(self, state: Sequence[int]) -> None:
+        (self.count,) = state
 
     def write_allowed(self, out: NDArray[Any]) -> None:
         out[:] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,9 +23,11 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines
 from runtime.errors import EngineError, NonFiniteError, QueueFullError, RequestError
+from runtime.language.constraints import CodesConstraint
 from runtime.language.runner import LanguageRunner
 from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
 from runtime.language.step_buffers import StepBuffers
+from runtime.tick.checkpoint import dumps_sequence, loads_sequence
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress
 from runtime.tick.loop import TickLoop
 
@@ -65,6 +67,16 @@ class Song:
     @property
     def is_done(self) -> bool:
         return self.count >= self.length
+
+    @property
+    def is_greedy(self) -> bool:
+        return False
+
+    def state(self) -> list[int]:
+        return [self.count]
+
+    def restore(self, state: Sequence[int]) -> None:
+        (self.count,) = state
 
     def write_allowed(self, out: NDArray[Any]) -> None:
         out[:] = self.key == "free"
@@ -211,6 +223,22 @@ def test_drafts_that_are_always_right_save_executes(planned: Planned) -> None:
     assert counts == [40, 10]
 
 
+def test_codes_come_with_the_markers_that_the_plan_gives(planned: Planned) -> None:
+    found = []
+    for speculation in (False, True):
+        loop, inbox = planned(speculation=speculation), Inbox()
+        assert loop.bundle.planner is not None
+        codes = CodesConstraint(loop.bundle.planner, 12, lambda code: (270, 271) if code % 4 == 0 else (272,))
+        loop.submit_sequence(sequence("a", constraint=codes, max_tokens=58), inbox)
+        found.append((finish(loop), inbox.latents("a").tolist()))
+    (plain, tokens), (speculated, again) = found
+    assert tokens == again
+    assert speculated < 0.75 * plain
+    assert len(tokens) == 12 * 3 + 3
+    assert tokens[:2] == [270, 271]
+    assert [token for token in tokens if token >= 270] == [270, 271, 272, 272, 272] * 3
+
+
 def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(planned: Planned) -> None:
     for window in (LINEAR, RING):
         loop, inbox = planned(window), Inbox()
@@ -220,6 +248,7 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
             loop.tick()
         state = snapshot(loop, "a")
         assert state is not None
+        state = loads_sequence(dumps_sequence(state, "tiny"), "tiny")
         finish(loop)
         other = planned(window)
         run(other, sequence("old", 60, max_tokens=10))

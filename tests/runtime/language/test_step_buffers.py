@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Only:
 
     tokens: tuple[int, ...]
     place: int = 0
+    is_greedy: bool = False
     written: list[int] = field(default_factory=list)
 
     @property
@@ -36,6 +38,12 @@ class Only:
     @property
     def is_done(self) -> bool:
         return self.place == len(self.tokens)
+
+    def state(self) -> list[int]:
+        return [self.place]
+
+    def restore(self, state: Sequence[int]) -> None:
+        (self.place,) = state
 
     def write_allowed(self, out: NDArray[Any]) -> None:
         self.written.append(self.key)
@@ -114,14 +122,22 @@ def test_a_verify_feeds_drafts_and_wants_logits_of_all() -> None:
     made.write(found)
     assert made.planner("tokens")[0] == [3, 4, 1, 2, 0]
     assert [place for (place,) in made.planner("pick")[0]] == [0, 1, 2, 3, 4]
-    expected = np.float32([uniform(4, place) for place in range(5)])
-    assert (made.sampler("uniform")[0] == expected).all()
+    expected = np.float32([uniform(4, place) for place in range(4)])
+    assert (made.sampler("uniform")[0, :4] == expected).all()
 
 
 def test_the_likeliest_token_needs_no_random_number() -> None:
     made = Made(1, 1)
     made.write(live(temperature=0.0, top_k=7))
     assert (made.sampler("uniform")[0, 0], made.sampler("top_k")[0], made.sampler("temperature")[0]) == (0, 1, 1)
+
+
+def test_a_constraint_may_want_the_likeliest_token() -> None:
+    made, found = Made(1, 1), live(constraint=Only((7, 8), is_greedy=True))
+    made.write(found)
+    assert made.sampler("uniform")[0, 0] == 0
+    made.write(live(constraint=Only((7, 8))))
+    assert made.sampler("uniform")[0, 0] == np.float32(uniform(4, 0))
 
 
 def test_a_guided_sequence_draws_from_two_rows_and_both_take_its_tokens() -> None:

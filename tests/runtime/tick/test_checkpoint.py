@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import CheckpointError
+from runtime.language.sequence import SequenceState
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
-from runtime.tick.checkpoint import SlotSnapshot, dumps, loads
+from runtime.tick.checkpoint import SlotSnapshot, dumps, dumps_sequence, loads, loads_sequence
 
 
 def rand(*shape: int) -> Any:
@@ -96,3 +97,15 @@ def test_a_generation_without_a_condition_is_read_back() -> None:
     plain = GenerationRequest(frames=8, conditions=(Condition.none(),))
     snapshot = SlotSnapshot(plain, 0, False, {"latents": rand(8, 2)}, "tiny")
     assert loads(dumps(snapshot)).request.conditions[0].tokens.shape == (1, 0)
+
+
+def test_a_sequence_comes_back_bit_for_bit_and_is_refused_by_another_model() -> None:
+    caches = ((rand(2, 3, 4), rand(2, 3)), (rand(1, 2, 3), rand(4)))
+    state = SequenceState(700, (1, 2, 3), (4, 5), 0.25, caches)
+    data = dumps_sequence(state, "tiny")
+    assert_same(loads_sequence(data, "tiny"), state)
+    for other in (DATA, data[:-1]):
+        with pytest.raises(CheckpointError):
+            loads_sequence(other, "tiny")
+    with pytest.raises(CheckpointError, match="another"):
+        loads_sequence(data, "another")
