@@ -31,10 +31,11 @@ from runtime.engines.manifest import (
 from runtime.engines.value_shapes import value_shapes
 from runtime.errors import BuildError, ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError
 
-# The solver's results are the state itself; a structure code jumps where a value crosses a limit.
-EXACT_KINDS = ("rows", "step", "structure_encode")
-# The engines that a tick launches.
-TICK_KINDS = ("decoder", "rows", "step")
+# The solver's results are the state itself; a structure code jumps where a value crosses a limit, and so does a token.
+EXACT_KINDS = ("rows", "step", "structure_encode", "sampler")
+# The engines that a tick launches, and of these the ones that tell NaN from numbers.
+TICK_KINDS = ("decoder", "rows", "step", "planner", "planner_draft", "sampler")
+STRICT_KINDS = ("rows", "step", "sampler")
 PROBLEMS_SHOWN = 3
 
 
@@ -178,13 +179,13 @@ def _without_tf32(spec: EngineSpec) -> dict[str, bool]:
 
 
 def _tick_options(spec: EngineSpec, options: BuildConfig) -> dict[str, Any]:
-    """Rows and step graphs tell NaN from numbers: `x - x` must not become 0. Ticks run on one stream by default.
+    """STRICT_KINDS tell NaN from numbers: `x - x` must not become 0. Ticks run on one stream by default.
 
     Streams that TensorRT adds have the lowest priority, and a tick's stream the highest.
     """
     is_tick, is_chosen = spec.kind in TICK_KINDS, options.max_aux_streams is not None
     streams = {"max_aux_streams": 0} if is_tick and not is_chosen else {}
-    return {**streams, "strict_nans": spec.kind in ("rows", "step")}
+    return {**streams, "strict_nans": spec.kind in STRICT_KINDS}
 
 
 def tensor_bytes(spec: EngineSpec) -> int:

@@ -36,6 +36,10 @@ def acestep(
     random: Annotated[
         bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for benchmarks.")
     ] = False,
+    planner: Annotated[
+        str | None,
+        typer.Option(help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B); with --random: 0.6b or 1.7b."),
+    ] = None,
     deployment: Annotated[
         Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
     ] = None,
@@ -70,7 +74,7 @@ def acestep(
     need_packages(*NEEDED)
     from engine_build.export.acestep.export import Options, bundle_name
 
-    source = _source(checkpoint, random, seed, _given(sizes))
+    source = _source(checkpoint, random, seed, _given(sizes), planner)
     options = Options(
         bundle_name(name or source.name),
         canvas_seconds,
@@ -86,7 +90,7 @@ def main() -> None:
     app(prog_name="python -m engine_build.export")
 
 
-def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int]) -> Source:
+def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None) -> Source:
     from engine_build.export.acestep.sources import Checkpoint, RandomWeights
 
     if random == (checkpoint is not None):
@@ -94,8 +98,8 @@ def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, i
     if checkpoint is not None:
         if sizes:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        return Checkpoint(checkpoint)
-    return RandomWeights(seed, transformer_changes=sizes)
+        return Checkpoint(checkpoint, None if planner is None else Path(planner))
+    return RandomWeights(seed, planner=planner, transformer_changes=sizes)
 
 
 def _export(source: Source, out: Path, deployment: Path | None, options: Options) -> None:

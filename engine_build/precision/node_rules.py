@@ -125,10 +125,14 @@ class _Classifier:
 
 
 def _lower_layout(view: GraphView, rules: list[str], without: frozenset[str]) -> None:
-    """Round before moving, where all readers of the moved value need it rounded: fewer bytes to move."""
+    """Round before moving, where all readers of the moved value need it rounded: fewer bytes to move.
+
+    An output of the graph stays in full precision: of a cache only the part that is read is rounded.
+    """
     for index in reversed(range(len(rules))):
         node = view.nodes[index]
-        if rules[index] != "layout, full" or node.op_type in without or view.outputs.intersection(node.output):
+        is_output = view.outputs.intersection((*node.input, *node.output))
+        if rules[index] != "layout, full" or node.op_type in without or is_output:
             continue
         widths = [NODE_RULES[rules[reader]].width for reader in view.readers_of(index) if rules[reader] != "index"]
         if widths and all(width == "low" for width in widths):

@@ -195,10 +195,11 @@ class CodesSpec(PromptSpec):
 class PlannerSpec(PlannerGraphSpec):
     """The planner. One execute takes `prefill_tokens` tokens of a prompt, or verifies up to `verify_tokens` drafts.
 
-    vocabulary: V. end_token: ends the codes. draft: a smaller graph with the same tokens, for speculation.
+    tokenizer: none where requests give tokens. vocabulary: V. end_token: ends the codes. draft: a smaller graph with
+    the same tokens, for speculation.
     """
 
-    tokenizer: str
+    tokenizer: str | None = None
     vocabulary: int = Field(ge=2)
     end_token: int = Field(ge=0)
     prefill_tokens: int = Field(default=32, ge=1)
@@ -234,6 +235,8 @@ class PlannerSpec(PlannerGraphSpec):
         for name, found in ranges.items():
             if found.end > self.vocabulary:
                 raise ValueError(f"{name} ends at token {found.end}, vocabulary is {self.vocabulary}")
+        if self.thinking is not None and self.tokenizer is None:
+            raise ValueError("thinking needs a tokenizer: its fields are text")
         if self.end_token >= self.vocabulary:
             raise ValueError(f"end_token is {self.end_token}, vocabulary is {self.vocabulary}")
         return self

@@ -103,7 +103,8 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.add_special_tokens([f"<|code_{token}|>" for token in range(FIRST_GROUP[0], VOCABULARY)])
+    tokenizer.add_special_tokens([f"<|audio_code_{code}|>" for code in range(MARKERS[0] - FIRST_GROUP[0])])
+    tokenizer.add_special_tokens([f"<|marker_{marker}|>" for marker in range(VOCABULARY - MARKERS[0])])
     return tokenizer
 
 

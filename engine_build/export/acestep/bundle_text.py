@@ -46,7 +46,8 @@ NULL_CONDITION: Final = "null_condition.npy"
 class BundleFacts:
     """The content of bundle.toml.
 
-    `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters].
+    `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters]. planner: its
+    tables.
     """
 
     name: str
@@ -68,6 +69,7 @@ class BundleFacts:
     timbre: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, int] | None = None
+    planner: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,6 +112,7 @@ def bundle_text(facts: BundleFacts) -> str:
         **_codec_tables(facts),
         **_text_encoder_tables(facts),
         **_structure_tables(facts),
+        **facts.planner,
         "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
         "sampler.dcw": DCW,
         **_controls_tables(facts),

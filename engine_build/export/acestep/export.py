@@ -48,6 +48,7 @@ from engine_build.export.acestep.layouts import (
     AUDIO_DETOKENIZER,
     AUDIO_TOKENIZER,
     CONDITION_ENCODER,
+    PLANNER,
     TEXT_ENCODER,
     TOKENIZER,
     TRANSFORMER,
@@ -250,6 +251,13 @@ def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
     return {"structure": layout}
 
 
+def _export_planner(source: Source, folder: Path, facts: Facts) -> Facts:
+    from engine_build.export.acestep.planner import export_planner
+
+    structure = facts.get("structure")
+    return {"planner": export_planner(source.load(PLANNER), folder, structure and structure["num_codes"])}
+
+
 STEPS: Final = (
     Step("decoder", (TRANSFORMER,), _export_decoder),
     Step("codec", (VAE,), _export_codec),
@@ -258,6 +266,7 @@ STEPS: Final = (
     Step("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
     Step("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
     Step("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
+    Step("planner", (PLANNER,), _export_planner),
 )
 
 

@@ -18,6 +18,7 @@ TEXT_ENCODER: Final = "text_encoder"
 TOKENIZER: Final = "tokenizer"
 AUDIO_TOKENIZER: Final = "audio_tokenizer"
 AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
+PLANNER: Final = "planner"
 CLASSES: Final = {
     TRANSFORMER: "AceStepTransformer1DModel",
     VAE: "AutoencoderOobleck",

@@ -43,13 +43,14 @@ def planner_tables(
     codes: Mapping[str, int],
     end_token: int,
     prompts: Mapping[str, Mapping[str, str]],
+    *,
+    tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """The tables of `[planner]`. codes: first and count of the code tokens. prompts: of thinking and of codes."""
     past, present = cache_names(sizes.layers)
-    return {
+    tables: dict[str, Any] = {
         "planner": {
             "graph": PLANNER,
-            "tokenizer": TOKENIZER,
             "capacity": capacity,
             "vocabulary": sizes.vocabulary,
             "end_token": end_token,
@@ -57,9 +58,12 @@ def planner_tables(
         "planner.inputs": {"past": past},
         "planner.outputs": {"present": present},
         "planner.sampler": SAMPLER,
-        "planner.thinking": {**prompts["thinking"], "fields": FIELDS},
         "planner.codes": {**prompts["codes"], "groups": [codes]},
     }
+    if tokenizer is not None:
+        tables["planner"]["tokenizer"] = tokenizer
+        tables["planner.thinking"] = {**prompts["thinking"], "fields": FIELDS}
+    return tables
 
 
 def chat_prompts(chat: Any) -> dict[str, dict[str, str]]:

@@ -25,6 +25,7 @@ from engine_build.export.acestep.layouts import (
     AUDIO_TOKENIZER,
     CLASSES,
     CONDITION_ENCODER,
+    PLANNER,
     TEXT_ENCODER,
     TOKENIZER,
     TRANSFORMER,
@@ -86,20 +87,26 @@ class Source(Protocol):
 
 
 class Checkpoint:
-    """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint."""
+    """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint.
 
-    def __init__(self, folder: Path) -> None:
+    planner: the folder of the language model that writes its structure codes.
+    """
+
+    def __init__(self, folder: Path, planner: Path | None = None) -> None:
         self.folder = folder
+        self.planner = None if planner is None else _planner().PlannerFolder(planner)
         self.parts = parts_of(folder)
         self.name = folder.resolve().name
         self.description = f"ACE-Step, exported from {self.name}."
 
     def has(self, part: str) -> bool:
         """Whether the folder has it."""
-        return part in self.parts
+        return self.planner is not None if part == PLANNER else part in self.parts
 
     def load(self, part: str) -> Any:
         """A part in float32, or the tokenizer. Raises ConfigError where files and configuration do not fit."""
+        if part == PLANNER:
+            return self.planner
         if part in (TEXT_ENCODER, TOKENIZER):
             return self._load_text(part)
         found = self.parts[part]
@@ -121,11 +128,14 @@ class Checkpoint:
                 dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in part.tensors.values()}))
                 yield f"  {name}: {count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
         yield from (f"  no {name}: {means}" for name, means in ABSENT.items() if not self.has(name))
+        if self.planner is not None:
+            yield self.planner.report()
 
     def fingerprint(self) -> str:
         """SHA-256 over all files of all parts."""
         files = sorted({file for part in self.parts.values() for file in part.files})
-        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+        planner = "" if self.planner is None else self.planner.fingerprint()
+        return hashlib.sha256("".join([*map(file_sha256, files), planner]).encode()).hexdigest()
 
     def _load_text(self, part: str) -> Any:
         if importlib.util.find_spec("transformers") is None:
@@ -146,6 +156,15 @@ class Checkpoint:
                 module = AutoModel.from_config(config)
         fill(module, found.tensors)
         return module.eval()
+
+
+def _planner() -> Any:
+    """The module that exports planners. Raises ConfigError where transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError("--planner needs the package transformers", fix="pip install 'tickrt[export]'")
+    from engine_build.export.acestep import planner
+
+    return planner
 
 
 def is_turbo(config: Mapping[str, Any]) -> bool:
@@ -175,10 +194,11 @@ def _describing(part: Part) -> Iterator[None]:
 class RandomWeights:
     """The published configuration with seeded random weights: the same graphs and the same work, no music.
 
-    `transformer_changes` and `vae_changes` replace values of the configuration.
+    `transformer_changes` and `vae_changes` replace values of the configuration. planner: the size of a language model.
     """
 
     seed: int = 0
+    planner: str | None = None
     transformer_changes: Mapping[str, Any] = field(default_factory=dict)
     vae_changes: Mapping[str, Any] = field(default_factory=dict)
     name: str = "acestep-random"
@@ -189,11 +209,13 @@ class RandomWeights:
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
     def has(self, part: str) -> bool:
-        """The decoder, the codec and one token as the null condition."""
-        return part in (TRANSFORMER, VAE, NULL)
+        """The decoder, the codec, one token as the null condition, and the planner that was asked for."""
+        return self.planner is not None if part == PLANNER else part in (TRANSFORMER, VAE, NULL)
 
     def load(self, part: str) -> Any:
         """A module, or the null condition f32 `[1, D]`."""
+        if part == PLANNER:
+            return _planner().RandomPlanner(self.planner, self.seed)
         if part == NULL:
             width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
             return torch.randn(1, width, generator=self._generator(NULL))

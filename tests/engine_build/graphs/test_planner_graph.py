@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from helpers.planner_session import PlannerSession, off, open_session
 from helpers.tiny_planner import CONFIG, VOCABULARY, reference_logits, tiny_weights
 from numpy.typing import NDArray
 
@@ -21,62 +21,17 @@ LIMIT = 1e-4
 Tokens = NDArray[np.int64]
 
 
-def open_session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-class Planner:
-    """A session over caches `[2 layers, R, H, M, J]`, whose outputs lie at the addresses of its inputs."""
+class Planner(PlannerSession):
+    """The tiny planner."""
 
     def __init__(self, capacity: int, rows: int, window: int = 0) -> None:
-        self.capacity, self.window = capacity, window or NO_WINDOW
-        self.session = open_session(planner_graph(PlannerSizes.of(CONFIG), capacity, WEIGHTS.__getitem__))
-        self.caches = np.zeros((2 * LAYERS, rows, HEADS, capacity, WIDTH), np.float32)
-
-    def run(
-        self,
-        tokens: Tokens,
-        position: Any,
-        rows: slice = slice(None),
-        pick: Any = None,
-        slots: int = 0,
-        write: Any = None,
-    ) -> NDArray[np.float32]:
-        """Logits `[R, G, V]` of tokens `[R, U]` from `position` `[R]` on; pick: default all of them."""
-        count, length = tokens.shape
-        chosen = np.arange(length)[None] if pick is None else np.asarray(pick)
-        position = np.broadcast_to(np.asarray(position, np.int64), count)
-        inputs = {
-            "tokens": tokens,
-            "position": position,
-            "write": position % self.capacity if write is None else np.full(count, write),
-            "window": np.full(count, self.window),
-            "slots": np.arange(slots or self.capacity),
-            "pick": np.broadcast_to(chosen, (count, chosen.shape[-1]))[..., None],
-        }
-        logits = np.empty((count, chosen.shape[-1], VOCABULARY), np.float32)
-        binding = self.session.io_binding()
-        kept = {name: np.ascontiguousarray(values, np.int64) for name, values in inputs.items()}
-        for name, values in kept.items():
-            binding.bind_input(name, "cpu", 0, values.dtype, values.shape, values.ctypes.data)
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        for cache, past, present in zip(self.caches, *cache_names(LAYERS), strict=True):
-            part = cache[rows]
-            binding.bind_input(past, "cpu", 0, part.dtype, part.shape, part.ctypes.data)
-            binding.bind_output(present, "cpu", 0, part.dtype, part.shape, part.ctypes.data)
-        self.session.run_with_iobinding(binding)
-        return logits
+        model = planner_graph(PlannerSizes.of(CONFIG), capacity, WEIGHTS.__getitem__)
+        super().__init__(model, rows, window)
 
 
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
     return np.random.default_rng(3).integers(0, VOCABULARY, (4, 100))
-
-
-def off(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    return float(np.abs(found - expected).max())
 
 
 @pytest.mark.parametrize("chunk", [60, 20, 1])
@@ -109,14 +64,15 @@ def test_a_row_changes_only_the_slots_that_it_writes_and_no_other_row(tokens: To
     together, alone = Planner(capacity=64, rows=4), Planner(capacity=64, rows=4)
     for planner in (together, alone):
         planner.run(tokens[:, :16], 0)
-    before = together.caches.copy()
+    before = {name: cache.copy() for name, cache in together.caches.items()}
     logits = together.run(tokens[:, 16:17], 16)
-    changed = np.flatnonzero((together.caches != before).any(axis=(0, 1, 2, 4)))
-    assert changed.tolist() == [16]
+    for name, cache in together.caches.items():
+        assert np.flatnonzero((cache != before[name]).any(axis=(0, 1, 3))).tolist() == [16]
     for row in range(4):
         own = alone.run(tokens[row : row + 1, 16:17], 16, slice(row, row + 1))
         np.testing.assert_array_equal(own[0], logits[row])
-    np.testing.assert_array_equal(alone.caches, together.caches)
+    for name, cache in alone.caches.items():
+        np.testing.assert_array_equal(cache, together.caches[name])
 
 
 def test_a_ring_gives_the_logits_of_a_sliding_window_also_after_drafts_are_refused(tokens: Tokens) -> None:

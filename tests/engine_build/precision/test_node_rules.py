@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+from helpers.tiny_planner import CONFIG, tiny_weights
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.precision.recipe import explain
+from engine_build.graphs.planner_graph import PlannerSizes, planner_graph
+from engine_build.precision.recipe import apply_recipe, explain
 
 Written = Callable[[GraphWriter, str], str]
 EPSILON = 1e-6
@@ -103,6 +105,13 @@ def test_values_are_rounded_before_they_are_moved() -> None:
 
     found = rules(moved)
     assert (found["Transpose"], found["Transpose_2"]) == ("layout", "layout")
+
+
+def test_of_a_cache_only_the_part_that_is_read_is_rounded() -> None:
+    model = planner_graph(PlannerSizes.of(CONFIG), 16, tiny_weights().__getitem__)
+    widths = {(node.op_type, node.precision) for node in explain(model, "bf16")}
+    assert {("TensorScatter", "fp32"), ("Slice", "fp32"), ("Attention", "bf16")} <= widths
+    onnx.checker.check_model(apply_recipe(model, "bf16"), full_check=True)
 
 
 def test_a_layout_node_with_a_full_precision_reader_stays_in_full_precision() -> None:

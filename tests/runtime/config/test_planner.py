@@ -73,6 +73,7 @@ def test_a_fields_choices() -> None:
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
         ({"verify_token": 4}, "did you mean verify_tokens"),
+        ({"tokenizer": None}, "thinking needs a tokenizer"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_was_expected(changes: dict[str, Any], expected: str) -> None:
@@ -89,12 +90,3 @@ def test_what_does_not_fit_is_refused_with_what_was_expected(changes: dict[str, 
 def test_a_field_with_values_that_its_kind_does_not_have_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         validated(FieldSpec, {"name": "field", **values}, "field")
-
-
-def test_a_planner_without_structure_is_refused(tmp_path: Path) -> None:
-    path = tiny_bundle(tmp_path, planner={}) / "bundle.toml"
-    text = path.read_text(encoding="utf-8")
-    start, end = text.index("[structure]"), text.index("[planner]")
-    path.write_text(text[:start] + text[end:], encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"\[planner\] needs \[structure\]"):
-        load_bundle(tmp_path)

@@ -1,0 +1,188 @@
+"""ACE-Step's language model as a planner, against transformers' Qwen3: whole, cached, in chunks, with a window."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers.paths import ROOT
+from helpers.planner_session import PlannerSession, off
+from helpers.tiny_planner import CONFIG, VOCABULARY, byte_tokenizer, reference_logits, tiny_weights
+from numpy.typing import NDArray
+
+from engine_build.graphs.planner_graph import PlannerSizes
+from runtime.config.bundle import load_bundle
+from runtime.config.explain import read_toml, validated
+from runtime.config.planner import PlannerSpec
+from runtime.errors import ConfigError
+
+VECTORS = ROOT / "tests/data/qwen3_logits.npz"
+LIMIT, WINDOW = 1e-4, 20
+# The places in the sequence whose logits are recorded, without and with a window.
+PLACES = (0, 40, 95)
+TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 100))
+
+
+def qwen3(window: int = 0) -> Any:
+    """transformers' model with the tiny weights."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+    config = transformers.Qwen3Config(**CONFIG, max_position_embeddings=128, **(sliding if window else {}))
+    config._attn_implementation = "eager"
+    module = transformers.Qwen3ForCausalLM(config).eval()
+    weights = {name: torch.from_numpy(values) for name, values in tiny_weights().items()}
+    module.load_state_dict(weights, strict=False)
+    module.tie_weights()
+    return module
+
+
+def logits_of(module: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = module(torch.from_numpy(tokens)).logits.numpy()
+    return logits
+
+
+def test_the_reference_of_the_tests_is_qwen3() -> None:
+    """Recorded from transformers 5.23: logits of `PLACES`, of every fourth token of the vocabulary."""
+    recorded = np.load(VECTORS)
+    for window in (0, WINDOW):
+        found = reference_logits(tiny_weights(), TOKENS[0], window)[list(PLACES), ::4]
+        assert off(found, recorded[f"window_{window}"]) < LIMIT
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("window", [0, WINDOW])
+def test_the_recorded_logits_are_those_of_transformers(window: int) -> None:
+    found = logits_of(qwen3(window), TOKENS[:1])[0, list(PLACES), ::4]
+    assert off(found, np.load(VECTORS)[f"window_{window}"]) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As published: weights in bfloat16, a fast tokenizer with the code tokens and a chat template."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("planner") / "Tiny-5Hz-lm"
+    qwen3().to(torch.bfloat16).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|im_end|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlannerSpec]:
+    """The planner's files and its tables, as bundle.toml has them."""
+    from engine_build.export.acestep.planner import PlannerFolder, export_planner
+    from engine_build.export.toml_text import table_text
+
+    folder = tmp_path_factory.mktemp("exported")
+    tables = export_planner(PlannerFolder(checkpoint), folder)
+    path = folder / "bundle.toml"
+    path.write_text("\n".join(table_text(name, values) for name, values in tables.items()), encoding="utf-8")
+    return folder, validated(PlannerSpec, read_toml(path)["planner"], "planner")
+
+
+@pytest.fixture(scope="module")
+def module(checkpoint: Path) -> Any:
+    import torch
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+@pytest.mark.export
+def test_a_checkpoint_becomes_a_graph_with_its_weights_beside_it(exported: tuple[Path, PlannerSpec]) -> None:
+    folder, spec = exported
+    onnx.checker.check_model(str(folder / spec.graph), full_check=True)
+    assert (folder / "planner.onnx.data").stat().st_size > 50_000
+    assert (folder / "planner.onnx").stat().st_size < 50_000
+    assert (spec.capacity, spec.vocabulary, spec.end_token, spec.codes.groups[0].first) == (128, VOCABULARY, 259, 260)
+    assert spec.thinking is not None
+    prompt, negative = spec.codes.texts({"caption": "piano", "lyrics": "la", "thinking": "bpm: 95"})
+    assert prompt.endswith("<|im_start|>assistant\n<think>\nbpm: 95\n</think>\n")
+    assert negative.endswith("# Caption\npiano\n\n# Lyric\nla\n<|im_end|>\n<|im_start|>assistant\n<think>\n</think>\n")
+    assert spec.thinking.texts({"caption": "c", "lyrics": "l"})[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("chunk", [96, 32, 1])
+def test_whole_in_chunks_and_cached_it_is_transformers_model(
+    exported: tuple[Path, PlannerSpec], module: Any, chunk: int
+) -> None:
+    """transformers, too, goes on with its cache."""
+    import torch
+
+    planner, cache = PlannerSession(exported[0] / "planner.onnx", rows=4), None
+    for start in range(0, 96, chunk):
+        part = TOKENS[:, start : start + chunk]
+        with torch.no_grad():
+            result = module(torch.from_numpy(part), past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        assert off(planner.run(part, start, slots=min(128, start + chunk + 5)), result.logits.numpy()) < LIMIT
+
+
+@pytest.mark.export
+def test_a_ring_is_transformers_sliding_window() -> None:
+    from engine_build.graphs.planner_graph import planner_graph
+
+    graph = planner_graph(PlannerSizes.of(CONFIG), 48, tiny_weights().__getitem__)
+    planner, expected = PlannerSession(graph, rows=4, window=WINDOW), logits_of(qwen3(WINDOW), TOKENS)
+    for start in range(0, 96, 16):
+        found = planner.run(TOKENS[:, start : start + 16], start)
+        assert off(found, expected[:, start : start + 16]) < LIMIT
+    for position in range(96, 100):
+        found = planner.run(TOKENS[:, position : position + 1], position)
+        assert off(found[:, 0], expected[:, position]) < LIMIT
+
+
+@pytest.mark.export
+def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from engine_build.export.acestep.planner import RandomPlanner, export_planner
+
+    planner = RandomPlanner("0.6b")
+    assert planner.report() == "  planner: 662.9 M parameters, random"
+    sizes = PlannerSizes.of(planner.config)
+    assert (sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.vocabulary) == (28, 1024, 16, 8, 217_204)
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "head_dim": 16}
+    tables = export_planner(RandomPlanner("1.7b", **small, max_position_embeddings=64), tmp_path, num_codes=30)
+    assert tables["planner.codes"]["groups"] == [{"first": 151_669, "count": 30}]
+    assert "planner.thinking" not in tables
+
+
+@pytest.mark.export
+def test_what_is_no_language_model_is_refused(tmp_path: Path, checkpoint: Path) -> None:
+    from engine_build.export.acestep.planner import PlannerFolder, RandomPlanner
+
+    with pytest.raises(ConfigError, match="is not a language model in Qwen3's layout"):
+        PlannerFolder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(ConfigError, match="is not a language model in Qwen3's layout"):
+        PlannerFolder(tmp_path)
+    with pytest.raises(ConfigError, match=r"expected 0\.6b or 1\.7b"):
+        RandomPlanner("4b")
+
+
+@pytest.mark.export
+def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_path: Path) -> None:
+    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.sources import Checkpoint
+
+    source, lines = Checkpoint(base, checkpoint), list[str]()
+    assert source.fingerprint() != Checkpoint(base).fingerprint()
+    export_bundle(source, tmp_path / "bundle", Options("tiny", canvas_s=2.4, with_text=False), lines.append)
+    assert "  planner: 0.0 M parameters in bf16" in lines
+    planner = load_bundle(tmp_path / "bundle").planner
+    assert planner is not None
+    assert (planner.codes.count, planner.sampler.guidance) == (10, 2.0)
+    assert (tmp_path / "bundle" / "planner_tokenizer.json").is_file()
