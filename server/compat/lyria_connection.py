@@ -40,9 +40,10 @@ from server.compat.lyria_messages import (
     parse_message,
     source_metadata,
 )
+from server.config import KIB
 from server.live.connection import CLOSE_CODES as LIVE_CLOSE_CODES
 from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, receive
-from server.live.incoming import RateLimit, ViolationError, num_counted
+from server.live.incoming import RateLimit, ViolationError
 from server.service import Service
 
 # As Google's servers: 1007 for a message that is none.
@@ -133,15 +134,15 @@ class LyriaConnection:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
             data = await receive(self._websocket)
-            await asyncio.sleep(limit.wait_s(num_counted(data)))
+            await asyncio.sleep(limit.wait_s(1 + len(data) // KIB))
             try:
-                self._handle(parse_message(data))
+                await self._handle(parse_message(data))
             except ViolationError:
                 raise
             except RequestError as error:
                 self._warn(str(error))
 
-    def _handle(self, content: Setup | ClientContent | MusicGenerationConfig | Playback) -> None:
+    async def _handle(self, content: Setup | ClientContent | MusicGenerationConfig | Playback) -> None:
         match content:
             case Setup():
                 raise ViolationError("setup is only in the first message.")
@@ -152,10 +153,10 @@ class LyriaConnection:
                 self._filtered.clear()
                 if sum(prompt.weight > 0 for prompt in content.weighted_prompts) > MAX_PROMPTS:
                     self._warn(f"only the {MAX_PROMPTS} heaviest prompts are played")
-                self._steer()
+                await self._steer()
             case MusicGenerationConfig():
                 self._config = content
-                self._steer()
+                await self._steer()
             case "PLAY":
                 self._play()
             case "RESET_CONTEXT" if self._is_playing:
@@ -185,10 +186,13 @@ class LyriaConnection:
             self._is_fresh = True
             self._pace.stop()
 
-    def _steer(self) -> None:
+    async def _steer(self) -> None:
         """Let the session have the prompts and the configuration."""
         words, values = self._heard_config()
-        played = self._played(words)
+        played, refused = await run_in_threadpool(self._chosen, words)
+        for text in refused.keys() - self._filtered:
+            self._send(filteredPrompt={"text": text, "filteredReason": refused[text]})
+        self._filtered |= refused.keys()
         items = [
             LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / played[0].weight)
             for prompt in played
@@ -208,17 +212,18 @@ class LyriaConnection:
         given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
         return words, {name: value for name, value in given.items() if name not in self._host.model.untaken}
 
-    def _played(self, words: list[str]) -> list[WeightedPrompt]:
-        """The heaviest of the prompts that can be played with these words; reports what is refused, once."""
+    def _chosen(self, words: list[str]) -> tuple[list[WeightedPrompt], dict[str, str]]:
+        """The heaviest prompts that can be played with these words, and why others cannot. In a worker thread."""
         played: list[WeightedPrompt] = []
+        refused: dict[str, str] = {}
         for prompt in sorted(self._prompts.weighted_prompts, key=lambda prompt: -prompt.weight):
-            reason = self._refusal(prompt.text, words)
-            if not reason and prompt.weight:
-                played.append(prompt)
-            elif reason and prompt.text not in self._filtered:
-                self._filtered.add(prompt.text)
-                self._send(filteredPrompt={"text": prompt.text, "filteredReason": reason})
-        return played[:MAX_PROMPTS]
+            if prompt.weight and len(played) < MAX_PROMPTS:
+                reason = self._refusal(prompt.text, words)
+                if reason:
+                    refused[prompt.text] = reason
+                else:
+                    played.append(prompt)
+        return played, refused
 
     def _refusal(self, text: str, words: list[str]) -> str:
         """Why a prompt cannot be played; "" where it can."""

@@ -25,6 +25,7 @@ MIME_TYPE = f"audio/l16;rate={SAMPLE_RATE_HZ};channels={CHANNELS}"
 MAX_MESSAGE_BYTES = 2**20
 MAX_SEED_INT32 = min(MAX_SEED, 2**31 - 1)
 MAX_WEIGHT = 1e6
+MAX_WEIGHTED_PROMPTS = 100
 
 
 def _specified(value: Any) -> Any:
@@ -48,7 +49,7 @@ class WeightedPrompt(_Message):
 class ClientContent(_Message):
     """Replaces the prompts."""
 
-    weighted_prompts: list[WeightedPrompt]
+    weighted_prompts: list[WeightedPrompt] = Field(max_length=MAX_WEIGHTED_PROMPTS)
 
 
 Scale = Literal[

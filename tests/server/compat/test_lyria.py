@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from helpers.http_harness import Served, open_websocket
@@ -13,7 +14,7 @@ from websockets.exceptions import InvalidStatus
 from server.compat.lyria import error_body
 
 
-def refused(served: Served, path: str, **options: object) -> tuple[int, dict[str, object]]:
+def refused(served: Served, path: str, **options: object) -> tuple[int, dict[str, Any]]:
     with pytest.raises(InvalidStatus) as error, open_websocket(served, path, **options):
         pass
     response = error.value.response
@@ -37,9 +38,18 @@ def test_a_key_comes_in_the_header_or_the_query(serve: Callable[..., Served]) ->
         assert (status, body) == (401, {"error": {"code": 401, "message": message, "status": "UNAUTHENTICATED"}})
 
 
-def test_a_page_of_another_origin_is_refused(served: Served) -> None:
+def test_pages_of_allowed_origins_only(serve: Callable[..., Served]) -> None:
+    served = serve(allowed_origins=("https://page.example",))
+    with lyria(served, origin="https://page.example"):
+        pass
     status, body = refused(served, PATH, origin="https://other.example")
-    assert (status, body["error"]["status"]) == (403, "PERMISSION_DENIED")  # type: ignore[index]
+    assert (status, body["error"]["status"]) == (403, "PERMISSION_DENIED")
+
+
+def test_while_the_engines_are_opened_it_is_unavailable(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.service, "pipeline", None)
+    status, body = refused(served, PATH)
+    assert (status, body["error"]["code"], body["error"]["status"]) == (503, 503, "UNAVAILABLE")
 
 
 def test_a_server_that_does_not_answer_these_clients_has_no_such_path(serve: Callable[..., Served]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.requests.options import parse_options
@@ -22,6 +25,10 @@ from server.compat.lyria_messages import (
     source_metadata,
 )
 from server.live.incoming import ViolationError
+
+NAMES = st.sampled_from(
+    ["setup", "clientContent", "music_generation_config", "playbackControl", "bpm", "text", "weight"]
+)
 
 
 def parsed(**members: Any) -> Any:
@@ -87,6 +94,7 @@ def test_what_is_no_message_ends_the_connection(data: str | bytes, message: str)
         ({"clientContent": {"weightedPrompts": [{"text": "a", "weight": -1}]}}, "weight: expected at least 0"),
         ({"clientContent": {"weightedPrompts": [{"weight": 1}]}}, "weightedPrompts.0.text: is missing"),
         ({"clientContent": {}}, "weightedPrompts: is missing"),
+        ({"clientContent": {"weightedPrompts": [{"text": "a"}] * 101}}, "weightedPrompts: expected at most 100 items"),
         ({"playbackControl": "LOUDER"}, "playbackControl: expected 'PLAY', 'PAUSE', 'STOP' or 'RESET_CONTEXT'"),
     ],
 )
@@ -95,6 +103,18 @@ def test_a_wrong_value_is_named(members: dict[str, Any], message: str) -> None:
         parsed(**members)
     assert not isinstance(error.value, ViolationError)
     assert message in str(error.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=8), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=2))
+def test_any_json_is_a_message_or_a_request_error(members: dict[str, Any]) -> None:
+    with suppress(RequestError):
+        parse_message(json.dumps(members))
 
 
 def test_audio_says_what_it_was_made_with() -> None:
