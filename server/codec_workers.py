@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PriorityWorkers:
-    """Hands out the indices of `size` workers by priority (0 first), first come, first served within a priority.
+    """Hands out `size` workers by priority (0 first), first come, first served within a priority.
 
     Every stream acquires a worker per window, so streams of equal priority alternate. `limit` returns how many workers
     may be in use now; it is called whenever one could be handed out.
@@ -28,39 +28,40 @@ class PriorityWorkers:
     def __init__(self, size: int = 1, limit: Callable[[], int] | None = None) -> None:
         self._size = size
         self._limit = limit or (lambda: size)
-        self._free = list(range(size))
-        self._waiting: list[tuple[int, int, asyncio.Future[int]]] = []
+        self._num_busy = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
 
     @asynccontextmanager
-    async def acquire(self, priority: int) -> AsyncIterator[int]:
-        """Wait for a worker and hold its index until the block ends."""
-        index = await self._acquire(priority)
+    async def acquire(self, priority: int) -> AsyncIterator[None]:
+        """Wait for a worker and hold it until the block ends."""
+        await self._acquire(priority)
         try:
-            yield index
+            yield
         finally:
-            self._release(index)
+            self._release()
 
-    async def _acquire(self, priority: int) -> int:
-        granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async def _acquire(self, priority: int) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
         self._hand_out()
         try:
-            return await granted
+            await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._release(granted.result())
+                self._release()
             raise
 
-    def _release(self, index: int) -> None:
-        self._free.append(index)
+    def _release(self) -> None:
+        self._num_busy -= 1
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self._free and self._size - len(self._free) < max(1, self._limit()):
+        while self._waiting and self._num_busy < min(self._size, max(1, self._limit())):
             _, _, granted = heapq.heappop(self._waiting)
             if not granted.done():
-                granted.set_result(self._free.pop())
+                self._num_busy += 1
+                granted.set_result(None)
 
 
 class SourceWorker:

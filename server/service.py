@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,12 +12,8 @@ from functools import partial
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from runtime.audio.codec import Codec
-from runtime.config.deployment import build_command
-from runtime.engines.engine import Engine
-from runtime.engines.loading import open_engine
 from runtime.errors import ConfigError, TickError
-from runtime.pipeline.pipeline import CODEC_THREADS, Pipeline
+from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
@@ -39,7 +34,6 @@ from server.sources import SourceStore
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source; 600 s of audio take a tenth of it on two cores.
 SOURCE_TIMEOUT_S = 60.0
-MAX_DEFAULT_CODEC_WORKERS = 4
 logger = logging.getLogger("tickrt.server")
 
 
@@ -64,7 +58,6 @@ class Service:
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
         self.codec_workers = PriorityWorkers()
-        self.codecs: list[Codec] = []
         self.codec_threads = ThreadPoolExecutor(1, "codec")
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
@@ -77,7 +70,6 @@ class Service:
         self.source_worker = SourceWorker()
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
-        self._engines: list[Engine] = []
         self._replacing = asyncio.Lock()
 
     def start(self) -> None:
@@ -102,8 +94,6 @@ class Service:
             self.sources.close()
         await run_in_threadpool(self.source_worker.close)
         self.codec_threads.shutdown()
-        for engine in self._engines:
-            engine.close()
         if self.store is not None:
             await run_in_threadpool(self.store.close)
 
@@ -162,7 +152,7 @@ class Service:
         try:
             await run_in_threadpool(warm_up, pipeline)
             await run_in_threadpool(self._capture_common_ticks, pipeline)
-            await self._open_codec_workers(pipeline)
+            self._open_codec_workers(pipeline)
             self.sources = await run_in_threadpool(self._open_sources, pipeline)
         except TickError:
             await run_in_threadpool(pipeline.close)
@@ -218,12 +208,11 @@ class Service:
         self.host.start()
         self.live_metrics.watch(self.host)
 
-    async def _open_codec_workers(self, pipeline: Pipeline) -> None:
+    def _open_codec_workers(self, pipeline: Pipeline) -> None:
         if pipeline.codec is None:
             return
-        size = self.settings.codec_workers or default_codec_workers(pipeline.deployment.target)
-        self._engines = await run_in_threadpool(open_decoders, pipeline, size - 1)
-        self.codecs = [pipeline.codec, *(Codec(pipeline.bundle, engine) for engine in self._engines)]
+        size = self.settings.codec_workers or pipeline.codec.workers.size
+        pipeline.codec.workers.size = size
         self.codec_threads = ThreadPoolExecutor(size, "codec")
         self.codec_workers = PriorityWorkers(size, lambda: size if pipeline.loop.stats().is_idle else 1)
 
@@ -243,22 +232,6 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
-
-
-def default_codec_workers(target: str) -> int:
-    """Windows to decode in parallel: one per core on the CPU, at most 4; one on a GPU."""
-    if target != "cpu":
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_DEFAULT_CODEC_WORKERS)
-
-
-def open_decoders(pipeline: Pipeline, number: int) -> list[Engine]:
-    """`number` more engines of the codec's decoder, each for one thread at a time. Raises EngineError."""
-    deployment = pipeline.deployment
-    fix = build_command(deployment.path, deployment.target)
-    folder = deployment.engine_folder()
-    return [open_engine(folder, "codec_decode", pipeline.device, threads=CODEC_THREADS, fix=fix) for _ in range(number)]
 
 
 def warm_up(pipeline: Pipeline) -> None:

@@ -6,8 +6,11 @@ equals that of the full conversion. A decoder with a position input gets the num
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +21,74 @@ from runtime.config.bundle import Bundle
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 
+MAX_DEFAULT_SIZE, MAX_SIZE = 4, 16
+
+
+def default_workers(target: str) -> int:
+    """Windows to decode at once: one per core on the CPU, at most 4; one on a GPU."""
+    if target != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_DEFAULT_SIZE)
+
+
+class DecodeWorkers:
+    """`size` workers, of which one works while `is_alone()` is false: the ticks then need the cores.
+
+    `is_alone` is called whenever work could begin. Any thread may call everything.
+    """
+
+    def __init__(self, size: int = 1, is_alone: Callable[[], bool] = lambda: True) -> None:
+        self.size = size
+        self._is_alone = is_alone
+        self._num_busy = 0
+        self._freed = threading.Condition()
+        self._threads = ThreadPoolExecutor(MAX_SIZE, "codec-decode")
+
+    def start(self, work: Callable[[], Pcm]) -> Future[Pcm]:
+        """Wait for a free worker; it runs `work`."""
+        with self._freed:
+            self._freed.wait_for(self._has_free)
+            return self._started(work)
+
+    def start_if_free(self, work: Callable[[], Pcm]) -> Future[Pcm] | None:
+        """As start(), or None where it would wait."""
+        with self._freed:
+            return self._started(work) if self._has_free() else None
+
+    def close(self) -> None:
+        """Wait for the end of what has been started."""
+        self._threads.shutdown()
+
+    def _has_free(self) -> bool:
+        return self._num_busy < (self.size if self._num_busy and self._is_alone() else 1)
+
+    def _started(self, work: Callable[[], Pcm]) -> Future[Pcm]:
+        self._num_busy += 1
+        started = self._threads.submit(work)
+        started.add_done_callback(self._free)
+        return started
+
+    def _free(self, _: Future[Pcm]) -> None:
+        with self._freed:
+            self._num_busy -= 1
+            self._freed.notify_all()
+
 
 class Codec:
-    """The bundle's codec. Any thread may call it; each of its engines executes one call at a time.
+    """The bundle's codec. Any thread may call it. `workers` decode, as many windows at once as they are (default: one);
+    one call at a time encodes.
 
     Raises ConfigError where the bundle has no codec.
     """
 
-    def __init__(self, bundle: Bundle, decode: RunnableGraph, encode: RunnableGraph | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        decode: RunnableGraph,
+        encode: RunnableGraph | None = None,
+        workers: DecodeWorkers | None = None,
+    ) -> None:
         if bundle.codec is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [codec]: it makes latents, not audio")
         self.spec = bundle.codec
@@ -34,9 +97,9 @@ class Codec:
         self.hop_samples = bundle.codec.hop_samples
         self.margin_frames = bundle.codec.decode.margin_frames
         self.latent_channels = bundle.latents.channels
+        self.workers = workers or DecodeWorkers()
         self._decode_engine = decode
         self._encode_engine = encode
-        self._decode_lock = threading.Lock()
         self._encode_lock = threading.Lock()
 
     @property
@@ -51,7 +114,7 @@ class Codec:
         """
         limit = self.spec.decode.window_frames
         if len(latents) <= limit + 2 * self.margin_frames:
-            return self._decode(latents, start_frame)
+            return self.workers.start(partial(self._decode, latents, start_frame)).result()
         cutter = self.window_cutter(limit, total_frames=len(latents), start_frame=start_frame)
         return np.concatenate([self.decode_window(window) for window in cutter.cut(latents)])
 
@@ -78,14 +141,21 @@ class Codec:
 
         Raises ShapeError, EngineError.
         """
-        return self.trimmed(self.decode_with_margins(window), window)
+        return self.trimmed(self.start(window).result(), window)
 
-    def decode_with_margins(self, window: Window) -> Pcm:
-        """`[T * hop_samples, channels]` float32 of all frames of a window. Raises ShapeError, EngineError."""
-        return self._decode(window.values, window.start_frame)
+    def start(self, window: Window) -> Future[Pcm]:
+        """Begin to decode all frames of a window, margins too: `[T * hop_samples, channels]` float32.
+
+        Waits for a free worker. The result raises ShapeError, EngineError.
+        """
+        return self.workers.start(partial(self._decode, window.values, window.start_frame))
+
+    def start_if_free(self, window: Window) -> Future[Pcm] | None:
+        """As start(), or None where it would wait."""
+        return self.workers.start_if_free(partial(self._decode, window.values, window.start_frame))
 
     def trimmed(self, pcm: Pcm, window: Window) -> Pcm:
-        """What decode_with_margins() gave, without the margins."""
+        """What start() gave, without the margins."""
         begin = window.margin_before * self.hop_samples
         return pcm[begin : begin + window.frames * self.hop_samples]
 
@@ -97,8 +167,7 @@ class Codec:
         feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents[None], np.float32)}
         if roles.start_frame is not None:
             feeds[roles.start_frame] = np.array([start_frame], np.int64)
-        with self._decode_lock:
-            audio = run_once(self._decode_engine, feeds)[self.spec.decode.outputs.audio]
+        audio = run_once(self._decode_engine, feeds)[self.spec.decode.outputs.audio]
         expected = (1, self.channels, len(latents) * self.hop_samples)
         if audio.shape != expected:
             raise EngineError(f"{self._decode_engine.name} returned audio of shape {audio.shape}, expected {expected}")

@@ -64,6 +64,8 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # Between two executes the threads leave the cores to the codec and the server.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 

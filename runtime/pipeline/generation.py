@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
@@ -156,8 +157,9 @@ class LongGeneration:
 class AudioDecoder:
     """Decodes and finishes the windows of one generation, in order; what is kept of an audio source stays the source's.
 
-    total_samples: where the audio is cut; None without an end. kept_frames: the frames of which `splicer` has the
-    source's samples. One thread at a time.
+    From the second window on, others are decoded ahead where the codec has free workers. total_samples: where the audio
+    is cut; None without an end. kept_frames: the frames of which `splicer` has the source's samples. One thread at a
+    time.
     """
 
     def __init__(
@@ -171,10 +173,13 @@ class AudioDecoder:
         self.num_samples = 0
         self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
         self._finisher, self._kept_frames = finisher, kept_frames
-        self._decoded: dict[int, Pcm] = {}  # by the index of a window, with its margins, as far as measured
+        self._coming: tuple[Window, ...] = ()
+        self._decoded: dict[int, Future[Pcm]] = {}  # by the index of a window, with its margins
 
     def decode(self, window: Window, codec: Codec) -> Pcm:
         """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
+        if window.following is not None:
+            self._coming = tuple(each for each in window.following if len(self._generated_frames(each)))
         if self._finisher is not None and window.following is not None:
             pieces = self._probes([window, *window.following], codec)
             self._finisher.measure(pieces, window.first_frame * self._hop_samples)
@@ -187,37 +192,54 @@ class AudioDecoder:
         return pcm
 
     def _finish(self, window: Window, codec: Codec) -> Pcm:
-        pcm = self._decode(window, codec)
+        coming = [each for each in self._coming if each.index > window.index][: codec.workers.size]
+        pcm = self._decode(window, codec, coming if window.index else ())
         if self._finisher is not None:
             pcm = self._finisher.finish(pcm, window.start_frame * self._hop_samples)
         return codec.trimmed(pcm, window)
 
-    def _decode(self, window: Window, codec: Codec) -> Pcm:
-        """With margins; what was decoded for its loudness is not decoded again."""
+    def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
+        """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
         if window.index not in self._decoded:
-            self._decoded[window.index] = codec.decode_with_margins(window)
-        return self._decoded[window.index]
+            self._decoded[window.index] = codec.start(window)
+        for other in others:
+            if other.index not in self._decoded:
+                if (started := codec.start_if_free(other)) is None:
+                    break
+                self._decoded[other.index] = started
+        return self._decoded[window.index].result()
+
+    def _generated_frames(self, window: Window) -> NDArray[np.int64]:
+        end = window.first_frame + window.frames
+        return np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
 
     def _probes(self, windows: Sequence[Window], codec: Codec) -> Iterator[Pcm]:
         """A few pieces of what is generated of the windows' frames, for their loudness."""
-        end = windows[-1].first_frame + windows[-1].frames
-        frames = np.setdiff1d(np.arange(windows[0].first_frame, end), self._kept_frames)
+        frames = np.concatenate([self._generated_frames(window) for window in windows])
         size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
         wanted = len(frames) / size
-        for index in range(math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))):
-            first = int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size))
-            piece = frames[first : first + size]
-            yield self._frames(piece[piece < piece[0] + size], windows, codec)
+        number = math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))
+        starts = [int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size)) for index in range(number)]
+        pieces = [frames[first : first + size] for first in starts]
+        pieces = [piece[piece < piece[0] + size] for piece in pieces]
+        read = [window for window in windows if any(len(_inside(window, piece)) for piece in pieces)]
+        for piece in pieces:
+            yield self._frames(piece, read, codec)
 
     def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
-        """PCM of frames that lie in these windows."""
+        """PCM of frames that lie in these windows, which are all decoded sooner or later."""
         pieces: list[Pcm] = []
         for window in windows:
-            inside = numbers[(numbers >= window.first_frame) & (numbers < window.first_frame + window.frames)]
-            if len(inside):
-                pcm = codec.trimmed(self._decode(window, codec), window)
-                pieces.append(pcm.reshape(window.frames, -1)[inside - window.first_frame])
+            if len(inside := _inside(window, numbers)):
+                pcm = codec.trimmed(self._decode(window, codec, windows), window)
+                pieces.append(pcm.reshape(window.frames, -1)[inside])
         return np.concatenate(pieces).reshape(-1, codec.channels)
+
+
+def _inside(window: Window, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of these frames that are a window's, counted from its first one after the margin."""
+    inside = numbers - window.first_frame
+    return inside[(inside >= 0) & (inside < window.frames)]
 
 
 def generate_latents(

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.audio.codec import Codec
+from runtime.audio.codec import Codec, DecodeWorkers, default_workers
 from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file
 from runtime.audio.latents_file import read_latents
@@ -71,6 +71,8 @@ class Pipeline:
     def close(self) -> None:
         """Stop the loop and release every engine."""
         self.loop.close()
+        if self.codec is not None:
+            self.codec.workers.close()
         for engine in self.other_engines:
             engine.close()
         self.device.close()
@@ -308,12 +310,14 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         engines = open_engines(deployment, device)
         opened.callback(engines.close)
         others = _open_other_engines(deployment, bundle, device, opened)
+        loop = TickLoop(engines, bundle, deployment, device)
+        workers = DecodeWorkers(default_workers(deployment.target), lambda: loop.stats().is_idle)
         pipeline = Pipeline(
             deployment=deployment,
             bundle=bundle,
             device=device,
-            loop=TickLoop(engines, bundle, deployment, device),
-            codec=Codec(bundle, others["codec_decode"], others.get("codec_encode")) if bundle.codec else None,
+            loop=loop,
+            codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), workers) if bundle.codec else None,
             text_encoder=_text_encoder(bundle, others),
             structure=StructureCodec(bundle, others["structure_encode"], others["structure_decode"])
             if bundle.structure

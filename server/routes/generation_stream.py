@@ -37,8 +37,10 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
     if job.is_latents:
         yield await _all_latents(job)
         return
-    cutter = _window_cutter(job, job.service.codecs[0])
-    encoder = await run_in_threadpool(_Encoder, job, job.service.codecs[0])
+    codec = job.pipeline.codec
+    assert codec is not None
+    cutter = _window_cutter(job, codec)
+    encoder = await run_in_threadpool(_Encoder, job, codec)
     peers: frozenset[str] | None = None
     async with aclosing(_segments(job)) as segments:
         async for latents in segments:
@@ -61,10 +63,9 @@ async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
 async def _encode(job: GenerationJob, encoder: _Encoder, window: Window) -> bytes:
     """Decode and encode one window on a codec worker; first windows have priority."""
     service = job.service
-    async with service.codec_workers.acquire(FIRST if window.index == 0 else LATER) as worker:
-        codec = service.codecs[worker]
-        chunk = await run_to_end(service.codec_threads, encoder.encode, window, codec)
-    job.sent_audio_s = encoder.samples / codec.sample_rate_hz
+    async with service.codec_workers.acquire(FIRST if window.index == 0 else LATER):
+        chunk = await run_to_end(service.codec_threads, encoder.encode, window)
+    job.sent_audio_s = encoder.seconds
     return chunk
 
 
@@ -81,7 +82,7 @@ class _Encoder:
     """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time."""
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
-        self._decoder = job.generation.audio_decoder()
+        self._decoder, self._codec = job.generation.audio_decoder(), codec
         body = job.body
         self._writer = AudioWriter(
             body.response_format,
@@ -94,13 +95,13 @@ class _Encoder:
         )
 
     @property
-    def samples(self) -> int:
-        """Samples encoded so far."""
-        return self._writer.samples
+    def seconds(self) -> float:
+        """How much is encoded."""
+        return self._writer.samples / self._codec.sample_rate_hz
 
-    def encode(self, window: Window, codec: Codec) -> bytes:
+    def encode(self, window: Window) -> bytes:
         """One window as bytes; the last one with the end of the stream."""
-        chunk = self._writer.write(self._decoder.decode(window, codec))
+        chunk = self._writer.write(self._decoder.decode(window, self._codec))
         return chunk + self._writer.close() if window.is_last else chunk
 
 

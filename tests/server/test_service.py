@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.service import Service, default_codec_workers, open_decoders, open_session_store, warm_up
+from server.service import Service, open_session_store, warm_up
 
 Serve = Callable[..., Served]
 
@@ -73,8 +72,9 @@ def test_an_open_service_has_the_deployments_capacity(serve: Serve) -> None:
     service = serve(depth=2, queue=3, codec_workers=2).service
     assert service.admission.capacity == 5
     assert service.first_audio_tracker.size == 2
-    assert len(service.codecs) == 2
-    assert service.codecs[0] is service.ready_pipeline().codec
+    codec = service.ready_pipeline().codec
+    assert codec is not None
+    assert codec.workers.size == 2
 
 
 def test_a_reload_that_fails_keeps_the_engines(
@@ -91,13 +91,6 @@ def test_a_reload_that_fails_keeps_the_engines(
     assert "for another machine" in caplog.text
     is_the_same = served.post().content == before
     assert is_the_same
-
-
-def test_codec_workers_are_one_per_core_on_the_cpu_and_one_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert [default_codec_workers(target) for target in ("cpu", "cuda", "tensorrt")] == [4, 1, 1]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert default_codec_workers("cpu") == 2
 
 
 def test_warm_up_runs_one_step_and_raises_what_the_codec_raises(
@@ -131,12 +124,3 @@ def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
     last = len(pipeline.lengths)
     assert f"{last} of {last} shapes" in service.loading().what
     assert f"frames, 32 tokens ({last} of {last})" in caplog.text
-
-
-def test_every_decoder_is_a_separate_engine(tiny: Callable[..., Deployment]) -> None:
-    with open_pipeline(tiny()) as pipeline:
-        engines = open_decoders(pipeline, 2)
-        assert {engine.manifest.name for engine in engines} == {"codec_decode"}
-        assert len({id(engine) for engine in engines}) == 2
-        for engine in engines:
-            engine.close()

@@ -13,6 +13,7 @@ from conftest import Built
 from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
+from runtime.audio.codec import DecodeWorkers
 from runtime.audio.encoding import to_s16
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
@@ -142,6 +143,44 @@ def test_what_is_decoded_for_its_loudness_is_not_decoded_again(
     counts.clear()
     finished(pipeline, 7)
     assert sorted(counts) == unfinished
+
+
+@pytest.mark.parametrize("values", [{"finish": False}, {}, {"seconds": 0.9}])
+def test_windows_are_decoded_at_once_and_are_the_same(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, values: dict[str, object]
+) -> None:
+    codec = pipeline.codec
+    assert codec is not None
+    monkeypatch.setattr(codec, "workers", DecodeWorkers(1))
+    expected = finished(pipeline, 7, **values)
+    decode, lock, inside, are_two = codec._decode, threading.Lock(), [], threading.Event()
+
+    def watched(latents: NDArray[np.float32], start_frame: int) -> NDArray[np.float32]:
+        with lock:
+            inside.append(start_frame)
+            if len(inside) == 2:
+                are_two.set()
+        if start_frame:
+            assert are_two.wait(30)
+        pcm = decode(latents, start_frame)
+        with lock:
+            inside.remove(start_frame)
+        return pcm
+
+    monkeypatch.setattr(codec, "_decode", watched)
+    monkeypatch.setattr(codec, "workers", DecodeWorkers(2))
+    assert np.array_equal(finished(pipeline, 7, **values), expected)
+    assert are_two.is_set()
+
+
+def test_workers_are_alone_while_no_generation_is_in_flight(pipeline: Pipeline) -> None:
+    assert pipeline.codec is not None
+    whole(pipeline, LongGeneration(pipeline, options()))
+    assert eventually(pipeline.codec.workers._is_alone)
+    with second_segment_in_flight(pipeline, LongGeneration(pipeline, options())) as (pieces, _):
+        assert eventually(lambda: pipeline.loop.stats().slots_active == 1)
+        assert not pipeline.codec.workers._is_alone()
+    pieces.close()
 
 
 def finished(pipeline: Pipeline, window_frames: int, **values: object) -> NDArray[np.float32]:
