@@ -6,7 +6,6 @@ equals that of the full conversion. A decoder with a position input gets the num
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
+from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 
@@ -26,10 +26,7 @@ MAX_DEFAULT_SIZE, MAX_SIZE = 4, 16
 
 def default_workers(target: str) -> int:
     """Windows to decode at once: one per core on the CPU, at most 4; one on a GPU."""
-    if target != "cpu":
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_DEFAULT_SIZE)
+    return min(num_cores(), MAX_DEFAULT_SIZE) if target == "cpu" else 1
 
 
 class DecodeWorkers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 def machine() -> dict[str, str]:
     """This machine's processor: architecture and model."""
     return {"arch": platform.machine(), "cpu": _cpu_model()}
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_machine(gpu: Gpu) -> dict[str, str]:

@@ -7,7 +7,6 @@ with its own stream runs on host arrays.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import threading
 from bisect import bisect_right
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, NodeTimes, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.onnxruntime_cuda import (
@@ -34,7 +34,7 @@ from runtime.engines.onnxruntime_cuda import (
     open_session,
     translate_error,
 )
-from runtime.engines.row_parts import PartsExecution, row_parts
+from runtime.engines.row_parts import MIN_ROWS, PartsExecution, row_parts
 from runtime.errors import CaptureError, EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
 class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
-    `in_tick`: open the session of the ticks now, and the one for host arrays on first use; else the other way round.
+    `in_tick`: open the sessions of the ticks now, and the one for host arrays on first use; else the other way round.
     `weights`: take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
@@ -119,6 +119,12 @@ class OnnxRuntimeEngine:
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._session(in_tick)
+        threads = threads or num_cores()
+        may_have_parts = not self.is_on_gpu and manifest.size_bytes <= LARGEST_PARTS_BYTES
+        self._num_parts = threads if may_have_parts else 1
+        most_rows = max((shapes.rows.max for shapes in manifest.shapes), default=0)
+        if in_tick and self._num_parts > 1 and most_rows >= MIN_ROWS * self._num_parts:
+            self._session(True, 1)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -133,9 +139,7 @@ class OnnxRuntimeEngine:
         check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
         if self.is_on_gpu:
             return OnnxRuntimeCudaExecution(self._session(True), self, tensors)
-        threads = self._threads or len(os.sched_getaffinity(0))
-        number = threads if self.manifest.size_bytes <= LARGEST_PARTS_BYTES else 1
-        parts = row_parts(self.inputs, self.outputs, tensors, number)
+        parts = row_parts(self.inputs, self.outputs, tensors, self._num_parts)
         if len(parts) == 1:
             return OnnxRuntimeExecution(self._session(True), self, tensors)
         self._pool = self._pool or ThreadPoolExecutor(len(parts) - 1, thread_name_prefix=self.name)

@@ -106,9 +106,11 @@ def test_a_decoder_in_parts_gives_each_row_its_own_velocity(built: Built) -> Non
     }
     for name in engine.inputs:
         bound[name].host[...] = random.uniform(0.1, 1, bound[name].shape)  # type: ignore[index]
+    sessions = dict(engine._sessions)  # type: ignore[attr-defined]
     execution = engine.bind(bound)
     assert isinstance(execution, PartsExecution)
     execution.launch(device.main)
+    assert engine._sessions == sessions, "opened in a tick"  # type: ignore[attr-defined]
     feeds = {name: bound[name].host for name in engine.inputs}
     found = bound["velocity"].host
     assert found is not None
