@@ -17,7 +17,7 @@ SYSTEM = (
 
 def spec() -> PlannerSpec:
     sizes, codes = PlannerSizes.of(CONFIG), {"first": 260, "count": 10}
-    tables = planner_tables(sizes, 64, codes, 259, chat_prompts(plain_chat))
+    tables = planner_tables(sizes, 64, codes, 259, chat_prompts(plain_chat), tokenizer="tokenizer.json")
     text = "\n".join(table_text(name, values) for name, values in tables.items())
     return validated(PlannerSpec, tomllib.loads(text)["planner"], "planner")
 
