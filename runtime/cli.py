@@ -147,9 +147,9 @@ def tickrt_generate(
 ) -> None:
     """Generate audio or latents from a text.
 
-    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .safetensors (latents). An existing file is replaced once the new one is
-    complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated over the
-    generation.
+    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .ulaw .alaw .safetensors (latents). An existing file is replaced once the
+    new one is complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated
+    over the generation.
     """
     with exit_on_error("interrupted; nothing was written"), named_as_flags():
         made = None if like is None else read_metadata(like)

@@ -58,8 +58,8 @@ class Audio:
     def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.
 
-        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw, and .safetensors for the latents; `format`, as for to_bytes(),
-        comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like` reads;
+        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw .ulaw .alaw, and .safetensors for the latents; `format`, as for
+        to_bytes(), comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like` reads;
         that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError for another suffix, ConfigError
         where the bundle has no codec, FileError where the file cannot be written.
         """
@@ -68,7 +68,7 @@ class Audio:
             file.write(data)
 
     def to_bytes(self, format: str = "wav") -> bytes:
-        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), or latents (safetensors).
+        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), ulaw, alaw, or latents.
 
         Raises RequestError for another format, ConfigError where the bundle has no codec.
         """
