@@ -59,9 +59,9 @@ class Audio:
         """Write a file; an existing one is replaced once the new one is complete.
 
         Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw .ulaw .alaw, and .safetensors for the latents; `format`, as for
-        to_bytes(), comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like` reads;
-        that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError for another suffix, ConfigError
-        where the bundle has no codec, FileError where the file cannot be written.
+        to_bytes(), comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like`
+        reads; that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError for another suffix,
+        ConfigError where the bundle has no codec, FileError where the file cannot be written.
         """
         data = self.to_bytes(format_of(Path(path), format))
         with complete_file(Path(path)) as file:
