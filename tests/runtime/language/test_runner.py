@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
 from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import GUIDED as GUIDED_LATENTS
 from helpers.generations import Inbox, make, run_all
+from helpers.paths import ROOT
 from helpers.tiny_planner import VOCABULARY, reference_logits, tiny_weights
 from numpy.typing import NDArray
 
@@ -237,6 +239,16 @@ def test_codes_come_with_the_markers_that_the_plan_gives(planned: Planned) -> No
     assert len(tokens) == 12 * 3 + 3
     assert tokens[:2] == [270, 271]
     assert [token for token in tokens if token >= 270] == [270, 271, 272, 272, 272] * 3
+
+
+def test_the_example_of_the_readme(planned: Planned) -> None:
+    loop = planned()
+    assert loop.bundle.planner is not None
+    section = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8").partition("## The planner's sequences")[2]
+    block = section.partition("```python\n")[2].partition("```")[0]
+    names = {"loop": loop, "codes": CodesConstraint(loop.bundle.planner, 4)}
+    example = doctest.DocTestParser().get_doctest(block, names, "README", None, None)
+    assert doctest.DocTestRunner().run(example) == (0, 6)
 
 
 def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(planned: Planned) -> None:
