@@ -63,6 +63,15 @@ class LiveSequence:
             return self.prefilled[place]
         return len(self.prompts[place]) - 1 + self.count
 
+    def known(self, place: int, start: int, count: int) -> list[int]:
+        """The tokens at positions from `start` on of its row number `place`, as far as they are known; 0 behind."""
+        prompt, new = self.prompts[place], self.history.tokens[-self.count :] if self.count else []
+        first = len(prompt) + self.count - len(new)  # of `new`, which may be the last ones only
+        return [
+            prompt[at] if at < len(prompt) else new[at - first] if 0 <= at - first < len(new) else 0
+            for at in range(start, start + count)
+        ]
+
     def take_chunk(self, size: int) -> Chunk:
         """The next tokens of a prompt; they count as prefilled from now on."""
         for place, prompt in enumerate(self.prompts):
@@ -73,8 +82,8 @@ class LiveSequence:
         raise AssertionError("the sequence is ready")
 
     def draft(self, count: int) -> None:
-        """Note at most `count` drafts of its next tokens."""
-        if not self._speculates:
+        """Note at most `count` drafts of its next tokens, where it has none."""
+        if not self._speculates or self.drafts:
             return
         self.drafts = [] if self.constraint is None else list(self.constraint.forced(count))
         if len(self.drafts) < count and self.trust.is_worth():
@@ -87,6 +96,7 @@ class LiveSequence:
             taken.append(self._take(token))
             if self.has_ended or (self.constraint is not None and self.constraint.key != key):
                 break
+        self.drafts = []
         return taken
 
     def accept_verified(self, drawn: Sequence[int]) -> list[int]:
@@ -99,10 +109,11 @@ class LiveSequence:
         if self.drafts:
             right = sum(token == draft for token, draft in zip(taken, self.drafts, strict=False))
             self.trust.note(right, len(self.drafts))
+        self.drafts = []
         return taken
 
-    def state(self, caches: Sequence[tuple[NDArray[Any], ...]]) -> SequenceState:
-        """What it is continued from; `caches`: of its rows."""
+    def state(self, caches: Sequence[tuple[tuple[NDArray[Any], ...], ...]]) -> SequenceState:
+        """What it is continued from; `caches`: see SequenceState."""
         constraint = () if self.constraint is None else tuple(self.constraint.state())
         return SequenceState(self.count, self.tokens, constraint, self.trust.share, tuple(caches))
 

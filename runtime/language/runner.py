@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,14 @@ from runtime.devices.device import Device, Event, Stream
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.engine import EngineSet, PlannerEngines
 from runtime.engines.launch_cache import Launch, LaunchCache, LaunchCounts
-from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
+from runtime.errors import EngineDeadError, EngineError, ShapeError
+from runtime.language.draft_graph import DraftGraph
 from runtime.language.kv_cache import KvCache
+from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
 from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.prefill import Prefill
 from runtime.language.sequence import SequenceState
-from runtime.language.step_buffers import PrefillBuffers, SequenceVectors, StepBuffers, vectors_bytes
-from runtime.scheduling.batch import BucketSpan
+from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
 from runtime.scheduling.slot import Slot
 
 
@@ -29,61 +30,6 @@ class PhaseRecorder(Protocol):
 
     def begin(self, phase: str) -> None:
         """Begin a phase; it lasts until the next one begins."""
-
-
-class LanguageKey(NamedTuple):
-    """Everything that a captured graph of decodes or of a verify bakes in; of a prefill, `rows` is its row."""
-
-    width: int
-    rows: int
-    sequences: int
-    span: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LanguagePart:
-    """What one tick executes: a chunk of a prompt, and `step` over the rows of all sequences; either may be None."""
-
-    slots: tuple[Slot, ...]
-    chunk: Chunk | None
-    step: LanguageKey | None
-    num_rows: int
-    num_executes: int
-    frames: tuple[int, ...] = ()
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """Whether it prefills, decodes or verifies."""
-        prefill = () if self.chunk is None else ("prefill",)
-        if self.step is None:
-            return prefill
-        return (*prefill, "decode" if self.step.width == 1 else "verify")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LanguageLaunch:
-    """A launched part; `done` is recorded behind it. `bad`: sequences with logits that are not numbers."""
-
-    runner: LanguageRunner
-    part: LanguagePart
-    error: TickError | None
-    begin: Event | None
-    done: Event | None
-    bad: list[tuple[Slot, int]]
-
-    def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
-        """When its executes ran, as one span of length 0. Valid when the tick is done."""
-        if self.begin is None or self.done is None:
-            return []
-        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
-        part, ms = self.part, stream.elapsed_ms(self.begin, self.done)
-        return [BucketSpan(0, len(part.slots), part.num_rows, part.num_executes, begin_ms, ms)]
-
-    def non_finite(self) -> Iterator[tuple[Slot, int]]:
-        """Sequences whose logits are not numbers, with the token it happened at. Valid when the tick is done."""
-        self.runner.collect(self)
-        yield from self.bad
 
 
 class LanguageRunner:
@@ -107,19 +53,27 @@ class LanguageRunner:
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
         widths = [(1, runtime.planner_steps), (spec.verify_tokens, 1)]
-        self._vectors = PackedVectors(device, vectors_bytes(2 * count, widths, spec.prefill_tokens))
+        drafting = [(spec.verify_tokens, 1), (1, spec.verify_tokens - 1)]
+        self._vectors = PackedVectors(device, vectors_bytes(2 * count, widths + drafting, spec.prefill_tokens))
         self._shared = SequenceVectors(self._vectors, spec, count)
-        self._prefill = PrefillBuffers(device, self._vectors, spec)
+        self._draft = None
+        if spec.draft is not None and runtime.speculation:
+            self._draft = DraftGraph(device, stream, self._vectors, self._shared, engines, spec, spec.draft, count)
         self._steps = {
             width: StepBuffers(device, self._vectors, self._shared, spec, count, width=width, steps=steps)
             for width, steps in widths
         }
         captures = runtime.capture and device.kind != "cpu"
         self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=captures)
-        # A prefill's addresses are those of its row: too many graphs.
-        self._prefills = LaunchCache(device, stream, runtime.captured_graphs, captures=False)
+        size, vocabulary = spec.prefill_tokens, spec.vocabulary
+        self._prefills = [
+            Prefill(device, stream, self._vectors, graph, cache, size=size, vocabulary=vocabulary)
+            for graph, cache in zip((spec, spec.draft), self._caches, strict=False)
+            if graph is not None
+        ]
         self._live: dict[int, LiveSequence] = {}
         self._pending: LanguageLaunch | None = None
+        self._has_drafted = False
 
     @property
     def launch_counts(self) -> LaunchCounts:
@@ -133,14 +87,15 @@ class LanguageRunner:
         rows = tuple(free[: len(slot.work.request.prompts)])
         live = LiveSequence(slot, rows, self._spec.capacity, speculates=self._runtime.speculation)
         state: SequenceState | None = slot.work.state
-        for place, row in enumerate(rows):
-            if state is None:
-                self._cache.clear(row)
-            else:
-                self._cache.write(row, state.caches[place])
+        for cache, places in zip(self._caches, [] if state is None else state.caches, strict=False):
+            for row, arrays in zip(rows, places, strict=True):
+                cache.write(row, arrays)
+        for cache in self._caches[0 if state is None else len(state.caches) :]:
+            for row in rows:
+                cache.clear(row)
         self._live[slot.index] = live
         self._shared.write(live)
-        for buffers in self._steps.values():
+        for buffers in self._buffers:
             buffers.forget(slot.index)
 
     def update(self, slot: Slot) -> None:
@@ -150,7 +105,7 @@ class LanguageRunner:
         """Free a sequence's rows."""
         live = self._live.pop(slot.index)
         self._shared.rest(live)
-        for buffers in self._steps.values():
+        for buffers in self._buffers:
             buffers.rest(live)
 
     def plan(self) -> LanguagePart | None:
@@ -169,7 +124,7 @@ class LanguageRunner:
             chunk=chunk,
             step=step,
             num_rows=(chunk is not None) + (0 if step is None else step.rows),
-            num_executes=(chunk is not None) + (0 if step is None else self._steps[step.width].steps),
+            num_executes=(chunk is not None) + (0 if step is None else self._num_executes(step.width)),
         )
 
     def launch(self, part: LanguagePart) -> LanguageLaunch:
@@ -177,24 +132,24 @@ class LanguageRunner:
         stream = self._stream
         try:
             self._recorder.begin("upload")
-            prefill = None if part.chunk is None else self._prepare_chunk(part.chunk)
-            step = None if part.step is None else self._prepare_step(part.step)
+            launches = [] if part.chunk is None else self._prepare_chunk(part.chunk)
+            if part.step is not None:
+                launches.append(self._prepare_step(part.step))
             self._vectors.has_changed = True
             self._vectors.flush(stream)
             self._recorder.begin("launch")
             begin = stream.record()
-            for launch in (prefill, step):
-                if launch is not None:
-                    for call in (*launch.before, *launch.decoder, *launch.after):
-                        call(stream)
+            for launch in launches:
+                for call in (*launch.before, *launch.decoder, *launch.after):
+                    call(stream)
             if part.step is not None:
-                self._steps[part.step.width].download(stream)
+                self._step_buffers(part.step.width).download(stream)
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
             self._forget_launches()
-            return LanguageLaunch(self, part, error, None, None, [])
-        self._pending = LanguageLaunch(self, part, None, begin, stream.record(), [])
+            return LanguageLaunch(self.collect, part, error, None, None, [])
+        self._pending = LanguageLaunch(self.collect, part, None, begin, stream.record(), [])
         return self._pending
 
     def commit(self, part: LanguagePart) -> None:
@@ -215,11 +170,13 @@ class LanguageRunner:
         step = launched.part.step
         if step is None:
             return
-        buffers = self._steps[step.width]
         for slot in launched.part.slots:
             live = self._live.get(slot.index)
             if live is not None and live.slot is slot and live.was_fed:
-                self._take(live, buffers, launched.bad)
+                if step.width == DRAFT and self._draft is not None:
+                    self._draft.take(live)
+                else:
+                    self._take(live, self._steps[step.width], launched.bad)
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
         """The new tokens of finished sequences, int64; their rows are free."""
@@ -234,7 +191,9 @@ class LanguageRunner:
             self._pending.done.wait()
             self.collect(self._pending)
         live = self._live[slot.index]
-        return live.state([self._cache.read(row) for row in live.rows]) if live.is_ready else None
+        if not live.is_ready:
+            return None
+        return live.state([tuple(cache.read(row) for row in live.rows) for cache in self._caches])
 
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
@@ -247,26 +206,53 @@ class LanguageRunner:
         """Wait for what is pending and release everything. Raises EngineDeadError."""
         self._stream.record().wait()
         self._launches.close()
-        self._prefills.close()
+        for prefill in self._prefills:
+            prefill.close()
 
     def _going(self) -> list[LiveSequence]:
         return [live for live in self._live.values() if live.is_finite and not live.has_ended]
 
     def _step(self, going: Sequence[LiveSequence]) -> LanguageKey:
-        """A verify where there are drafts enough and no row would cross the end of its ring; else decodes."""
+        """A verify where there are drafts and no row would cross the end of its ring; else decodes.
+
+        Where the bundle has a draft graph, and drafts are missing, they come first.
+        """
         ready = [live for live in going if live.is_ready]
         for live in ready:
             live.draft(self._spec.verify_tokens - 1)
         width = self._spec.verify_tokens
         lasts = [live.position(place) for live in going for place in range(len(live.rows))]
+        self._has_drafted = self._draft is not None and not self._has_drafted and not all(live.drafts for live in ready)
+        if self._has_drafted:
+            return self._key(DRAFT, max(lasts) + width)
         crosses = any(last % self._cache.capacity + width > self._cache.capacity for last in lasts)
         if crosses or not any(live.drafts for live in ready):
-            width = 1
             for live in ready:
                 live.drafts.clear()
+            return self._key(1, max(lasts) + self._runtime.planner_steps)
+        return self._key(width, max(lasts) + width)
+
+    def _key(self, width: int, length: int) -> LanguageKey:
+        cache = self._caches[width == DRAFT]
         rows = 1 + max(row for live in self._live.values() for row in live.rows)
-        span = self._cache.span(max(lasts) + max(width, self._steps[width].steps))
-        return LanguageKey(width, rows, 1 + max(self._live), span, self._generation)
+        return LanguageKey(width, rows, 1 + max(self._live), cache.span(length), self._generation)
+
+    @property
+    def _caches(self) -> tuple[KvCache, ...]:
+        return (self._cache,) if self._draft is None else (self._cache, self._draft.cache)
+
+    @property
+    def _buffers(self) -> tuple[StepBuffers, ...]:
+        return (*self._steps.values(), *(() if self._draft is None else self._draft.buffers))
+
+    def _step_buffers(self, width: int) -> StepBuffers | DraftGraph:
+        if width != DRAFT:
+            return self._steps[width]
+        assert self._draft is not None
+        return self._draft
+
+    def _num_executes(self, width: int) -> int:
+        return self._step_buffers(width).num_executes
 
     def _take(self, live: LiveSequence, buffers: StepBuffers, bad: list[tuple[Slot, int]]) -> None:
         """Take a sequence's tokens up to the first step that was not finite."""
@@ -282,31 +268,33 @@ class LanguageRunner:
         if taken and live.request.on_tokens is not None:
             live.request.on_tokens(taken)
 
-    def _prepare_chunk(self, chunk: Chunk) -> Launch:
-        self._prefill.write(chunk)
-        span = self._cache.span(chunk.start + self._spec.prefill_tokens)
-        key = LanguageKey(self._spec.prefill_tokens, chunk.row, 0, span, self._generation)
-        launch = self._prefills.get(
-            key, lambda: Launch(key, None, (), self._prefill.bind(self._engines, self._cache, chunk.row, span))
-        )
-        self._prefills.before_run(launch)
-        return launch
+    def _prepare_chunk(self, chunk: Chunk) -> list[Launch]:
+        """A chunk goes into the caches of both graphs."""
+        graphs = (self._engines.planner, self._engines.draft)
+        prepared = zip(self._prefills, graphs, strict=False)
+        return [prefill.prepare(graph, chunk, self._generation) for prefill, graph in prepared if graph is not None]
 
     def _prepare_step(self, key: LanguageKey) -> Launch:
-        def bind() -> Launch:
-            rows, sequences, span = key.rows, key.sequences, key.span
-            executions = self._steps[key.width].bind(self._engines, self._cache, rows, sequences, span)
-            return Launch(key, None, tuple(executions[:-1]), executions[-1])
-
+        buffers = self._step_buffers(key.width)
         for live in self._live.values():
             live.was_fed = False
         for live in self._going():
             live.was_fed = live.is_ready
-            self._steps[key.width].write(live, self._stream)
-        launch = self._launches.get(key, bind)
+            buffers.write(live, self._stream)
+        launch = self._launches.get(key, lambda: self._bind(key))
         self._launches.before_run(launch)
         return launch
 
+    def _bind(self, key: LanguageKey) -> Launch:
+        _, rows, sequences, span, _ = key
+        buffers, engines = self._step_buffers(key.width), self._engines
+        if isinstance(buffers, DraftGraph):
+            executions = buffers.bind(engines, rows, sequences, span)
+        else:
+            executions = buffers.bind(engines.planner, engines.sampler, self._cache, rows, sequences, span)
+        return Launch(key, None, tuple(executions[:-1]), executions[-1])
+
     def _forget_launches(self) -> None:
         self._launches.drop(lambda key: True)
-        self._prefills.drop(lambda key: True)
+        for prefill in self._prefills:
+            prefill.forget_launches()

@@ -75,14 +75,14 @@ class SequenceState:
     """A sequence between two ticks, as plain values.
 
     count: its new tokens; tokens: the last of them. constraint: as its `state` gave. trust: how often drafts came true.
-    caches: of each of its rows the keys and values `[H,M,J]` of every layer.
+    caches: of the planner, then of its draft graph, each of its rows' keys and values `[H,M,J]` of every layer.
     """
 
     count: int
     tokens: tuple[int, ...]
     constraint: tuple[int, ...]
     trust: float
-    caches: tuple[tuple[NDArray[Any], ...], ...]
+    caches: tuple[tuple[tuple[NDArray[Any], ...], ...], ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.planner import PlannerSpec
+from runtime.config.planner import PlannerGraphSpec, PlannerSpec
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors, host_view
-from runtime.engines.engine import Execution, PlannerEngines
+from runtime.engines.engine import Engine, Execution
 from runtime.language.constraints import Constraint
 from runtime.language.kv_cache import KvCache
-from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.live_sequence import LiveSequence
 from runtime.language.sequence import uniform
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
@@ -24,7 +24,7 @@ _INTEGERS = ("positive_row", "negative_row", "top_k")
 _UNKNOWN = object()
 
 
-class _Vector:
+class Vector:
     """A small vector on the device, and its host side for item assignments."""
 
     def __init__(self, vectors: PackedVectors, count: int, dtype: Any, value: float = 0) -> None:
@@ -34,10 +34,10 @@ class _Vector:
 
 
 def vectors_bytes(rows: int, widths: Sequence[tuple[int, int]], chunk: int) -> int:
-    """What PackedVectors must hold for steps of these (width, steps) and a prefill of `chunk` tokens."""
-    pieces = [rows] * (len(PER_SEQUENCE) + 2) + [chunk] + [1] * 4
+    """What PackedVectors must hold for steps of these (width, steps), and prefills of `chunk` tokens by two graphs."""
+    pieces = [rows] * (len(PER_SEQUENCE) + 1) + 2 * ([chunk] + [1] * 4)
     for width, steps in widths:
-        pieces += [rows * width] * (2 + steps) + [rows] * (2 * steps)
+        pieces += [rows * width] * (2 + steps) + [rows] * (1 + 2 * steps)
     return sum(-(-8 * count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for count in pieces)
 
 
@@ -47,11 +47,10 @@ class SequenceVectors:
     def __init__(self, vectors: PackedVectors, spec: PlannerSpec, sequences: int) -> None:
         rows = 2 * sequences
         self._values = {
-            name: _Vector(vectors, sequences, np.int64 if name in _INTEGERS else np.float32, value)
+            name: Vector(vectors, sequences, np.int64 if name in _INTEGERS else np.float32, value)
             for name, value in PER_SEQUENCE.items()
         }
-        self._row_sequence = _Vector(vectors, rows, np.int64)
-        self._window = _Vector(vectors, rows, np.int64, spec.window_input)
+        self._row_sequence = Vector(vectors, rows, np.int64)
 
     def write(self, live: LiveSequence) -> None:
         """Set a sequence's values."""
@@ -76,10 +75,6 @@ class SequenceVectors:
         for row in live.rows:
             self._row_sequence.items[row] = 0
 
-    def window(self, rows: int) -> Tensor:
-        """The planner's input `window`."""
-        return self._window.tensor.view(rows)
-
     def sampler_tensors(self, rows: int, sequences: int) -> dict[str, Tensor]:
         """Sampler input -> memory."""
         tensors = {name: vector.tensor.view(sequences) for name, vector in self._values.items()}
@@ -89,21 +84,23 @@ class SequenceVectors:
 class StepBuffers:
     """A decode (width 1: every execute feeds what the one before has drawn) or a verify (one execute).
 
-    `drawn[step][sequence * width + place]` are the tokens of the last launch on the host, `finite[step][sequence]` its
-    flags, both valid once it is done.
+    draft: of the smaller graph, which draws from all tokens. `drawn[step][sequence * width + place]` are the tokens of
+    the last launch on the host, `finite[step][sequence]` its flags, both valid once it is done.
     """
 
     def __init__(
         self, device: Device, vectors: PackedVectors, shared: SequenceVectors, spec: PlannerSpec, sequences: int, *,
-        width: int, steps: int,
+        width: int, steps: int, draft: PlannerGraphSpec | None = None,
     ) -> None:  # fmt: skip
-        self.width, self.steps, self._spec, self._shared, self._device = width, steps, spec, shared, device
-        rows, self._vocabulary, self._capacity = 2 * sequences, spec.vocabulary, spec.capacity
-        self._tokens = _Vector(vectors, rows * width, np.int64)
-        self._pick = _Vector(vectors, rows * width, np.int64)
-        self._positions = [_Vector(vectors, rows, np.int64) for _ in range(steps)]
-        self._writes = [_Vector(vectors, rows, np.int64) for _ in range(steps)]
-        self._uniforms = [_Vector(vectors, sequences * width, np.float32) for _ in range(steps)]
+        self._graph = draft or spec
+        self.width, self.steps, self._is_draft, self._shared, self._device = width, steps, bool(draft), shared, device
+        rows, self._vocabulary, self._capacity = 2 * sequences, spec.vocabulary, self._graph.capacity
+        self._tokens = Vector(vectors, rows * width, np.int64)
+        self._pick = Vector(vectors, rows * width, np.int64)
+        self._window = Vector(vectors, rows, np.int64, self._graph.window_input)
+        self._positions = [Vector(vectors, rows, np.int64) for _ in range(steps)]
+        self._writes = [Vector(vectors, rows, np.int64) for _ in range(steps)]
+        self._uniforms = [Vector(vectors, sequences * width, np.float32) for _ in range(steps)]
         for place in range(rows * width):
             self._pick.items[place] = place % width
         self._fed = [self._tokens.tensor, *[device.zeros((rows * width,), np.int64) for _ in range(steps)]]
@@ -117,16 +114,24 @@ class StepBuffers:
         self.drawn = device.staging((steps, self._stride), np.int64)
         self.finite = device.staging((steps, self._stride), np.bool_)
 
-    def bind(self, engines: PlannerEngines, cache: KvCache, rows: int, sequences: int, span: int) -> list[Execution]:
-        """Planner and sampler of every step, in order. Raises ShapeError, EngineError."""
-        return [
-            execution
-            for step in range(self.steps)
-            for execution in (
-                engines.planner.bind(self._planner_tensors(step, rows) | cache.tensors(0, rows, span)),
-                engines.sampler.bind(self._sampler_tensors(step, rows, sequences)),
-            )
-        ]
+    def bind(
+        self, graph: Engine, sampler: Engine, cache: KvCache, rows: int, sequences: int, span: int
+    ) -> list[Execution]:
+        """Graph and sampler of every step, in order. Raises ShapeError, EngineError."""
+        found = []
+        for step in range(self.steps):
+            found.append(self.bind_graph(graph, cache, rows, span, step))
+            found.append(sampler.bind(self._sampler_tensors(step, rows, sequences)))
+        return found
+
+    @property
+    def num_executes(self) -> int:
+        """Executes of the graph."""
+        return self.steps
+
+    def bind_graph(self, graph: Engine, cache: KvCache, rows: int, span: int, step: int = 0) -> Execution:
+        """The graph of one step. Raises ShapeError, EngineError."""
+        return graph.bind(self._planner_tensors(step, rows) | cache.tensors(0, rows, span))
 
     def forget(self, index: int) -> None:
         """Another sequence takes this place: which tokens are allowed there is not known."""
@@ -148,6 +153,15 @@ class StepBuffers:
         if live.is_ready:
             self._write_choices(live, stream)
 
+    def write_known(self, live: LiveSequence) -> None:
+        """Feed the tokens before the newest one again: the cache may hold drafts there that were wrong."""
+        for place, row in enumerate(live.rows):
+            start = max(0, live.position(place) - self.width)
+            start -= max(0, start % self._capacity + self.width - self._capacity)
+            self._positions[0].items[row], self._writes[0].items[row] = start, start % self._capacity
+            for offset, token in enumerate(live.known(place, start, self.width)):
+                self._tokens.items[row * self.width + offset] = token
+
     def rest(self, live: LiveSequence) -> None:
         """Rows without a sequence work on their first positions."""
         for step in range(self.steps):
@@ -164,7 +178,7 @@ class StepBuffers:
 
         A draft that may not come is not fed, nor those behind it.
         """
-        constraint = copy.copy(live.constraint)
+        constraint = None if self._is_draft else copy.copy(live.constraint)
         for place in range(self.width):
             self._allow(live.slot.index * self.width + place, constraint, stream)
             self._write_uniforms(live, place, constraint)
@@ -199,14 +213,14 @@ class StepBuffers:
             self._device.upload(self._allowed.view(self._vocabulary, start=place * self._vocabulary), row, stream)
 
     def _planner_tensors(self, step: int, rows: int) -> dict[str, Tensor]:
-        names, width = self._spec.inputs, self.width
+        names, width = self._graph.inputs, self.width
         return {
             names.tokens: self._fed[step].view(rows, width),
             names.position: self._positions[step].tensor.view(rows),
             names.write: self._writes[step].tensor.view(rows),
-            names.window: self._shared.window(rows),
+            names.window: self._window.tensor.view(rows),
             names.pick: self._pick.tensor.view(rows, width, 1),
-            self._spec.outputs.logits: self._logits.view(rows, width, self._vocabulary),
+            self._graph.outputs.logits: self._logits.view(rows, width, self._vocabulary),
         }
 
     def _sampler_tensors(self, step: int, rows: int, sequences: int) -> dict[str, Tensor]:
@@ -220,34 +234,3 @@ class StepBuffers:
             "row_tokens": self._fed[step + 1].view(rows, width),
             "finite": self._finite.view(sequences, start=start),
         }
-
-
-class PrefillBuffers:
-    """A chunk of one row's prompt. Its logits are not used."""
-
-    def __init__(self, device: Device, vectors: PackedVectors, spec: PlannerSpec) -> None:
-        self._spec = spec
-        self._tokens = _Vector(vectors, spec.prefill_tokens, np.int64)
-        self._position, self._write, self._window, self._pick = (
-            _Vector(vectors, 1, np.int64, value) for value in (0, 0, spec.window_input, 0)
-        )
-        self._logits = device.zeros((1, 1, spec.vocabulary), np.float32)
-
-    def write(self, chunk: Chunk) -> None:
-        """Set the next chunk; what pads it is overwritten in the cache before anything reads it."""
-        self._position.items[0], self._write.items[0] = chunk.start, chunk.start % self._spec.capacity
-        for place in range(self._spec.prefill_tokens):
-            self._tokens.items[place] = chunk.tokens[place] if place < len(chunk.tokens) else 0
-
-    def bind(self, engines: PlannerEngines, cache: KvCache, row: int, span: int) -> Execution:
-        """An execute on one row's cache. Raises ShapeError, EngineError."""
-        names = self._spec.inputs
-        tensors = {
-            names.tokens: self._tokens.tensor.view(1, self._spec.prefill_tokens),
-            names.position: self._position.tensor,
-            names.write: self._write.tensor,
-            names.window: self._window.tensor,
-            names.pick: self._pick.tensor.view(1, 1, 1),
-            self._spec.outputs.logits: self._logits,
-        }
-        return engines.planner.bind(tensors | cache.tensors(row, row + 1, span))

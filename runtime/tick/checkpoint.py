@@ -76,7 +76,12 @@ def loads(data: bytes) -> SlotSnapshot:
 
 def dumps_sequence(state: SequenceState, model: str) -> bytes:
     """A sequence of a model's planner as safetensors bytes, with a checksum. Its request is kept by the caller."""
-    arrays = {f"{row}/{index}": array for row, caches in enumerate(state.caches) for index, array in enumerate(caches)}
+    arrays = {
+        f"{graph}/{row}/{index}": array
+        for graph, rows in enumerate(state.caches)
+        for row, layers in enumerate(rows)
+        for index, array in enumerate(layers)
+    }
     arrays["tokens"] = np.array(state.tokens, np.int64)
     head = {
         "format": SEQUENCE_FORMAT,
@@ -84,7 +89,7 @@ def dumps_sequence(state: SequenceState, model: str) -> bytes:
         "count": state.count,
         "constraint": list(state.constraint),
         "trust": state.trust,
-        "shape": [len(caches) for caches in state.caches],
+        "shape": [[len(layers) for layers in rows] for rows in state.caches],
     }
     return _sealed(head, arrays)
 
@@ -94,8 +99,10 @@ def loads_sequence(data: bytes, model: str) -> SequenceState:
     head, arrays = _opened(data, SEQUENCE_FORMAT)
     if head["model"] != model:
         raise CheckpointError(f"the checkpoint is of model {head['model']!r}, this is {model!r}")
-    rows = enumerate(head["shape"])
-    caches = tuple(tuple(arrays[f"{row}/{index}"] for index in range(count)) for row, count in rows)
+    caches = tuple(
+        tuple(tuple(arrays[f"{graph}/{row}/{index}"] for index in range(count)) for row, count in enumerate(rows))
+        for graph, rows in enumerate(head["shape"])
+    )
     tokens = tuple(arrays["tokens"].tolist())
     return SequenceState(head["count"], tokens, tuple(head["constraint"]), head["trust"], caches)
 

@@ -114,7 +114,7 @@ def test_forced_tokens_are_the_first_drafts() -> None:
 def test_the_state_of_a_sequence_is_continued_without_touching_it() -> None:
     found = live(constraint=Alternating(9))
     found.accept([1])
-    state = found.state([(np.zeros(1),)])
+    state = found.state([((np.zeros(1),),)])
     found.accept([3])
     slot = Slot(id="a", runner=None, work=SequenceWork(found.request, state), bucket=0, steps=10)
     other = LiveSequence(slot, (0,), 100, speculates=True)

@@ -35,6 +35,7 @@ from runtime.tick.loop import TickLoop
 
 WEIGHTS = tiny_weights()
 CAPACITY = 96
+TINY = {"capacity": CAPACITY, "thinking": False}
 LINEAR, RING = 0, 40  # The window: the same graph serves both.
 Planned = Callable[..., TickLoop]
 
@@ -96,18 +97,27 @@ class Song:
 
 @pytest.fixture
 def planned(built: Built) -> Iterator[Planned]:
-    """`planned(RING, planner_steps=3)`: a loop on a tiny bundle with a planner; closed at the end of the test."""
-    closing, planner = ExitStack(), {"capacity": CAPACITY, "thinking": False}
+    """`planned(RING, planner_steps=3)`: a loop on a tiny bundle with a planner, closed at the end of the test.
 
-    def open_loop(window: int = LINEAR, on: Backend = CPU, **runtime: Any) -> TickLoop:
+    With `draft` the planner is its own draft graph.
+    """
+    closing = ExitStack()
+
+    def open_loop(window: int = LINEAR, on: Backend = CPU, *, draft: bool = False, **runtime: Any) -> TickLoop:
         closing.enter_context(on.running())
-        deployment = built(planner=planner, more=FEW_VARIANTS, codec=False, text_encoder=False, backend=on)
+        deployment = built(planner=TINY, more=FEW_VARIANTS, codec=False, text_encoder=False, backend=on)
         deployment = deployment.model_copy(update={"runtime": deployment.runtime.model_copy(update=runtime)})
         bundle, device = load_bundle(deployment.bundle), open_device(on.target)
         assert bundle.planner is not None
-        bundle = bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"window": window})})
+        planner = bundle.planner.model_copy(update={"window": window})
+        planner = planner.model_copy(update={"draft": planner if draft else None})
+        bundle = bundle.model_copy(update={"planner": planner})
         closing.callback(device.close)
-        loop = TickLoop(open_engines(deployment, device), bundle, deployment, device)
+        engines = open_engines(deployment, device)
+        if draft:
+            assert engines.planner is not None
+            engines = replace(engines, planner=replace(engines.planner, draft=engines.planner.planner))
+        loop = TickLoop(engines, bundle, deployment, device)
         closing.callback(loop.close)
         return loop
 
@@ -141,7 +151,7 @@ def assert_identical(one: SequenceState | None, other: SequenceState | None) -> 
     assert (one is None) == (other is None)
     if one is not None and other is not None:
         assert (one.count, one.tokens) == (other.count, other.tokens)
-        for row, same in zip(one.caches, other.caches, strict=True):
+        for row, same in zip(one.caches[0], other.caches[0], strict=True):
             for array, expected in zip(row, same, strict=True):
                 np.testing.assert_array_equal(array.view(np.uint32), expected.view(np.uint32))
 
@@ -225,6 +235,26 @@ def test_drafts_that_are_always_right_save_executes(planned: Planned) -> None:
     assert counts == [40, 10]
 
 
+@pytest.mark.parametrize(("window", "count"), [(LINEAR, 58), (RING, 150)])
+def test_a_draft_graph_saves_executes_and_changes_no_token(window: int, count: int, planned: Planned) -> None:
+    """A draft like the planner itself is always right; a guided or constrained sequence draws otherwise."""
+    requests = [
+        sequence("free", 1, max_tokens=count),
+        sequence("long", 20, max_tokens=count),
+        sequence("guided", max_tokens=count, **GUIDED),
+        sequence("constrained", constraint=Song(30), max_tokens=count),
+    ]
+    expected = run(planned(window, speculation=False), *requests)
+    for chosen in (requests[:1], requests):
+        loop, inbox = planned(window, draft=True), Inbox()
+        for request in chosen:
+            loop.submit_sequence(request, inbox)
+        ticks = sum(1 for _ in iter(loop.tick, None))
+        for request in chosen:
+            np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+        assert ticks < (count * 0.5 if len(chosen) == 1 else count)
+
+
 def test_codes_come_with_the_markers_that_the_plan_gives(planned: Planned) -> None:
     found = []
     for speculation in (False, True):
@@ -252,8 +282,8 @@ def test_the_example_of_the_readme(planned: Planned) -> None:
 
 
 def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(planned: Planned) -> None:
-    for window in (LINEAR, RING):
-        loop, inbox = planned(window), Inbox()
+    for window, draft in ((LINEAR, True), (RING, False)):
+        loop, inbox = planned(window, draft=draft), Inbox()
         request = sequence("a", constraint=Song(44), max_tokens=60, **GUIDED)
         loop.submit_sequence(request, inbox)
         for _ in range(9):
@@ -262,7 +292,7 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
         assert state is not None
         state = loads_sequence(dumps_sequence(state, "tiny"), "tiny")
         finish(loop)
-        other = planned(window)
+        other = planned(window, draft=draft)
         run(other, sequence("old", 60, max_tokens=10))
         for name in ("b", "c"):
             other.submit_sequence(sequence(name, 30), inbox)

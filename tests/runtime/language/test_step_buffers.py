@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import HostDevice
 from runtime.devices.packed_vectors import PackedVectors
-from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.live_sequence import LiveSequence
 from runtime.language.sequence import SequenceRequest, SequenceWork, uniform
-from runtime.language.step_buffers import PrefillBuffers, SequenceVectors, StepBuffers, vectors_bytes
+from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
 from runtime.scheduling.slot import Slot
 
 SEQUENCES = 2
@@ -70,7 +70,6 @@ class Made:
         self.device, self.spec, widths = HostDevice(), spec_of(), [(width, steps)]
         self.vectors = PackedVectors(self.device, vectors_bytes(2 * SEQUENCES, widths, self.spec.prefill_tokens))
         self.shared = SequenceVectors(self.vectors, self.spec, SEQUENCES)
-        self.prefill = PrefillBuffers(self.device, self.vectors, self.spec)
         self.buffers = StepBuffers(
             self.device, self.vectors, self.shared, self.spec, SEQUENCES, width=width, steps=steps
         )
@@ -178,13 +177,6 @@ def test_drafts_that_may_not_come_are_dropped() -> None:
     found.drafts = [7, 8, 9, 1]
     made.write(found)
     assert found.drafts == [7, 8, 9]
-
-
-def test_a_chunk_is_padded_and_lies_in_the_ring() -> None:
-    made = Made(1, 1)
-    made.prefill.write(Chunk(2, 80, tuple(range(10))))
-    assert list(made.prefill._tokens.items) == [*range(10), *[0] * 6]
-    assert (made.prefill._position.items[0], made.prefill._write.items[0]) == (80, 16)
 
 
 def test_nothing_is_allowed_by_default_of_another_width() -> None:

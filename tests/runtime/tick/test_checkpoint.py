@@ -100,7 +100,7 @@ def test_a_generation_without_a_condition_is_read_back() -> None:
 
 
 def test_a_sequence_comes_back_bit_for_bit_and_is_refused_by_another_model() -> None:
-    caches = ((rand(2, 3, 4), rand(2, 3)), (rand(1, 2, 3), rand(4)))
+    caches = (((rand(2, 3, 4), rand(2, 3)), (rand(1, 2, 3), rand(4))), ((rand(3),), (rand(2),)))
     state = SequenceState(700, (1, 2, 3), (4, 5), 0.25, caches)
     data = dumps_sequence(state, "tiny")
     assert_same(loads_sequence(data, "tiny"), state)

@@ -1,0 +1,74 @@
+"""What the planner executes in one tick, and a launched one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.devices.device import Event, Stream
+from runtime.errors import TickError
+from runtime.language.live_sequence import Chunk
+from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.slot import Slot
+
+# The width of a launch that drafts.
+DRAFT = 0
+
+
+class LanguageKey(NamedTuple):
+    """Everything that a captured graph of decodes, a verify or drafts bakes in."""
+
+    width: int
+    rows: int
+    sequences: int
+    span: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguagePart:
+    """What one tick executes: a chunk of a prompt, and `step` over the rows of all sequences; either may be None."""
+
+    slots: tuple[Slot, ...]
+    chunk: Chunk | None
+    step: LanguageKey | None
+    num_rows: int
+    num_executes: int
+    frames: tuple[int, ...] = ()
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Whether it prefills, and decodes, verifies or drafts."""
+        prefill = () if self.chunk is None else ("prefill",)
+        if self.step is None:
+            return prefill
+        return (*prefill, {DRAFT: "draft", 1: "decode"}.get(self.step.width, "verify"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageLaunch:
+    """A launched part; `done` is recorded behind it.
+
+    collect: takes its tokens, once. bad: sequences with logits that are not numbers, with the token it happened at.
+    """
+
+    collect: Callable[[LanguageLaunch], None]
+    part: LanguagePart
+    error: TickError | None
+    begin: Event | None
+    done: Event | None
+    bad: list[tuple[Slot, int]]
+
+    def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
+        """When its executes ran, as one span of length 0. Valid when the tick is done."""
+        if self.begin is None or self.done is None:
+            return []
+        begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
+        part, ms = self.part, stream.elapsed_ms(self.begin, self.done)
+        return [BucketSpan(0, len(part.slots), part.num_rows, part.num_executes, begin_ms, ms)]
+
+    def non_finite(self) -> Iterator[tuple[Slot, int]]:
+        """As `bad` says. Valid when the tick is done."""
+        self.collect(self)
+        yield from self.bad
