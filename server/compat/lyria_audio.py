@@ -15,6 +15,7 @@ from server.compat.lyria_messages import CHANNELS, SAMPLE_RATE_HZ
 
 CHUNK_S = 0.2
 AHEAD_S = 2.0
+LEAST_AHEAD_S = 0.4
 RING_S = 4.0
 STEREO = ([0, 0], [0, 1])  # the channels of stereo, of mono and of more
 
@@ -22,8 +23,8 @@ STEREO = ([0, 0], [0, 1])  # the channels of stereo, of mono and of more
 class AudioStream:
     """The listener of a session. The host's thread puts audio and messages; all else is the event loop's.
 
-    `ring` has what can still change. on_change: called after audio has come. on_message:
-    gets the session's messages.
+    `ring` has what can still change; `newest_seq` is the newest whose audio has come. on_change: called after audio has
+    come. on_message: gets the session's messages.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class AudioStream:
         self.ring = AudioRing(sample_rate_hz, channels, capacity_s=RING_S)
         self._on_change, self._on_message = on_change, on_message
         self._loop = asyncio.get_running_loop()
+        self.newest_seq = 0
         self._is_closed = False
         self._awaited_seq = 0
         self._made: list[tuple[int, int]] = []  # (first sample, full_seq), each up to the next one
@@ -88,6 +90,7 @@ class AudioStream:
     def _write(self, chunk: AudioChunk) -> None:
         if chunk.full_seq < self._awaited_seq:
             return
+        self.newest_seq = max(self.newest_seq, chunk.full_seq)
         if self._awaited_seq:
             self._clear(chunk.start_sample)
             self._awaited_seq = 0
@@ -111,9 +114,9 @@ class Pace:
         self._end_s = 0.0  # when the client has played everything
         self._paused_ahead_s = 0.0
 
-    def wait_s(self, now_s: float) -> float:
-        """How long to wait before another chunk."""
-        return max(0.0, self._end_s + CHUNK_S - AHEAD_S - now_s)
+    def wait_s(self, now_s: float, ahead_s: float = AHEAD_S) -> float:
+        """How long to wait before another chunk, where the client is to have at most `ahead_s`."""
+        return max(0.0, self._end_s + CHUNK_S - ahead_s - now_s)
 
     def send(self, now_s: float) -> None:
         """A chunk is sent. A client that had nothing left has waited for it."""

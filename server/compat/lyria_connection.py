@@ -28,7 +28,7 @@ from runtime.sessions.messages import (
     SetPrompts,
 )
 from server.asgi.connection import abort_of, first_completed
-from server.compat.lyria_audio import AudioStream, Pace
+from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
     ClientContent,
     MusicGenerationConfig,
@@ -67,7 +67,7 @@ class LyriaConnection:
         self._stream = AudioStream(model.sample_rate_hz, model.channels, self._wake.set, self._take)
         self._pace = Pace()
         self._session = ""
-        self._seq = 0
+        self._seq = self._reset_seq = 0
         self._is_playing = False
         self._is_fresh = False  # What plays next does not continue what was played.
         self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
@@ -160,7 +160,7 @@ class LyriaConnection:
             case "PLAY":
                 self._play()
             case "RESET_CONTEXT" if self._is_playing:
-                self._host.post(self._session, Reset(seq=self._next_seq()))
+                self._reset()
             case _:
                 self._hold(is_stop=content != "PAUSE", is_reset=content == "RESET_CONTEXT")
 
@@ -168,13 +168,16 @@ class LyriaConnection:
         if self._is_playing:
             return
         if self._is_fresh:
-            seq = self._next_seq()
-            self._host.post(self._session, Reset(seq=seq))
-            self._stream.begin_at(seq)
+            self._reset()
+            self._stream.begin_at(self._reset_seq)
         self._host.post(self._session, Play())
         self._is_playing, self._is_fresh = True, False
         self._pace.play(time.monotonic())
         self._acknowledge()
+
+    def _reset(self) -> None:
+        self._reset_seq = self._next_seq()
+        self._host.post(self._session, Reset(seq=self._reset_seq))
 
     def _hold(self, *, is_stop: bool, is_reset: bool) -> None:
         """PAUSE and STOP; also RESET_CONTEXT while nothing plays."""
@@ -283,23 +286,27 @@ class LyriaConnection:
 
     async def _wait(self) -> None:
         """Until there may be something to send."""
-        wait_s = self._pace.wait_s(time.monotonic()) if self._has_audio else None
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(self._audio_due_s()):
                 await self._wake.wait()
         except TimeoutError:
             return
 
-    @property
-    def _has_audio(self) -> bool:
-        return self._is_playing and self._stream.has_chunk
+    def _audio_due_s(self) -> float | None:
+        """In how many seconds to send audio; None: there is none.
+
+        After a reset, what was made before is only sent where the client would have nothing to play.
+        """
+        if not self._is_playing or not self._stream.has_chunk:
+            return None
+        ahead_s = AHEAD_S if self._stream.newest_seq >= self._reset_seq else LEAST_AHEAD_S
+        return self._pace.wait_s(time.monotonic(), ahead_s)
 
     def _next(self) -> bytes | None:
         """The next message, None while there is none to send."""
         if self._outgoing:
             return self._outgoing.popleft()
-        now_s = time.monotonic()
-        if not self._has_audio or self._pace.wait_s(now_s) > 0.0:
+        if self._audio_due_s() != 0.0:
             return None
         try:
             seq, pcm = self._stream.read()
@@ -308,7 +315,7 @@ class LyriaConnection:
             return self._outgoing.popleft()
         finally:
             self._acknowledge()
-        self._pace.send(now_s)
+        self._pace.send(time.monotonic())
         return audio_message(pcm, self._made_with(seq))
 
     def _made_with(self, seq: int) -> dict[str, Any]:

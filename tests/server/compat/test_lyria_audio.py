@@ -11,7 +11,7 @@ from helpers.fake_live_host import ready
 
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import ServerMessage
-from server.compat.lyria_audio import AHEAD_S, CHUNK_S, AudioStream, Pace
+from server.compat.lyria_audio import AHEAD_S, CHUNK_S, LEAST_AHEAD_S, AudioStream, Pace
 
 RATE_HZ = 1000
 SIZE = round(CHUNK_S * RATE_HZ)
@@ -111,6 +111,7 @@ def test_the_pace_is_2_s_ahead_then_real_time() -> None:
     pace.play(10.0)
     assert sent_by(pace, 10.0) == round(AHEAD_S / CHUNK_S)
     assert pace.wait_s(10.0) == pytest.approx(CHUNK_S)
+    assert pace.wait_s(10.0, LEAST_AHEAD_S) == pytest.approx(AHEAD_S - LEAST_AHEAD_S + CHUNK_S)
     assert [sent_by(pace, 10.0 + index * CHUNK_S) for index in range(1, 6)] == [1, 1, 1, 1, 1]
 
 
