@@ -153,6 +153,23 @@ class ThinkingSpec(PromptSpec):
     fields: tuple[FieldSpec, ...] = Field(min_length=1)
 
 
+class PlanSpec(PromptSpec):
+    """The phase that writes a plan in tokens of its own: one of every range of `header`, then of every range of `item`.
+
+    Items follow each other until the end token, at most `most_items` of them.
+    """
+
+    header: tuple[TokenRange, ...] = ()
+    item: Annotated[tuple[TokenRange, ...], Field(min_length=1)]
+    most_items: int = Field(default=64, ge=1)
+
+    def range_at(self, place: int) -> range:
+        """The tokens that may stand at a place of the plan."""
+        later = place - len(self.header)
+        found = self.header[place] if later < 0 else self.item[later % len(self.item)]
+        return range(found.first, found.end)
+
+
 class CodesSpec(PromptSpec):
     """The phase that writes structure codes, with a token of every group per code.
 
@@ -206,6 +223,7 @@ class PlannerSpec(PlannerGraphSpec):
     verify_tokens: int = Field(default=5, ge=2)
     sampler: PlannerSamplerSpec = PlannerSamplerSpec()
     thinking: ThinkingSpec | None = None
+    plan: PlanSpec | None = None
     codes: CodesSpec
     draft: PlannerGraphSpec | None = None
 
@@ -232,6 +250,9 @@ class PlannerSpec(PlannerGraphSpec):
         ranges = {f"codes.groups.{index}": group for index, group in enumerate(self.codes.groups)}
         if self.codes.markers is not None:
             ranges["codes.markers"] = self.codes.markers
+        if self.plan is not None:
+            ranges |= {f"plan.header.{index}": found for index, found in enumerate(self.plan.header)}
+            ranges |= {f"plan.item.{index}": found for index, found in enumerate(self.plan.item)}
         for name, found in ranges.items():
             if found.end > self.vocabulary:
                 raise ValueError(f"{name} ends at token {found.end}, vocabulary is {self.vocabulary}")

@@ -82,9 +82,9 @@ class CodesConstraint:
         if given is not None:
             allowed[given] = True
             return
-        group = self._groups[self._part - len(self._before())]
-        allowed[group.first : group.end] = True
-        if self._num_codes is None and self._part == 0:
+        part = self._part - len(self._before())
+        allowed[self._groups[part].first : self._groups[part].end] = True
+        if self._num_codes is None and part == 0:
             allowed[self._end_token] = True
 
     def forced(self, limit: int) -> list[int]:
@@ -93,7 +93,7 @@ class CodesConstraint:
 
     def advance(self, token: int) -> None:
         """The next part of the code, or of the next one."""
-        if token == self._end_token and self._part == 0:
+        if token == self._end_token:
             self._has_ended = True
             return
         self._part += 1
@@ -114,6 +114,74 @@ class CodesConstraint:
     def _given(self) -> int | None:
         before = self._before()
         return before[self._part] if self._part < len(before) else None
+
+
+class PlanConstraint:
+    """A plan in tokens: one of every range of the header, then of every range of an item, over and over.
+
+    given: place in the plan -> its token. num_items: that many, and no end token; None: until the end token comes,
+    behind one item or more, at most `most_items` of them.
+    """
+
+    is_greedy = False
+
+    def __init__(
+        self, planner: PlannerSpec, given: Mapping[int, int] | None = None, num_items: int | None = None
+    ) -> None:
+        assert planner.plan is not None
+        self._spec, self._given, self._end_token = planner.plan, given or {}, planner.end_token
+        self._num_items = num_items
+        last = len(self._spec.header) + len(self._spec.item) * (num_items or self._spec.most_items)
+        self._place, self._last, self._has_ended = 0, last, False
+        for place, token in self._given.items():
+            if not 0 <= place < last or token not in self._spec.range_at(place):
+                raise RequestError(f"the plan has token {token} at place {place}, which cannot stand there")
+
+    @property
+    def key(self) -> Hashable:
+        """The token that must come, or the range that it is of."""
+        given = self._given.get(self._place)
+        return (self._spec.range_at(self._place), self._may_end) if given is None else given
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all items or the end token came."""
+        return self._has_ended or self._place == self._last
+
+    def write_allowed(self, allowed: Mask) -> None:
+        """The given token, or the range's tokens and the end token where it may come."""
+        tokens, given = self._spec.range_at(self._place), self._given.get(self._place)
+        allowed[:] = False
+        if given is None:
+            allowed[tokens.start : tokens.stop] = True
+            allowed[self._end_token] = self._may_end
+        else:
+            allowed[given] = True
+
+    def forced(self, limit: int) -> list[int]:
+        """The given tokens that come next."""
+        found = list[int]()
+        while len(found) < limit and self._place + len(found) in self._given and not self._has_ended:
+            found.append(self._given[self._place + len(found)])
+        return found
+
+    def advance(self, token: int) -> None:
+        """The next place."""
+        self._has_ended = token == self._end_token
+        self._place += not self._has_ended
+
+    def state(self) -> list[int]:
+        """The place, whether the end came."""
+        return [self._place, int(self._has_ended)]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """As `state` gave."""
+        self._place, self._has_ended = state[0], bool(state[1])
+
+    @property
+    def _may_end(self) -> bool:
+        items, rest = divmod(self._place - len(self._spec.header), len(self._spec.item))
+        return self._num_items is None and items > 0 and rest == 0
 
 
 class ThinkingConstraint:

@@ -22,6 +22,8 @@ from profiling.bench_cli import app as bench
 from profiling.profile_cli import app as profile
 from runtime.cli import app as generate
 from runtime.config.deployment import load_deployment
+from runtime.config.explain import validated
+from runtime.config.planner import PlannerSpec
 
 README = (ROOT / "engine_build" / "README.md").read_text(encoding="utf-8")
 COMMANDS: dict[str, Any] = {
@@ -93,6 +95,13 @@ def test_it_is_measured(folder: Path, command: str) -> None:
     for words in lines():
         if words[0] == command:
             run(words)
+
+
+def test_the_shown_planner_is_one() -> None:
+    (table,) = (found["planner"] for found in map(tomllib.loads, blocks("toml")) if "planner" in found)
+    planner = validated(PlannerSpec, table, "planner")
+    assert planner.codes.tokens(624) == (224, 249)
+    assert [planner.codes.numbers(planner.codes.tokens(number)) for number in (0, 26)] == [[0], [26]]
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -72,6 +72,7 @@ def test_a_fields_choices() -> None:
         ({"vocabulary": 268}, "codes.groups.1 ends at token 270, vocabulary is 268"),
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
+        ({"plan": {"prompt": "", "item": [{"first": 200, "count": 90}]}}, "plan.item.0 ends at token 290"),
         ({"verify_token": 4}, "did you mean verify_tokens"),
         ({"tokenizer": None}, "thinking needs a tokenizer"),
     ],

@@ -13,7 +13,7 @@ from helpers.tiny_planner import END_TOKEN, FIRST_GROUP, MARKERS, SECOND_GROUP, 
 
 from engine_build.export.acestep.planner_text import FIELDS
 from runtime.errors import RequestError
-from runtime.language.constraints import ENDLESS, CodesConstraint, Constraint, ThinkingConstraint
+from runtime.language.constraints import ENDLESS, CodesConstraint, Constraint, PlanConstraint, ThinkingConstraint
 from runtime.language.thinking import ThinkingGrammar
 
 RECORDED = json.loads((ROOT / "tests/data/acestep_thinking.json").read_text(encoding="utf-8"))
@@ -115,6 +115,44 @@ def test_endless_codes_have_no_end_token() -> None:
         assert allowed_by(constraint) == span(FIRST_GROUP)
         constraint.advance(FIRST_GROUP[0])
         constraint.advance(SECOND_GROUP[0])
+
+
+PLAN = {
+    "prompt": "",
+    "header": [{"first": 0, "count": 5}, {"first": 5, "count": 3}],
+    "item": [{"first": 10, "count": 4}, {"first": 20, "count": 8}],
+    "most_items": 3,
+}
+
+
+def test_a_plan_is_a_header_and_items_until_the_end_token() -> None:
+    constraint = PlanConstraint(planner_spec(plan=PLAN))
+    expected = [span((0, 5)), span((5, 3)), span((10, 4)), span((20, 8)), {*span((10, 4)), END_TOKEN}, span((20, 8))]
+    for token, allowed in zip([4, 5, 13, 20, 10, 27], expected, strict=True):
+        assert allowed_by(constraint) == allowed
+        constraint.advance(token)
+    ended, longest = copy(constraint), copy(constraint)
+    ended.advance(END_TOKEN)
+    for token in (11, 21):
+        longest.advance(token)
+    assert (ended.is_done, longest.is_done, constraint.is_done) == (True, True, False)
+    restored = PlanConstraint(planner_spec(plan=PLAN))
+    restored.restore(constraint.state())
+    assert (restored.key, allowed_by(restored)) == (constraint.key, allowed_by(constraint))
+
+
+def test_a_plans_given_tokens_are_forced_and_its_items_counted() -> None:
+    constraint = PlanConstraint(planner_spec(plan=PLAN), {0: 3, 1: 6, 2: 12, 4: 11}, num_items=2)
+    assert constraint.forced(9) == [3, 6, 12]
+    for token in (3, 6, 12, 25, 11):
+        assert token in allowed_by(constraint)
+        assert END_TOKEN not in allowed_by(constraint)
+        constraint.advance(token)
+    assert (constraint.is_done, constraint.forced(9)) == (False, [])
+    constraint.advance(20)
+    assert constraint.is_done
+    with pytest.raises(RequestError, match="token 9 at place 0"):
+        PlanConstraint(planner_spec(plan=PLAN), {0: 9})
 
 
 def test_what_is_forced_is_what_then_comes() -> None:
