@@ -123,16 +123,15 @@ async def release_task(request: Request) -> dict[str, Any]:
     _check_model(pipeline, fields)
     wanted = task_request(fields, files, pipeline.bundle)
     await run_in_threadpool(validate, service.body_model, wanted.values)
-    client = request.client.host if request.client else ""
+    client, seeds = request.client.host if request.client else "", _seeds(service, wanted, fields)
     with ExitStack() as stack:
-        permits = _admit(service, client, len(wanted.seeds), stack)
+        permits = [_admit(service, client, stack) for _ in seeds]
         values = await _with_uploads(service, wanted, files)
         body = await run_in_threadpool(validate, service.body_model, values)
+        bodies = [body.model_copy(update={"seed": seed}) for seed in seeds]
         jobs = [
-            GenerationJob(
-                service, pipeline, body.model_copy(update={"seed": seed}), Upload({}), client, permit, uuid.uuid4().hex
-            )
-            for seed, permit in zip(wanted.seeds, permits, strict=True)
+            GenerationJob(service, pipeline, body, Upload({}), client, permit, uuid.uuid4().hex)
+            for body, permit in zip(bodies, permits, strict=True)
         ]
         for job in jobs:
             await job.prepare()
@@ -213,17 +212,20 @@ def _check_model(pipeline: Pipeline, fields: Fields) -> None:
         raise model_not_found(pipeline, name, pointer="/model")
 
 
-def _admit(service: Service, client: str, size: int, stack: ExitStack) -> list[Permit]:
-    """Permits for a batch, which `stack` releases. Raises ProblemError 422, 429 or 503."""
+def _seeds(service: Service, wanted: TaskRequest, fields: Fields) -> tuple[int, ...]:
+    """Those of the batch; the default's size is what a client may have. Raises ProblemError 422."""
     admission = service.admission
     most = min(admission.places_per_client or admission.capacity, admission.capacity)
-    if size > most:
+    if len(wanted.seeds) > most and fields.get("batch_size") is not None:
         refuse("batch_size", f"this server makes at most {most} at a time for one client")
-    permits = []
-    for _ in range(size):
-        permits.append(admission.admit(client))
-        stack.callback(permits[-1].release)
-    return permits
+    return wanted.seeds[:most]
+
+
+def _admit(service: Service, client: str, stack: ExitStack) -> Permit:
+    """A permit, which `stack` releases. Raises ProblemError 429 or 503."""
+    permit = service.admission.admit(client)
+    stack.callback(permit.release)
+    return permit
 
 
 async def _with_uploads(service: Service, wanted: TaskRequest, files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -278,20 +278,20 @@ def test_a_model_without_lyrics_and_metadata(serve: Serve) -> None:
 
 
 def test_a_client_has_its_share_of_the_places(serve: Serve) -> None:
-    served = serve(depth=2, queue=2, client_in_flight=None)
+    served = serve(depth=1, queue=1, client_in_flight=None)
     with served.client() as http:
         client = AceStepClient(http)
         served.pause()
-        task_id = client.release(json={**SHORT, "batch_size": 2})
+        task_id = client.release(json={**SHORT, "batch_size": None})
         response = http.post("/release_task", json=SHORT)
-        assert "this client has 2 generations" in refusal(response, 429)
+        assert "this client has 1 generations" in refusal(response, 429)
         assert int(response.headers["retry-after"]) >= 1
-        assert "at most 2" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 3}), 422)
+        assert "at most 1" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 2}), 422)
         running = json.loads(client.query(task_id)[0]["result"])[0]
         assert (running["stage"], running["file"], running["progress"]) == ("running", "", 0.0)
         assert wrapped(http.get("/v1/stats"))["jobs"]["running"] == 1
         served.resume()
-        assert len(client.wait(task_id)) == 2
+        assert len(client.wait(task_id)) == 1
     eventually(lambda: not served.service.admission.permits)
 
 
