@@ -33,7 +33,7 @@ def test_the_shown_lines_play_at_the_tempo_and_in_the_key(served: Served, tmp_pa
     subprocess.run(["bash", "-ec", written], cwd=tmp_path, timeout=120, check=True)
     codec = served.pipeline.codec
     assert codec is not None
-    pcm = read_audio(tmp_path / "calm.wav", codec.sample_rate_hz, codec.channels, 10.0)
+    pcm = read_audio(tmp_path / "techno.wav", codec.sample_rate_hz, codec.channels, 10.0)
     levels = levels_from_latents(codec.encode(pcm))
     assert is_tempo(levels, 120, "4/4")
     assert in_key_energy(levels, 0, "major") > 0.9

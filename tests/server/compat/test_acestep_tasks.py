@@ -31,7 +31,7 @@ def test_a_task_that_fails_says_why(serve: Serve, monkeypatch: pytest.MonkeyPatc
         raise EngineError("the codec is broken")
 
     with served.client() as http, monkeypatch.context() as patch:
-        patch.setattr(Codec, "decode_with_margins", failing)
+        patch.setattr(Codec, "_decode", failing)
         client = AceStepClient(http)
         (result,) = client.wait(client.release(json=SHORT), status=2)
         assert (result["error"], result["file"], result["stage"]) == ("the codec is broken", "", "failed")

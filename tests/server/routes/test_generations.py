@@ -329,14 +329,14 @@ def test_a_failure_after_the_first_chunk_aborts_the_body(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
-    decode, calls = Codec.decode_with_margins, count()
+    decode, calls = Codec._decode, count()
 
     def failing(codec: Codec, *arguments: Any) -> Any:
         if next(calls) == 4:
             raise EngineError("the codec is broken")
         return decode(codec, *arguments)
 
-    monkeypatch.setattr(Codec, "decode_with_margins", failing)
+    monkeypatch.setattr(Codec, "_decode", failing)
     with served.client() as client, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked"):
         client.post(GENERATIONS, json={"prompt": "a", "seconds": 10})
     counted = served.metrics()
