@@ -204,10 +204,12 @@ class RequestComposer:
         tokens = [encode(item.text, f"prompt.{i}.text") for i, item in enumerate(options.prompt)]
         if options.blend == "tokens":
             return (Condition(blend_tokens(tokens, [cast(float, item.weight) for item in options.prompt])),)
-        return tuple(
+        conditions = tuple(
             Condition(one, segment.curve(item.weight), item.start, item.end)
             for one, item in zip(tokens, options.prompt, strict=True)
         )
+        # A prompt that is not heard in this segment takes no row of it.
+        return tuple(one for one in conditions if isinstance(one.weight, float) or one.weight.any()) or conditions
 
     def _negatives(self, options: GenerationOptions, segment: Segment) -> tuple[Condition, ...]:
         """Empty where the bundle has no null condition and the options ask for neither guidance nor a negative.

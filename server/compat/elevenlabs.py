@@ -89,10 +89,15 @@ async def _music(request: Request, output_format: str) -> tuple[MusicBody, dict[
     service = service_of(request)
     pipeline = service.ready_pipeline()
     encoding = encoding_of(output_format)
-    body = validate(MusicBody, await read_json(request, service.settings, service.budget), fix="")
-    check_model(pipeline, body.model_id)
-    options = body.options(_parts(body), takes_lyrics="lyrics" not in untaken_options(pipeline.bundle))
+    values = await read_json(request, service.settings, service.budget)
+    body, options = await run_in_threadpool(_music_options, pipeline, values)
     return body, options | encoding
+
+
+def _music_options(pipeline: Pipeline, values: dict[str, Any]) -> tuple[MusicBody, dict[str, Any]]:
+    body = validate(MusicBody, values, fix="")
+    check_model(pipeline, body.model_id)
+    return body, body.options(_parts(body), takes_lyrics="lyrics" not in untaken_options(pipeline.bundle))
 
 
 def _parts(body: MusicBody) -> list[Section]:

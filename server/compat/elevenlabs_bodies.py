@@ -20,7 +20,7 @@ DEFAULT_INFLUENCE = 0.3
 CURVE_VALUES_PER_S = 10
 INSTRUMENTAL = "[Instrumental]"
 SECTION_NAME = re.compile(r"\s*\[([^\]]*)\]")
-DIRECTION = re.compile(r"\{([^}]*)\}")
+DIRECTION = re.compile(r"\{([^{}]*)\}")
 
 
 def unavailable(what: str) -> AfterValidator:

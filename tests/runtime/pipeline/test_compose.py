@@ -105,6 +105,18 @@ def test_blended_tokens_are_one_row_and_agree_with_the_oracle(pipeline: Pipeline
     np.testing.assert_allclose(result, expected_latents(pipeline.loop, by_oracle), atol=1e-4, rtol=1e-4)
 
 
+def test_a_prompt_that_a_segment_does_not_hear_takes_no_row_of_it(pipeline: Pipeline) -> None:
+    prompt = [{"text": "a", "weight": [1.0, 1.0, 0.0, 0.0]}, {"text": "b", "weight": [0.0, 0.0, 1.0, 1.0]}]
+    options = parse_options({"prompt": prompt, "seed": 1})
+    begin, end = (Segment(start, T, total_frames=4 * T) for start in (0, 3 * T))
+    for segment, text in ((begin, "a"), (end, "b")):
+        (condition,) = pipeline.compose(options, segment).conditions
+        assert np.array_equal(condition.tokens, pipeline.text_encoder.encode(text))
+        assert np.array_equal(condition.weight, np.ones(T))
+    silent = parse_options({"prompt": [{"text": "a", "weight": [0.0, 0.0]}], "seed": 1})
+    assert len(pipeline.compose(silent, begin).conditions) == 1
+
+
 def test_a_text_without_weight_has_no_part_in_blended_tokens(pipeline: Pipeline) -> None:
     prompt = [{"text": "a", "weight": 3.0}, {"text": "a much longer text", "weight": 0.0}]
     (condition,) = pipeline.request(prompt, blend="tokens").conditions
