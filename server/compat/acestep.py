@@ -23,7 +23,7 @@ from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload, check_source, validate
 from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
-from server.compat.acestep_tasks import MAX_TASKS, Task, TaskStore
+from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
 from server.routes.health import not_ready
@@ -32,6 +32,8 @@ from server.service import Service, service_of
 from server.sources import Source
 
 ENVIRONMENT = "tickrt"
+# Tasks that one request may ask for: results repeat prompts and lyrics.
+MAX_QUERIED = 100
 STATUS = {"running": 0, "succeeded": 1, "failed": 2}
 MEDIA_TYPES = {item.suffix: item.media_type for item in FORMATS.values()}
 NOT_AVAILABLE = {
@@ -148,13 +150,18 @@ async def query_result(request: Request) -> dict[str, Any]:
     fields, _ = await _read(request)
     ids = fields.get("task_id_list") or []
     if isinstance(ids, str):
-        try:
-            ids = json.loads(ids)
-        except (ValueError, RecursionError):
-            ids = None
-    if not isinstance(ids, list) or len(ids) > MAX_TASKS or not all(isinstance(one, str) for one in ids):
-        refuse("task_id_list", f"expected a list of at most {MAX_TASKS} task ids")
+        ids = _json_list(ids)
+    if not isinstance(ids, list) or len(ids) > MAX_QUERIED or not all(isinstance(one, str) for one in ids):
+        refuse("task_id_list", f"expected a list of at most {MAX_QUERIED} task ids")
     return envelope([_state(task_id, tasks.get(task_id)) for task_id in ids])
+
+
+def _json_list(text: str) -> Any:
+    """The value of a text of JSON that is no longer than a list of ids; None where it is none."""
+    try:
+        return json.loads(text) if len(text) <= 50 * MAX_QUERIED else None
+    except (ValueError, RecursionError):
+        return None
 
 
 @router.get("/v1/audio")

@@ -305,7 +305,7 @@ def test_parsing_decoding_and_encoding_run_outside_the_event_loop(
         (request_body, "parse_object"),
         (generations, "validate"),
         (LongGeneration, "next_request"),
-        (Codec, "decode_with_margins"),
+        (Codec, "_decode"),
         (AudioWriter, "write"),
         (AudioWriter, "close"),
         (generation_stream, "latents_bytes"),
