@@ -49,6 +49,8 @@ from server.service import Service
 # As Google's servers: 1007 for a message that is none.
 CLOSE_CODES = {**LIVE_CLOSE_CODES, "violation": 1007}
 MAX_REASON_BYTES = 123
+# Messages for a client that does not read, and configurations that were not heard yet: older ones are forgotten.
+MAX_WAITING, MAX_CONFIGURATIONS = 256, 32
 
 
 class LyriaConnection:
@@ -207,7 +209,8 @@ class LyriaConnection:
         if items != self._items:
             self._host.post(self._session, SetPrompts(seq=self._next_seq(), items=items))
         self._values, self._items = values, items
-        self._metadata[self._seq] = source_metadata(ClientContent(weighted_prompts=played), self._config)
+        made = {**self._metadata, self._seq: source_metadata(ClientContent(weighted_prompts=played), self._config)}
+        self._metadata = dict(list(made.items())[-MAX_CONFIGURATIONS:])
 
     def _heard_config(self) -> tuple[list[str], dict[str, Any]]:
         """The words that prompts get, and all controls that a configuration can set; None: not set."""
@@ -257,8 +260,11 @@ class LyriaConnection:
             self._close("refused", f"more than {MAX_PROBLEMS} warnings in {PROBLEM_PERIOD_S:g} s")
 
     def _send(self, **members: Any) -> None:
-        self._outgoing.append(message_bytes(**members))
-        self._wake.set()
+        if len(self._outgoing) < MAX_WAITING:
+            self._outgoing.append(message_bytes(**members))
+            self._wake.set()
+        else:
+            self._close("refused", "messages are not read")
 
     def _close(self, reason: str, text: str) -> None:
         """Close the connection after the messages that wait."""
@@ -320,7 +326,7 @@ class LyriaConnection:
 
     def _made_with(self, seq: int) -> dict[str, Any]:
         """The prompts and the configuration of a seq; those before it are forgotten."""
-        newest = max(known for known in self._metadata if known <= seq)
+        newest = max((known for known in self._metadata if known <= seq), default=min(self._metadata))
         self._metadata = {known: value for known, value in self._metadata.items() if known >= newest}
         return self._metadata[newest]
 

@@ -96,6 +96,10 @@ class LiveMachine(RuleBasedStateMachine):
         self.moved = True
         self.handle(messages.Seek(to_s=to_s))
 
+    @rule()
+    def reset(self) -> None:
+        self.handle(messages.Reset(seq=self.next_seq()))
+
     @rule(is_paused=st.booleans())
     def pause(self, is_paused: bool) -> None:
         self.handle(messages.Pause() if is_paused else messages.Play())

@@ -42,7 +42,7 @@ REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
-PACED = ("set", "prompts", "source", "structure", "timbre", "adapter")
+PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
 
 
 class _Receiver:
@@ -234,6 +234,10 @@ class Live:
     def seek(self, to_s: float) -> None:
         """Go on at another position of the canvas, in seconds."""
         self._post({"type": "seek", "to_s": float(to_s)})
+
+    def reset(self) -> None:
+        """Begin anew: what is generated next does not continue what was heard. For sessions with mode "extend"."""
+        self._send("reset")
 
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
         """Post a message that changes sound."""

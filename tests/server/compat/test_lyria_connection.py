@@ -138,6 +138,14 @@ def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[Cl
     assert texts == [["calm"], ["calm, dense"], ["calm, quiet"], ["calm"]]
 
 
+def test_many_configs_before_it_plays(client: LyriaClient) -> None:
+    for seed in range(50):
+        client.send(musicGenerationConfig={"seed": seed})
+    client.send(playbackControl="PLAY")
+    client.audio(0.2)
+    assert client.metadata["musicGenerationConfig"] == {"seed": 49}
+
+
 def test_a_config_is_heard_without_prompts(client: LyriaClient, posted: list[ClientMessage]) -> None:
     client.send(musicGenerationConfig={"density": 0.0})
     settle(client)
