@@ -20,6 +20,7 @@ from runtime.sessions.controls import (
     plain_values,
     prompt_weights,
 )
+from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.messages import Blend, LivePrompt
 from runtime.sessions.playback.playhead import Playhead
 
@@ -72,8 +73,8 @@ class ControlState:
     """The values of a session's controls and prompts at any time, and the seqs that they include.
 
     While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
-    `from_sample`: what has begun is not to be heard before. Raises RequestError for controls and prompts that do not
-    fit the model.
+    `from_sample`: what has begun is not to be heard before. `client_seqs`: which seqs are the client's. Raises
+    RequestError for controls and prompts that do not fit the model.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ControlState:
         self.blend = blend
         self.seq = self.accepted_seq = 0
         self.from_sample = 0
+        self.client_seqs = ClientSeqs()
         self.defaults = {**default_values(model), "seed": seed}
         checked = check_controls(controls, model, "controls")
         self._values = {name: value for name, value in checked.items() if value is not None}
@@ -195,6 +197,7 @@ class ControlState:
             "weights": dict(self._weights),
             "blend": self.blend,
             "seqs": [self.seq, self.accepted_seq],
+            "client_seqs": [self.client_seqs.num_older, list(self.client_seqs.others)],
             "from_sample": self.from_sample,
             "ramps": {name: asdict(ramp.moved(-now_s)) for name, ramp in self._ramps.items()},
             "weight_ramps": {text: asdict(ramp.moved(-now_s)) for text, ramp in self._weight_ramps.items()},
@@ -207,6 +210,7 @@ class ControlState:
         prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored["weights"].items()]
         state = cls(model, stored["values"], prompts, stored["blend"], stored["seed"])
         state.seq, state.accepted_seq = stored["seqs"]
+        state.client_seqs = ClientSeqs(*stored.get("client_seqs", ()))
         state.from_sample = stored["from_sample"]
         state._ramps = {name: Ramp(**ramp).moved(now_s) for name, ramp in stored["ramps"].items()}
         state._weight_ramps = {text: Ramp(**ramp).moved(now_s) for text, ramp in stored["weight_ramps"].items()}

@@ -351,6 +351,17 @@ class Canvas(_Message):
     seqs: list[int] = Field(description="Per column: the newest seq that is complete there.")
 
 
+class Changed(_Message):
+    """Another client of the session has changed it. `values`: what is different now, by name.
+
+    These are controls, and `prompts`, `prompt_words`, `blend`, `source`, `structure` and `timbre` (an id with its
+    strength, or null), `band` (its ends in seconds, or null) and `playing`.
+    """
+
+    type: Literal["changed"] = "changed"
+    values: dict[str, Any]
+
+
 class Problem(_Message):
     """A refused message or a failed generation; nothing else has changed. RFC 9457's members, its `type` as `urn`."""
 
@@ -374,7 +385,7 @@ class Closed(_Message):
     resumable: bool
 
 
-ServerMessage = Ready | Applied | State | Canvas | Problem | Closed
+ServerMessage = Ready | Applied | State | Canvas | Changed | Problem | Closed
 _Parsed = TypeVar("_Parsed", bound=_Message)
 
 
@@ -386,9 +397,14 @@ CLIENT_MESSAGES: dict[str, type[ClientMessage]] = _by_type(ClientMessage)
 SERVER_MESSAGES: dict[str, type[ServerMessage]] = _by_type(ServerMessage)
 
 
+def client_message(values: Mapping[str, Any]) -> ClientMessage:
+    """A client's message from its members. Raises RequestError that names the first wrong one and what it takes."""
+    return _validate(values, CLIENT_MESSAGES)
+
+
 def parse_client_message(data: str | bytes) -> ClientMessage:
     """A client's message from JSON text. Raises RequestError that names the first wrong member and what it takes."""
-    return _validate(parse_json_object(data), CLIENT_MESSAGES)
+    return client_message(parse_json_object(data))
 
 
 def parse_server_message(data: str | bytes) -> ServerMessage:

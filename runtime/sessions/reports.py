@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from runtime.sessions import messages
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import controls_schema
+from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Canvas, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -36,6 +38,27 @@ def controls(model: LiveModel, state: ControlState, source: Source | None) -> me
         source_strength=None if source is None else source.strength,
         seed=state.published["seed"],
     )
+
+
+def values(
+    state: ControlState, references: References, timeline: Timeline, playhead: Playhead, frame_rate_hz: float
+) -> dict[str, Any]:
+    """All that a client may have changed, by name, as in `changed`; prompt_words is the caller's."""
+    band = None if timeline.newest is None else timeline.newest.band
+    return {
+        **state.published,
+        "prompts": [prompt.model_dump() for prompt in state.prompts],
+        "blend": state.blend,
+        "source": _reference(references.source),
+        "structure": _reference(references.structure),
+        "timbre": _reference(references.timbre),
+        "band": None if band is None else [frame / frame_rate_hz for frame in band],
+        "playing": playhead.is_playing,
+    }
+
+
+def _reference(source: Source | None) -> dict[str, Any] | None:
+    return None if source is None else {"id": source.id, "strength": source.strength}
 
 
 def prompt_words(model: LiveModel, state: ControlState) -> list[messages.PromptWords]:

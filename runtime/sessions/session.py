@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
@@ -36,6 +37,7 @@ from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.generations.references import Kind
+from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Timeline
@@ -105,6 +107,22 @@ class LiveSession:
     def wanted_s(self, now_s: float) -> float | None:
         """Since when it wants one more generation than it has in flight; None where it wants none."""
         return self._generations.wanted_s(now_s)
+
+    @property
+    def client_seqs(self) -> ClientSeqs:
+        """Which of the session's seqs are its client's."""
+        return self._controls.client_seqs
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of a change that another than the client makes now."""
+        return self._controls.accepted_seq + 1
+
+    def values(self) -> dict[str, Any]:
+        """All that clients may have changed, by name, as in Changed."""
+        references, rate_hz = self._generations.references, self.model.frame_rate_hz
+        values = reports.values(self._controls, references, self._timeline, self._playhead, rate_hz)
+        return {**values, "prompt_words": [words.model_dump() for words in self._words]}
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""

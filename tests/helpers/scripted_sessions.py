@@ -17,6 +17,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
 from runtime.sessions.hosting import host as host_module
+from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.store import SessionSnapshot
@@ -43,11 +44,17 @@ class ScriptedSession:
         self.outdated: set[int] = set()
         self.job_ids: list[str] = []
         self.options: dict[str, Any] = {"prompt": "a", "seed": 1}
+        self.client_seqs = ClientSeqs()
+        self.next_seq = 1
+        self.controls: dict[str, Any] = {"guidance": 3.0}
         self.made.append(self)
 
     def of(self, name: str) -> list[tuple[Any, ...]]:
         """The arguments of every call of a method."""
         return [call[1:] for call in self.calls if call[0] == name]
+
+    def values(self) -> dict[str, Any]:
+        return dict(self.controls)
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         self.token = token
@@ -79,6 +86,8 @@ class ScriptedSession:
             self.due = now_s
         if getattr(message, "values", {}).get("guidance") == -1.0:
             raise RequestError("needs 0 or more", field="values.guidance")
+        self.next_seq = getattr(message, "seq", self.next_seq - 1) + 1
+        self.controls |= getattr(message, "values", {})
 
     def write_region(self, message: Any) -> tuple[int, Any]:
         return 0, np.zeros((4, self.model.latent_channels), np.float32)

@@ -31,6 +31,7 @@ from runtime.errors import (
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.limits import DEFAULT_LIMITS, HostLimits
 from runtime.sessions.hosting.services import (
@@ -151,6 +152,25 @@ class SessionHost:
         is_open = self._call_session(session_id, lambda hosted: hosted.receive(message, pcm, reply))
         if reply is not None and not is_open:
             reply(_unknown(session_id))
+
+    def join(self, session_id: str, listener: SessionListener) -> None:
+        """Add a further client of a session; it gets Changed with all values, then with what others change, and Closed.
+
+        Raises UnknownSessionError.
+        """
+        if not self._call_session(session_id, lambda hosted: hosted.join(listener)):
+            raise _unknown(session_id)
+
+    def leave(self, session_id: str, listener: SessionListener) -> None:
+        """Remove a further client."""
+        self._call_session(session_id, lambda hosted: hosted.controllers.leave(listener))
+
+    def change(self, session_id: str, change: Change, sender: SessionListener) -> None:
+        """Pass on what a further client makes of the session's values, on the host's thread. It gets the problems.
+
+        The seq of its message does not count: the session's client goes on with its own.
+        """
+        self._call_session(session_id, lambda hosted: hosted.change(change, sender))
 
     def detach(self, session_id: str, listener: SessionListener | None = None) -> None:
         """The connection is gone. The session is kept for `keep_s`. listener: only if this one is connected."""

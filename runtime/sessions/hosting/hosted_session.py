@@ -16,10 +16,11 @@ from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
 from runtime.sessions.hosting.control_times import ControlTimes
+from runtime.sessions.hosting.controllers import Change, Controllers
 from runtime.sessions.hosting.message_queue import MessageQueue, Received
 from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener
 from runtime.sessions.hosting.slots import Demand
-from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
+from runtime.sessions.messages import MAX_SEQ, Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
 from runtime.sessions.session import LiveSession
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
@@ -57,6 +58,7 @@ class HostedSession:
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
         self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse)
+        self.controllers = Controllers(session.values)
         self.demand = Demand(session_id, 0)
 
     def attach(self, listener: SessionListener, token: str = "") -> None:
@@ -88,7 +90,9 @@ class HostedSession:
         self.is_ended = True
         for job_id in self._jobs:
             self._services.pipeline.loop.cancel(job_id)
-        self._send(Closed(reason=reason, resumable=is_resumable))
+        closed = Closed(reason=reason, resumable=is_resumable)
+        self._send(closed)
+        self.controllers.close(closed)
         if self._services.store is None:
             return
         if is_resumable:
@@ -106,9 +110,31 @@ class HostedSession:
 
     # Messages.
 
-    def receive(self, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+    def join(self, listener: SessionListener) -> None:
+        """A further client gets all values, then what others change."""
+        if self.is_ended:
+            listener.on_message(Closed(reason="ended", resumable=False))
+        else:
+            self.controllers.join(listener)
+
+    def change(self, change: Change, sender: SessionListener) -> None:
+        """Handle the message that a further client makes of the values; the seq in it does not count."""
+        try:
+            message = change(self.session.values())
+        except RequestError as error:
+            sender.on_message(problem_of(error))
+        else:
+            self.receive(message, sender=sender)
+
+    def receive(
+        self,
+        message: ClientMessage,
+        pcm: Pcm | None = None,
+        reply: Reply | None = None,
+        sender: SessionListener | None = None,
+    ) -> None:
         """Handle a message, now or after those before it whose latents are being loaded."""
-        received = Received(message, pcm, reply)
+        received = Received(message, pcm, reply, sender)
         if self.is_ended:
             self._refuse(received, DrainingError("the session has ended"))
         else:
@@ -116,19 +142,36 @@ class HostedSession:
 
     def _handle(self, received: Received, latents: Latents | None = None) -> None:
         try:
-            self.session.handle(received.message, self.clock(), latents)
+            message = self._numbered(received)
+            self.session.handle(message, self.clock(), latents)
         except RequestError as error:
             self._refuse(received, error)
             return
-        self._times.receive(received.message, self._services.clock())
+        if received.sender is not None and hasattr(message, "seq"):
+            self.session.client_seqs.add(message.seq)
+        self.controllers.note(received.sender)
+        self._times.receive(message, self._services.clock())
         if received.reply is not None:
             received.reply(None)
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
             self._change()
 
+    def _numbered(self, received: Received) -> ClientMessage:
+        """The message with the session's seq in place of the client's. Raises RequestError."""
+        message: ClientMessage = received.message
+        if not hasattr(message, "seq"):
+            return message
+        seqs = self.session.client_seqs
+        seq = seqs.number(message.seq) if received.sender is None else self.session.next_seq
+        if seq > MAX_SEQ:
+            raise RequestError("the session has no numbers left", field="seq", fix="open a new session")
+        return message if seq == message.seq else message.model_copy(update={"seq": seq})
+
     def _refuse(self, received: Received, error: TickError) -> None:
         if received.reply is not None:
             received.reply(error)
+        elif received.sender is not None:
+            received.sender.on_message(problem_of(error))
         else:
             self._send(problem_of(error, getattr(received.message, "seq", None)))
 
@@ -142,6 +185,7 @@ class HostedSession:
             is_changed |= isinstance(action, actions.Commit)
             if not self.is_ended:
                 self._perform(action)
+        self.controllers.tell(self.listener)
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))
         self._note_demand(is_new=may_generate)
@@ -168,9 +212,11 @@ class HostedSession:
             case actions.SendAudio(chunk):
                 self._mark("decoded", chunk.first_seq)
                 if self.listener is not None:
-                    self.listener.on_audio(chunk)
+                    self.listener.on_audio(self.session.client_seqs.of_chunk(chunk))
             case actions.SendMessage(message):
-                self._send(self._completed(message))
+                completed = self.session.client_seqs.of_message(self._completed(message))
+                if completed is not None:
+                    self._send(completed)
 
     def _completed(self, message: ServerMessage) -> ServerMessage:
         """A message with the figures that only the host has."""

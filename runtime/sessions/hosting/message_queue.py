@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import RequestError, TickError
-from runtime.sessions.hosting.services import HostServices, Reply
+from runtime.sessions.hosting.services import HostServices, Reply, SessionListener
 from runtime.sessions.messages import SetReference, WriteAudio
 
 MAX_WAITING_MESSAGES = 256
@@ -19,11 +19,15 @@ MAX_WAITING_AUDIO_S = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem."""
+    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem.
+
+    sender: the further client that it is of; None: that of the session.
+    """
 
     message: Any
     pcm: Pcm | None
     reply: Reply | None
+    sender: SessionListener | None = None
 
     @property
     def needs_latents(self) -> bool:

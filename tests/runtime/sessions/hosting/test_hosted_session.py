@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.scripted_sessions import WAIT_S, Driven, wait_for
+from helpers.scripted_sessions import WAIT_S, Client, Driven, wait_for
 
 from runtime.errors import RequestError, UnknownSessionError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.segments import Segment
-from runtime.sessions.actions import UpdateSteps
+from runtime.sessions.actions import SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import (
+    MAX_SEQ,
     Ack,
+    Applied,
+    Changed,
+    Closed,
+    Pause,
+    Play,
     Problem,
     SetControls,
     SetSource,
@@ -78,6 +85,60 @@ def test_a_reply_gets_the_error_instead(drive: Drive) -> None:
     driven.run()
     assert [type(reply) for reply in replies] == [UnknownSessionError, type(None), RequestError]
     assert not client.of(Problem)
+
+
+def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on(drive: Drive) -> None:
+    """Seqs of both stay apart, in what is handled and in what comes back; a refused change leaves no trace."""
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    host = driven.host
+    host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
+    host.join(session.id, surface)
+    host.change(session.id, lambda values: SetControls(seq=1, values={"shift": values["guidance"]}), surface)
+    host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), surface)
+    host.change(session.id, lambda values: Pause(), surface)
+    host.post(session.id, SetControls(seq=2, values={"guidance": 5.0}))
+    driven.run()
+    numbers = [getattr(message, "seq", None) for message, _ in session.of("handle")]
+    assert numbers == [1, 2, 3, None, 3]
+    assert [problem.field for problem in surface.of(Problem)] == ["values.guidance"]
+    assert not client.of(Problem)
+    assert [message.values for message in client.of(Changed)] == [{"shift": 4.0}]
+    assert [message.values for message in surface.of(Changed)] == [{"guidance": 4.0}, {"guidance": 5.0}]
+    session.next_actions = [SendMessage(Applied(seq=number, full_sample=0)) for number in (1, 2, 3)]
+    session.next_actions.append(SendAudio(AudioChunk(1, 0, np.zeros((4, 2), np.float32), 3, 2)))
+    host.post(session.id, Play())
+    driven.run()
+    assert [message.seq for message in client.of(Applied)] == [1, 1, 2]
+    assert [(chunk.first_seq, chunk.full_seq) for chunk in client.chunks] == [(2, 1)]
+    host.leave(session.id, surface)
+    host.end(session.id, "deleted")
+    driven.run()
+    assert not surface.of(Closed)
+
+
+def test_further_clients_of_a_session_that_ends(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, _ = driven.open()
+    driven.host.join(session.id, surface)
+    driven.host.end(session.id, "deleted")
+    driven.host.join(session.id, surface)
+    driven.run()
+    assert [closed.reason for closed in surface.of(Closed)] == ["deleted", "ended"]
+    with pytest.raises(UnknownSessionError):
+        driven.host.join(session.id, surface)
+    driven.host.change(session.id, lambda values: Pause(), surface)
+
+
+def test_no_number_is_larger_than_the_protocol_has(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=MAX_SEQ - 1, values={}))
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
+    driven.host.post(session.id, SetControls(seq=MAX_SEQ, values={}))
+    driven.run()
+    assert [problem.field for problem in [*surface.of(Problem), *client.of(Problem)]] == ["seq", "seq"]
 
 
 def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:

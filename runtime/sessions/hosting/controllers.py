@@ -1,0 +1,61 @@
+"""Further clients of a session: they change what it plays, and are told what other clients have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runtime.sessions.hosting.services import SessionListener
+from runtime.sessions.messages import Changed, ClientMessage, Closed
+
+Values = Mapping[str, Any]
+# The values of a session -> a message that changes them. On the host's thread; raises RequestError.
+Change = Callable[[Values], ClientMessage]
+
+
+class Controllers:
+    """Who is to be told what of one session. The host's thread calls all methods.
+
+    values: of the session, as they are now.
+    """
+
+    def __init__(self, values: Callable[[], dict[str, Any]]) -> None:
+        self._values = values
+        self._known: dict[str, Any] = {}
+        self._waiting: dict[SessionListener, dict[str, Any]] = {}
+        self._waiting_for_client: dict[str, Any] = {}
+
+    def join(self, listener: SessionListener) -> None:
+        """Add a client; it gets all values."""
+        self._known = self._values()
+        self._waiting[listener] = {}
+        listener.on_message(Changed(values=self._known))
+
+    def leave(self, listener: SessionListener) -> None:
+        """Remove a client."""
+        self._waiting.pop(listener, None)
+
+    def note(self, sender: SessionListener | None) -> None:
+        """A client has changed something; None: the one that the session was opened by."""
+        if sender is None and not self._waiting:
+            return
+        before, self._known = self._known, self._values()
+        changed = {name: value for name, value in self._known.items() if value != before.get(name, ...)}
+        for listener, waiting in self._waiting.items():
+            if listener is not sender:
+                waiting.update(changed)
+        if sender is not None:
+            self._waiting_for_client.update(changed)
+
+    def tell(self, client: SessionListener | None) -> None:
+        """Tell each what others have changed. client: the one that the session was opened by, where it is connected."""
+        for listener, waiting in [*self._waiting.items(), (client, self._waiting_for_client)]:
+            if waiting and listener is not None:
+                listener.on_message(Changed(values=dict(waiting)))
+            waiting.clear()
+
+    def close(self, message: Closed) -> None:
+        """The session has ended."""
+        listeners, self._waiting = list(self._waiting), {}
+        for listener in listeners:
+            listener.on_message(message)
