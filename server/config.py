@@ -47,6 +47,8 @@ class ServerSettings(BaseSettings):
     api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
     X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
     clients: other servers whose clients are answered, too, by their own protocols.
+    osc_port: UDP port where OSC surfaces turn the controls of live sessions (0: any free one; default: none), on
+    osc_host. osc_reply_port: where a surface listens (default: the port that it sends from).
     client_in_flight: generations and uploads per client address at a time (0: no limit, which a proxy needs; default:
     half of the places). response_budget_bytes: memory for responses that are made or read, half of it for one client.
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.
@@ -77,6 +79,9 @@ class ServerSettings(BaseSettings):
     private_key: Path | None = None
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
     clients: Annotated[tuple[Client, ...], NoDecode] = CLIENTS
+    osc_host: str = Field(default="127.0.0.1", min_length=1)
+    osc_port: int | None = Field(default=None, ge=0, le=65535)
+    osc_reply_port: int | None = Field(default=None, ge=1, le=65535)
 
     json_bytes: int = Field(default=2 * MIB, ge=KIB, le=256 * MIB)
     upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
@@ -225,6 +230,11 @@ def warn_of_unknown_variables(environment: Iterable[str]) -> None:
 
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse an address that other machines can reach without a key. Raises ConfigError."""
+    if settings.osc_port is not None and not (is_loopback_host(settings.osc_host) or settings.insecure):
+        raise ConfigError(
+            f"osc_host {settings.osc_host} is reachable from other machines, and OSC has no keys",
+            fix="use osc_host 127.0.0.1, or add --insecure",
+        )
     if settings.is_loopback or settings.insecure or settings.api_key is not None:
         return
     raise ConfigError(

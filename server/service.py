@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
@@ -31,6 +32,9 @@ from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
 from server.sources import SourceStore
 
+if TYPE_CHECKING:
+    from server.compat.osc.server import OscServer
+
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source; 600 s of audio take a tenth of it on two cores.
 SOURCE_TIMEOUT_S = 60.0
@@ -49,6 +53,7 @@ class Service:
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
         self.store = open_session_store(settings)
+        self.osc = open_osc(settings)
         self.metrics = Metrics()
         self.live_metrics = LiveMetrics(self.metrics.registry)
         self.admission = Admission(
@@ -87,6 +92,8 @@ class Service:
         self.admission.drain()
         await self.opened()
         pipeline, self.pipeline = self.pipeline, None
+        if self.osc is not None:
+            self.osc.close()
         if self.host is not None:
             await run_in_threadpool(self.host.close)
         if pipeline is not None:
@@ -207,6 +214,8 @@ class Service:
         self.host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
         self.host.start()
         self.live_metrics.watch(self.host)
+        if self.osc is not None:
+            self.osc.start(self.host)
 
     def _open_codec_workers(self, pipeline: Pipeline) -> None:
         if pipeline.codec is None:
@@ -232,6 +241,17 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
+
+
+def open_osc(settings: ServerSettings) -> OscServer | None:
+    """Where OSC surfaces send to; None where the settings name no port. Raises ConfigError."""
+    if settings.osc_port is None:
+        return None
+    try:
+        from server.compat.osc.server import OscServer
+    except ModuleNotFoundError:
+        raise ConfigError("[server] osc_port needs the package python-osc", fix="pip install 'tickrt[osc]'") from None
+    return OscServer(settings.osc_host, settings.osc_port, settings.osc_reply_port)
 
 
 def warm_up(pipeline: Pipeline) -> None:

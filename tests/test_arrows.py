@@ -86,6 +86,7 @@ HEAVY = {
     "soundfile": set(),
     "polygraphy": {"engine_build/build/verify.py"},
     "redis": {"runtime/sessions/redis_store.py"},
+    "pythonosc": {"server/compat/osc/packets.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }

@@ -122,7 +122,8 @@ class LiveSession:
         """All that clients may have changed, by name, as in Changed."""
         references, rate_hz = self._generations.references, self.model.frame_rate_hz
         values = reports.values(self._controls, references, self._timeline, self._playhead, rate_hz)
-        return {**values, "prompt_words": [words.model_dump() for words in self._words]}
+        words = [item.model_dump() for item in self._words]
+        return {**values, "mode": self._parts.mode, "prompt_words": words}
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""

@@ -46,6 +46,16 @@ class RateLimit:
         self._clock = clock
         self._times: deque[float] = deque(maxlen=count)
 
+    def take(self, num_events: int = 1) -> bool:
+        """Count events, unless they would have to wait; whether they were counted."""
+        now_s, count = self._clock(), self._times.maxlen or 0
+        while self._times and self._times[0] + self._period_s <= now_s:
+            self._times.popleft()
+        if len(self._times) + num_events > count:
+            return False
+        self._times.extend([now_s] * num_events)
+        return True
+
     def wait_s(self, num_events: int = 1) -> float:
         """Count events; how long the last one has to wait to keep to the limit."""
         now_s, wait_s = self._clock(), 0.0

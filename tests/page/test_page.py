@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import soundfile
 from helpers.http_harness import eventually
 from numpy.typing import NDArray
+from pythonosc.udp_client import SimpleUDPClient
 
 pytestmark = pytest.mark.page
 
@@ -311,9 +313,32 @@ def test_the_pad_blends_the_prompts(server: Any, open_page: OpenPage) -> None:
     page.locator(".puck").press("ArrowRight")
     page.wait_for_timeout(100)
     items = [message["items"] for message in messages if message["type"] == "prompts"]
-    assert [item["weight"] for item in items[-1]] == [0.95, 0.05]
-    assert len(items[-2]) == 1
-    assert items[-2][0]["weight"] == 1
+    assert [item["weight"] for item in items[-1]] == [0.95, 0.05, 0, 0]
+    assert [item["weight"] for item in items[-2]] == [1, 0, 0, 0]
+
+
+def test_it_shows_what_an_osc_surface_turns(serve: Serve, open_page: OpenPage) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    page = open_page(serve(TICKRT_OSC_PORT=str(port)).url)
+    play(page)
+    with SimpleUDPClient("127.0.0.1", port) as surface:
+        surface.send_message("/tickrt/guidance", 4.5)
+        surface.send_message("/tickrt/prompt/2/weight", 1.0)
+        surface.send_message("/tickrt/prompt/2/text", "fast drums")
+        surface.send_message("/tickrt/seed", 77)
+        page.wait_for_function("() => document.getElementById('seed').value === '77'")
+        assert value_of(page, "guidance") == 4.5
+        assert page.locator(".prompt textarea").nth(1).input_value() == "fast drums"
+        assert [share.inner_text() for share in page.locator(".share").all()[:2]] == ["50 %", "50 %"]
+        knob(page, "shift").press("Home")
+        shift = value_of(page, "shift")
+        while (message := next(surface.get_messages(10.0))).address != "/tickrt/shift" or message.params != [shift]:
+            pass
+        surface.send_message("/tickrt/pause", 1.0)
+        page.wait_for_selector("#play[aria-pressed=false]")
+    assert page.inner_text("#messages") == ""
 
 
 def test_it_shows_the_words_that_the_model_does_not_understand(server: Any, open_page: OpenPage) -> None:

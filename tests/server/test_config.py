@@ -54,6 +54,15 @@ def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
     assert load_settings({"host": host, "api_key": "secret"}).host == host
 
 
+def test_osc_on_a_public_address_needs_insecure_whatever_the_key() -> None:
+    table = {"osc_host": "0.0.0.0", "osc_port": 9001, "api_key": "secret"}
+    with pytest.raises(ConfigError, match="OSC has no keys") as error:
+        load_settings(table)
+    assert "--insecure" in error.value.fix
+    assert load_settings(table, insecure=True).osc_port == 9001
+    assert load_settings({"osc_host": "0.0.0.0"}).osc_port is None
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("LocalHost", True), ("0.0.0.0", False)],

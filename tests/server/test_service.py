@@ -15,7 +15,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.service import Service, open_session_store, warm_up
+from server.service import Service, open_osc, open_session_store, warm_up
 
 Serve = Callable[..., Served]
 
@@ -53,6 +53,14 @@ def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkey
     with pytest.raises(ConfigError) as error:
         open_session_store(ServerSettings(redis="redis://127.0.0.1"))
     assert "tickrt[redis]" in error.value.fix
+
+
+def test_osc_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "server.compat.osc.server", None)
+    assert open_osc(ServerSettings()) is None
+    with pytest.raises(ConfigError) as error:
+        open_osc(ServerSettings(osc_port=0))
+    assert "tickrt[osc]" in error.value.fix
 
 
 def test_the_store_is_closed_with_the_service(tmp_path: Path, serve: Serve) -> None:

@@ -9,8 +9,8 @@ from runtime.sessions.hosting.services import SessionListener
 from runtime.sessions.messages import Changed, ClientMessage, Closed
 
 Values = Mapping[str, Any]
-# The values of a session -> a message that changes them. On the host's thread; raises RequestError.
-Change = Callable[[Values], ClientMessage]
+# The values of a session -> a message that changes them, or None. On the host's thread; raises RequestError.
+Change = Callable[[Values], ClientMessage | None]
 
 
 class Controllers:
@@ -34,10 +34,16 @@ class Controllers:
     def leave(self, listener: SessionListener) -> None:
         """Remove a client."""
         self._waiting.pop(listener, None)
+        if not self._waiting:
+            self._known = {}
+
+    def watch(self, values: dict[str, Any]) -> None:
+        """A client is about to change something: the values as they are before that."""
+        self._known = self._known or values
 
     def note(self, sender: SessionListener | None) -> None:
         """A client has changed something; None: the one that the session was opened by."""
-        if sender is None and not self._waiting:
+        if not self._known:
             return
         before, self._known = self._known, self._values()
         changed = {name: value for name, value in self._known.items() if value != before.get(name, ...)}

@@ -118,13 +118,16 @@ class HostedSession:
             self.controllers.join(listener)
 
     def change(self, change: Change, sender: SessionListener) -> None:
-        """Handle the message that a further client makes of the values; the seq in it does not count."""
+        """Handle the message, if any, that a further client makes of the values; the seq in it does not count."""
+        values = self.session.values()
+        self.controllers.watch(values)
         try:
-            message = change(self.session.values())
+            message = change(values)
         except RequestError as error:
             sender.on_message(problem_of(error))
         else:
-            self.receive(message, sender=sender)
+            if message is not None:
+                self.receive(message, sender=sender)
 
     def receive(
         self,

@@ -7,6 +7,7 @@
  * @typedef {{
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
+ *   changed: (message: Message) => void,
  *   canvas: (message: Message) => void, problem: (message: Message) => void, refused: () => void,
  * }} Handlers
  */
@@ -164,6 +165,7 @@ export class Connection {
         if (this.isLive && !message.resumable) this.#session = null;
         break;
       case "applied":
+      case "changed":
       case "state":
       case "canvas":
         this.handlers[message.type](message);

@@ -45,6 +45,7 @@ const connection = new Connection({
   audio: onAudio,
   ready: onReady,
   applied: onApplied,
+  changed: onChanged,
   state: onState,
   canvas: (message) => canvas.show(message),
   refused: forgetWhatMayBeWrong,
@@ -190,6 +191,25 @@ function onAudio(chunk) {
 /** @param {Message} applied */
 function onApplied(applied) {
   if (applied.prompt_words) pad.showWords(applied.prompt_words);
+  askForPicture();
+}
+
+/** Another client has turned something: show it, without a message to the server. @param {Message} changed */
+function onChanged({ values }) {
+  panel.show({ ...panel.values, ...values });
+  if ("seed" in values) {
+    seed = values.seed;
+    field("seed").value = String(seed);
+  }
+  if (values.blend) field("blend").value = values.blend;
+  if (values.prompts) pad.follow(values.prompts);
+  if (values.prompt_words) pad.showWords(values.prompt_words);
+  if ("band" in values && !canvas.isEndless) {
+    const [start, end] = values.band ?? [0, canvas.seconds];
+    band.show(start / canvas.seconds, end / canvas.seconds, canvas.seconds);
+  }
+  if ("playing" in values) transport.follow(values.playing);
+  sources.follow(values);
   askForPicture();
 }
 

@@ -57,6 +57,11 @@ export class Reference {
     this.#show(null, IDLE_TEXT);
   }
 
+  /** Another client has set it. @param {string | null} id */
+  follow(id) {
+    this.#show(id, id === null ? IDLE_TEXT : id.slice(0, 12));
+  }
+
   /** Tell the server. */
   send() {
     const strength = this.id ? this.strength() : null;

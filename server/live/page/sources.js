@@ -58,6 +58,14 @@ export class Sources {
     for (const one of this.all) one.forget();
   }
 
+  /** Another client has set some of them. @param {Record<string, any>} values as in `changed` */
+  follow(values) {
+    for (const one of this.all) {
+      if (one.type in values) one.follow(values[one.type]?.id ?? null);
+    }
+    if (values.source?.strength != null) this.strength.show(values.source.strength);
+  }
+
   /** @param {number | null} seq of a message that the server refused */
   refused(seq) {
     for (const one of this.all) one.refused(seq);

@@ -54,7 +54,14 @@ export class Transport {
   }
 
   async #toggle() {
-    this.isPlaying = !this.isPlaying;
+    await this.follow(!this.isPlaying);
+    this.connection.send({ type: this.isPlaying ? "play" : "pause" });
+  }
+
+  /** Play or stop, without a message to the server. @param {boolean} isPlaying */
+  async follow(isPlaying) {
+    if (isPlaying === this.isPlaying) return;
+    this.isPlaying = isPlaying;
     find("play").setAttribute("aria-pressed", String(this.isPlaying));
     find("play").setAttribute("aria-label", this.isPlaying ? "Pause" : "Play");
     find("hint").hidden = true;
@@ -63,7 +70,6 @@ export class Transport {
     } catch (error) {
       this.notify(`This browser cannot play: ${/** @type {Error} */ (error).message}`);
     }
-    this.connection.send({ type: this.isPlaying ? "play" : "pause" });
   }
 
   async #toggleRecording() {

@@ -105,7 +105,11 @@ def test_a_stored_state_goes_on_like_the_original() -> None:
     controls = ControlState(MODEL, {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3)
     controls.change({"guidance": 5.0}, 1, 0.0, ramp_s=2.0)
     controls.schedule(5000, {"shift": 2.0}, 2)
+    controls.client_seqs.add(2)
     restored = ControlState.restore(controls.snapshot(1.0), MODEL, 101.0)
+    assert restored.client_seqs.number(2) == controls.client_seqs.number(2) == 3
+    older = {name: value for name, value in controls.snapshot(1.0).items() if name != "client_seqs"}
+    assert ControlState.restore(older, MODEL, 101.0).client_seqs.number(3) == 3
     for later_s in (0.0, 0.5, 3.0):
         assert restored.step_values(101.0 + later_s) == controls.step_values(1.0 + later_s)
         assert restored.options(101.0 + later_s, has_source=True) == controls.options(1.0 + later_s, has_source=True)

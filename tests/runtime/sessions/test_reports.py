@@ -9,6 +9,8 @@ from helpers.live_simulation import MODEL, RATE
 
 from runtime.sessions import reports
 from runtime.sessions.control_state import ControlState
+from runtime.sessions.generations.references import References
+from runtime.sessions.messages import LivePrompt
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -32,6 +34,18 @@ def test_controls_name_the_source() -> None:
     found = reports.controls(MODEL, state, source)
     assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
     assert found.values["guidance"] == 4.0
+
+
+def test_values_are_all_that_a_client_may_have_changed() -> None:
+    state = ControlState(MODEL, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
+    timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8))]), References(MODEL)
+    references.put("source", Source("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
+    found = reports.values(state, references, timeline, Playhead(RATE), 2.0)
+    assert (found["guidance"], found["seed"], found["blend"]) == (4.0, 9, "tokens")
+    assert found["prompts"] == [{"text": "a", "weight": 0.5}]
+    assert (found["source"], found["timbre"]) == ({"id": "abc", "strength": 0.5}, None)
+    assert (found["band"], found["playing"]) == ([1.0, 4.0], True)
+    assert reports.values(state, references, Timeline(), Playhead(RATE), 2.0)["band"] is None
 
 
 def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:

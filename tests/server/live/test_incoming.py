@@ -30,6 +30,12 @@ def text(**members: Any) -> str:
     return json.dumps(members)
 
 
+def test_events_beyond_the_limit_are_not_taken_and_do_not_count() -> None:
+    clock = iter([0.0, 0.5, 0.5, 0.9, 1.0, 1.4])
+    limit = RateLimit(3, 1.0, lambda: next(clock))
+    assert [limit.take(count) for count in (1, 3, 2, 1, 1, 1)] == [True, False, True, False, True, False]
+
+
 def test_messages_are_posted_in_order(host: FakeHost, incoming: Incoming) -> None:
     incoming.take(text(type="set", seq=1, values={"guidance": 3}))
     incoming.take(text(type="ack", playhead_sample=5))

@@ -11,7 +11,7 @@ from helpers.fake_live_host import chunk
 
 from runtime.errors import RequestError
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, State, problem_of
+from runtime.sessions.messages import Applied, Changed, State, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
 
 
@@ -97,6 +97,16 @@ def test_audio_beyond_the_limit_is_dropped_oldest_first() -> None:
     items, dropped = taken(fill)
     assert starts(items) == [index * samples for index in range(3, kept + 3)]
     assert dropped == 3
+
+
+def test_one_changed_waits_with_the_values_of_all() -> None:
+    def fill(outbox: Outbox, clock: Clock) -> None:
+        outbox.on_message(Changed(values={"guidance": 3.0, "seed": 1}))
+        outbox.on_message(Applied(seq=1))
+        outbox.on_message(Changed(values={"guidance": 4.0}))
+
+    items, _ = taken(fill)
+    assert items == [Applied(seq=1), Changed(values={"guidance": 4.0, "seed": 1})]
 
 
 def test_old_audio_is_dropped() -> None:

@@ -6,7 +6,7 @@ import { blendColor } from "../theme.js";
 /** @typedef {{text: string, understood: string[], unknown: string[]}} PromptWords */
 
 const LETTERS = ["A", "B", "C", "D"];
-/** A weight below this share is left out: each prompt in use costs a row of the batch. */
+/** A weight below this share is 0: each prompt with a weight costs a row of the batch. */
 const LEAST_WEIGHT = 0.02;
 /** The puck's centre stays this far from the edges: corners are easy to reach. */
 const INSET_PIXELS = 20;
@@ -142,8 +142,25 @@ export class PromptPad extends EventTarget {
   /** Prompts as the protocol takes them. */
   items() {
     const weights = this.weights();
-    const items = this.texts.map((text, i) => ({ text, weight: Number(weights[i].toFixed(3)) }));
-    return items.filter((item) => item.text && item.weight >= LEAST_WEIGHT);
+    const used = weights.map((weight) => (weight < LEAST_WEIGHT ? 0 : Number(weight.toFixed(3))));
+    return this.texts.map((text, i) => ({ text, weight: used[i] })).filter((item) => item.text);
+  }
+
+  /**
+   * Show the prompts that another client has set, in the places of those that were sent, and their shares. The puck stays:
+   * their weights may have no place on the pad.
+   * @param {{text: string, weight: number}[]} prompts
+   */
+  follow(prompts) {
+    const places = this.inputs.map((_, i) => i).filter((i) => this.texts[i]);
+    const free = this.inputs.map((_, i) => i).filter((i) => !this.texts[i]);
+    const sum = prompts.reduce((all, prompt) => all + prompt.weight, 0) || 1;
+    for (const [k, place] of [...places, ...free].entries()) {
+      this.inputs[place].value = prompts[k]?.text ?? "";
+      const percent = Math.round((100 * (prompts[k]?.weight ?? 0)) / sum);
+      this.shares[place].textContent = `${percent} %`;
+      this.inputs[place].closest(".prompt")?.classList.toggle("is-off", percent < 2);
+    }
   }
 
   /**

@@ -58,6 +58,19 @@ def test_who_left_and_who_is_not_connected_is_told_nothing() -> None:
     assert client.values() == []
 
 
+def test_a_change_before_its_sender_joins_is_told_as_any_other() -> None:
+    values = {"guidance": 3.0, "seed": 1}
+    controllers = Controllers(lambda: dict(values))
+    one, client = Listener(), Listener()
+    controllers.watch(dict(values))
+    values["guidance"] = 4.0
+    controllers.note(one)
+    controllers.join(one)
+    controllers.tell(client)
+    assert client.values() == [{"guidance": 4.0}]
+    assert one.values() == [values]
+
+
 def test_a_session_that_ends_says_so_once() -> None:
     controllers, one = Controllers(dict), Listener()
     controllers.join(one)

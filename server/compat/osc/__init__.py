@@ -1,0 +1,1 @@
+"""OSC: surfaces such as TouchOSC turn the controls of live sessions."""

@@ -1,0 +1,392 @@
+"""OSC surfaces on a real server, with python-osc's own client; a server without sockets for limits."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.compat_readme import shown
+from helpers.http_harness import Served, serving
+from helpers.live_player import is_audio, player
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pythonosc.osc_bundle_builder import IMMEDIATELY, OscBundleBuilder
+from pythonosc.osc_message import OscMessage
+from pythonosc.osc_message_builder import build_msg
+from pythonosc.udp_client import SimpleUDPClient
+
+from runtime.config.deployment import Deployment
+from runtime.errors import ConfigError
+from runtime.sessions.messages import Applied, Changed, Problem
+from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
+from server.live.connection import MAX_PROBLEMS
+
+TIMEOUT_S = 20.0
+END = "/tickrt/?/end"
+
+
+class Surface:
+    """python-osc's client; `until` keeps what arrives before."""
+
+    def __init__(self, port: int) -> None:
+        self.client = SimpleUDPClient("127.0.0.1", port, family=socket.AF_INET)
+        self.received: list[OscMessage] = []
+
+    def send(self, address: str, *arguments: Any) -> None:
+        self.client.send_message(address, list(arguments))
+
+    def until(self, address: str) -> list[Any]:
+        """Receive up to a message of this address; its arguments."""
+        while data := self.client.receive(TIMEOUT_S):
+            self.received.append(OscMessage(data))
+            if self.received[-1].address == address:
+                return self.received[-1].params
+        raise AssertionError(f"{address} did not come, but {[message.address for message in self.received]}")
+
+    def of(self, address: str) -> list[list[Any]]:
+        return [message.params for message in self.received if message.address == address]
+
+    def ask_all(self) -> dict[str, list[Any]]:
+        """Address -> types, range, choices, values."""
+        self.received.clear()
+        self.send("/tickrt/?")
+        (count,) = self.until(END)
+        found = {params[0]: params[1:] for params in self.of("/tickrt/?")}
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    with serving(tiny(), osc_port=0, client_sessions=0, max_refresh_s=1e6) as server:
+        yield server
+
+
+@pytest.fixture
+def surface(served: Served) -> Iterator[Surface]:
+    surface = Surface(osc_port(served))
+    with closing(surface.client):
+        yield surface
+
+
+def osc_port(served: Served) -> int:
+    assert served.service.osc is not None
+    return served.service.osc.port
+
+
+def is_changed(item: Any) -> bool:
+    return isinstance(item, Changed)
+
+
+def test_a_surface_turns_what_the_page_plays_and_shows_what_the_page_turns(served: Served, surface: Surface) -> None:
+    with player(served) as page:
+        ready = page.open(prompts=[{"text": "a"}], seed=3)
+        page.receive_until(is_audio)
+        for guidance in (4.0, 5.0):
+            surface.send("/tickrt/guidance", guidance)
+        assert surface.until("/tickrt/session") == [ready.session]
+        assert page.receive_until(lambda item: is_changed(item) and item.values["guidance"] == 5.0)
+        page.send(type="set", seq=1, values={"shift": 2.5})
+        assert surface.until("/tickrt/shift")  # all values, as the surface is new
+        assert surface.until("/tickrt/shift") == [2.5]
+        assert surface.of("/tickrt/guidance")[0][0] in (4.0, 5.0)
+        applied = [page.receive_until(lambda item: isinstance(item, Applied) and item.full_sample is not None)]
+        while page.chunks[-1].full_seq != 1:
+            page.receive()
+        applied += [message for message in page.messages if isinstance(message, Applied)]
+        assert {message.seq for message in applied} == {1}
+        assert not [message for message in page.messages if isinstance(message, Problem)]
+
+
+def test_every_address_takes_the_value_that_it_shows(served: Served, surface: Surface) -> None:
+    with player(served) as page:
+        page.open(prompts=[{"text": "a"}, {"text": "b", "weight": 0.0}], seed=3)
+        page.receive_until(is_audio)
+        found = surface.ask_all()
+        assert {"/tickrt/guidance", "/tickrt/dcw/low", "/tickrt/prompt/2/weight", "/tickrt/seek"} <= found.keys()
+        schema = page.ready.controls.json_schema["properties"].keys() - {"adapters"}
+        assert schema <= {path.removeprefix("/tickrt/").partition("/")[0] for path in found}
+        assert found["/tickrt/guidance"] == ["f", 0.0, 50.0, "", 2.0]
+        assert found["/tickrt/solver"] == ["s", None, None, "ode|sde", "ode"]
+        assert found["/tickrt/mode"][-1] == "loop"
+        for path, (_, _, _, _, *values) in found.items():
+            if values and path != "/tickrt/mode":
+                surface.send(path, *values)
+        surface.ask_all()
+        assert surface.of("/tickrt/error") == []
+
+
+def test_messages_prompts_and_choices(served: Served, surface: Surface) -> None:
+    with player(served) as page:
+        page.open(prompts=[{"text": "a"}], seed=3)
+        page.receive_until(is_audio)
+        surface.send("/tickrt/prompt/2/text", "b")
+        surface.send("/tickrt/prompt/2/weight", 0.25)
+        surface.send("/tickrt/solver", 1.0)
+        surface.send("/tickrt/steps", 5.8)
+        surface.send("/tickrt/dcw/low", 0.125)
+        surface.send("/tickrt/ode_noise", 0.5, 0.25)
+        surface.send("/tickrt/pause", 1.0)
+        surface.send("/tickrt/play", 0.0)  # released
+        changed: dict[str, Any] = {}
+        while changed.get("playing") is not False:
+            changed |= page.receive_until(is_changed).values
+        assert changed["prompts"] == [{"text": "a", "weight": 1.0}, {"text": "b", "weight": 0.25}]
+        assert (changed["solver"], changed["steps"], changed["ode_noise"]) == ("sde", 6, [0.5, 0.25])
+        assert changed["dcw"]["low"] == 0.125
+        surface.send("/tickrt/playing", 1)
+        surface.send("/tickrt/band", 0.0, 0.2)
+        assert page.receive_until(lambda item: is_changed(item) and "band" in item.values)
+        surface.send("/tickrt/guidance", 4.0)
+        surface.send("/tickrt/guidance", None)  # the default
+        surface.send("/tickrt/guidance/?")
+        assert surface.until("/tickrt/guidance/?")[0] == "/tickrt/guidance"
+        assert surface.of("/tickrt/error") == []
+        assert surface.ask_all()["/tickrt/guidance"][-1] == 2.0
+
+
+def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, surface: Surface) -> None:
+    other = Surface(osc_port(served))
+    with closing(other.client), player(served) as first, player(served) as second:
+        older, newer = (client.open(prompts=[{"text": "a"}]).session for client in (first, second))
+        surface.send("/tickrt/guidance/?")
+        assert surface.until("/tickrt/guidance") == [2.0]
+        other.send("/tickrt/guidance", 6.0)
+        assert surface.until("/tickrt/guidance") == [6.0]
+        assert other.until("/tickrt/session") == [newer]
+        path = f"/tickrt/session/{older}/guidance"
+        other.send(path, 7.0)
+        assert other.until(path) == [7.0]
+        assert first.receive_until(is_changed).values == {"guidance": 7.0}
+        assert second.receive_until(is_changed).values == {"guidance": 6.0}
+        second.send(type="close")
+        second.receive_end()
+        assert surface.until("/tickrt/session") == [older]
+        assert surface.until("/tickrt/guidance") == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("address", "arguments", "words"),
+    [
+        ("/tickrt/gudance", [1.0], "did you mean guidance"),
+        ("/tickrt/guidance", [99.0], "^values.guidance: .*50"),
+        ("/tickrt/guidance", ["loud"], "values.guidance: "),
+        ("/tickrt/guidance", [float("nan")], "values.guidance: "),
+        ("/tickrt/guidance", [float("inf")], "values.guidance: "),
+        ("/tickrt/guidance", [b"blob"], "types i, h, f"),
+        ("/tickrt/guidance", [[[1.0]]], "types i, h, f"),
+        ("/tickrt/guidance", [], "got 0 arguments"),
+        ("/tickrt/solver", [9.0], "values.solver: "),
+        ("/tickrt/solver", ["ode", "sde"], "got 2 arguments"),
+        ("/tickrt/steps", [float("inf")], "values.steps: "),
+        ("/tickrt/seek", [-1.0], "to_s: "),
+        ("/tickrt/seek", [1.0, 2.0, 3.0], "at most 1"),
+        ("/tickrt/band", [3.0, 1.0], "start_s < end_s"),
+        ("/tickrt/mode", ["extend"], "keeps its mode"),
+        ("/tickrt/prompt/1/weight", [-1.0], "weight: "),
+        ("/tickrt/prompt/7/weight", [1.0], "there are 1 prompts"),
+        ("/tickrt/prompt/9/text", ["a"], "no address"),
+        ("/tickrt/adapter/none", [1.0], "adapter"),
+        ("/tickrt/source", ["none"], "^id: there is no source"),
+        ("/tickrt/session/none/guidance", [1.0], "no such live session"),
+        ("/tickrt/\x01\n", [1.0], "no address"),
+    ],
+)
+def test_a_wrong_message_is_an_error_and_nothing_else(
+    served: Served, surface: Surface, open_session: Any, address: str, arguments: list[Any], words: str
+) -> None:
+    before = surface.ask_all()
+    surface.send(address, *arguments)
+    (text,) = surface.until("/tickrt/error")
+    assert re.search(words, text)
+    assert surface.ask_all() == before
+
+
+@pytest.fixture(scope="module")
+def open_session(served: Served) -> Iterator[str]:
+    with player(served) as page:
+        yield page.open(prompts=[{"text": "a"}], seed=3).session
+
+
+def bundle(*contents: Any) -> Any:
+    builder = OscBundleBuilder(IMMEDIATELY)
+    for content in contents:
+        builder.add_content(content)
+    return builder.build()
+
+
+def test_a_bundle_is_taken_whole(surface: Surface, open_session: str) -> None:
+    inner = bundle(build_msg("/tickrt/shift", 1.25), build_msg("/other/program", 1.0))
+    whole = bundle(build_msg("/tickrt/guidance", 2.5), inner, build_msg("/tickrt/steps", 3))
+    surface.client.send(whole)
+    found = surface.ask_all()
+    assert [found[f"/tickrt/{name}"][-1] for name in ("guidance", "shift", "steps")] == [2.5, 1.25, 3]
+    nested = inner.dgram
+    for _ in range(400):  # deeper than python-osc's own parser goes
+        nested = b"#bundle\0" + bytes(8) + len(nested).to_bytes(4, "big") + nested
+    endless = b"#bundle\0" + bytes(8) + (-4 % 2**32).to_bytes(4, "big")  # where its parser stays for ever
+    for packet in (nested, endless):
+        surface.client._sock.sendto(packet, ("127.0.0.1", surface.client._port))
+    assert "wrong size" in surface.until("/tickrt/error")[0]
+    assert surface.ask_all() == found
+    surface.client._sock.sendto(bytes(40_000), ("127.0.0.1", surface.client._port))
+    surface.client._sock.sendto(b"#bundle\0" + bytes(30_000), ("127.0.0.1", surface.client._port))
+    assert "at most" in surface.until("/tickrt/error")[0]
+    assert surface.ask_all() == found
+
+
+GOOD = bundle(build_msg("/tickrt/guidance", 1.0), build_msg("/tickrt/prompt/1/text", "a")).dgram
+DAMAGED = st.tuples(st.integers(0, len(GOOD) - 1), st.binary(max_size=4)).map(
+    lambda edit: GOOD[: edit[0]] + edit[1] + GOOD[edit[0] + len(edit[1]) :]
+)
+PACKETS = st.one_of(
+    st.binary(max_size=60),
+    st.binary(max_size=60).map(lambda rest: b"/tickrt" + rest),
+    st.binary(max_size=60).map(lambda rest: b"/tickrt/guidance\0\0\0\0," + rest),
+    st.binary(max_size=60).map(lambda rest: b"#bundle\0" + bytes(8) + rest),
+    DAMAGED,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(packets=st.lists(PACKETS, max_size=5))
+def test_no_packet_harms_the_server(served: Served, open_session: str, packets: list[bytes]) -> None:
+    surface = Surface(osc_port(served))
+    with closing(surface.client):
+        for packet in packets:
+            surface.client._sock.sendto(packet, ("127.0.0.1", surface.client._port))
+        surface.send("/tickrt/guidance/?")
+        surface.until("/tickrt/guidance/?")
+    assert served.service.host is not None
+    assert open_session in [info.id for info in served.service.host.sessions() if info.is_connected]
+
+
+def test_without_a_session_the_error_says_so(tiny: Callable[..., Deployment]) -> None:
+    with serving(tiny(), osc_port=0) as served, closing((surface := Surface(osc_port(served))).client):
+        surface.send("/tickrt/guidance", 1.0)
+        assert "open the page" in surface.until("/tickrt/error")[0]
+        surface.send("/tickrt/error", "no answer to an answer")
+        surface.send("/tickrtx/guidance", 1.0)
+        with player(served) as page:
+            session = page.open(prompts=[{"text": "a"}]).session
+            surface.send("/tickrt/guidance", 2.0)
+            assert surface.until("/tickrt/session") == [session]
+        assert len(surface.of("/tickrt/error")) == 1
+
+
+def test_the_program_of_the_readme_runs(served: Served, open_session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = shown("OSC", "python")
+    assert "9001" in program
+    names: dict[str, Any] = {}
+    exec(compile(program.replace("9001", str(osc_port(served))), "README.md", "exec"), names)
+    names["surface"].close()
+    assert "/tickrt/guidance [5.0]" in capsys.readouterr().out
+
+
+# Limits, without sockets.
+
+
+class Host:
+    """Counts what is asked of it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.joined: list[Any] = []
+        self.changes: list[Any] = []
+
+    def sessions(self) -> list[Any]:
+        return [SimpleNamespace(id="one", is_connected=True)]
+
+    def join(self, session: str, listener: Any) -> None:
+        self.joined.append(listener)
+
+    def leave(self, session: str, listener: Any) -> None:
+        self.joined.remove(listener)
+
+    def change(self, session: str, change: Any, sender: Any) -> None:
+        self.changes.append(change)
+
+
+def limited(served: Served, steps: Callable[[OscServer, Host, list[float]], None]) -> list[Any]:
+    """Run steps on a server with a clock that they set; what it sent."""
+    sent: list[Any] = []
+
+    async def run() -> None:
+        assert served.service.host is not None
+        host, now_s = Host(served.service.host.model), [0.0]
+        server = OscServer("127.0.0.1", 0, clock=lambda: now_s[0])
+        server.start(host)  # type: ignore[arg-type]
+        server.send = lambda peer, path, arguments: sent.append((peer, path, arguments))  # type: ignore[method-assign]
+        try:
+            steps(server, host, now_s)
+        finally:
+            server.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    return sent
+
+
+def test_a_flood_is_cut_and_the_next_second_is_taken(served: Served) -> None:
+    packet = build_msg("/tickrt/guidance", 1.0).dgram
+
+    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
+        for _ in range(3000):
+            server.datagram_received(packet, ("127.0.0.1", 1))
+        server.datagram_received(packet, ("127.0.0.1", 2))
+        assert len(host.changes) == 1001
+        now_s[0] = 1.0
+        server.datagram_received(packet, ("127.0.0.1", 1))
+        assert len(host.changes) == 1002
+
+    sent = limited(served, steps)
+    assert [path for _, path, _ in sent] == ["/tickrt/error"] * MAX_PROBLEMS
+    assert "more than 1000 messages a second" in sent[0][2][0]
+
+
+def test_surfaces_are_bounded_and_forgotten(served: Served) -> None:
+    packet = build_msg("/tickrt/?").dgram
+
+    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
+        for port in range(3 * MAX_SURFACES):
+            server.datagram_received(packet, ("127.0.0.1", port))
+            server.datagram_received(packet, ("127.0.0.1", 0))  # heard all the time
+        assert len(host.joined) == MAX_SURFACES
+        assert ("127.0.0.1", 0) in {surface.peer for surface in host.joined}
+        now_s[0] = SURFACE_KEEP_S - 1.0
+        server.datagram_received(packet, ("127.0.0.1", 7))
+        now_s[0] = SURFACE_KEEP_S + 1.0
+        server.follow()
+        assert [surface.peer for surface in host.joined] == [("127.0.0.1", 7)]
+
+    limited(served, steps)
+
+
+def test_answers_go_where_the_setting_says() -> None:
+    sent: list[Any] = []
+    server = OscServer("127.0.0.1", 0, reply_port=9000)
+    server._transport = SimpleNamespace(  # type: ignore[assignment]
+        sendto=lambda data, peer: sent.append(peer), is_closing=lambda: False, close=lambda: None
+    )
+    server.send(("127.0.0.1", 5), "/tickrt/guidance", [1.0])
+    server.close()
+    assert sent == [("127.0.0.1", 9000)]
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+def test_an_address_that_cannot_be_opened(host: str) -> None:
+    with pytest.raises(ConfigError):
+        open_udp_socket(host, 0)
+
+
+def test_a_port_in_use() -> None:
+    with closing(open_udp_socket("127.0.0.1", 0)) as first:
+        port: Sequence[Any] = first.getsockname()
+        with pytest.raises(ConfigError, match="is in use"):
+            OscServer("127.0.0.1", port[1])
