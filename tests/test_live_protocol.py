@@ -83,6 +83,7 @@ def test_every_message_is_described(name: str) -> None:
         "band",
         "seek",
         "reset",
+        "changed",
     )
 
 

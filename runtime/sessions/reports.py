@@ -44,7 +44,8 @@ def values(
     state: ControlState, references: References, timeline: Timeline, playhead: Playhead, frame_rate_hz: float
 ) -> dict[str, Any]:
     """All that a client may have changed, by name, as in `changed`; prompt_words is the caller's."""
-    band = None if timeline.newest is None else timeline.newest.band
+    newest = timeline.newest
+    band = None if newest is None or newest.band == (0, newest.canvas.end) else newest.band
     return {
         **state.published,
         "prompts": [prompt.model_dump() for prompt in state.prompts],
