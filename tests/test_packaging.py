@@ -29,7 +29,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "peers", "redis", "page", "clients", "test"}
+    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "peers", "osc", "redis", "page", "clients", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
@@ -46,7 +46,7 @@ def test_serving_needs_no_torch() -> None:
 def test_every_imported_distribution_is_declared() -> None:
     """Of the packages that are installed here; the standard library and our own packages have no distribution."""
     declared = names(
-        [*PROJECT["dependencies"], *(item for extra in ("cpu", "export", "peers", "redis") for item in EXTRAS[extra])]
+        [*PROJECT["dependencies"], *(item for extra in ("cpu", "export", "peers", "osc", "redis") for item in EXTRAS[extra])]
     )
     distributions = {
         root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()
