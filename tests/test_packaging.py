@@ -45,9 +45,8 @@ def test_serving_needs_no_torch() -> None:
 
 def test_every_imported_distribution_is_declared() -> None:
     """Of the packages that are installed here; the standard library and our own packages have no distribution."""
-    declared = names(
-        [*PROJECT["dependencies"], *(item for extra in ("cpu", "export", "peers", "osc", "redis") for item in EXTRAS[extra])]
-    )
+    extras = ("cpu", "export", "peers", "osc", "redis")
+    declared = names([*PROJECT["dependencies"], *(item for extra in extras for item in EXTRAS[extra])])
     distributions = {
         root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()
     }
