@@ -29,6 +29,7 @@ from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
 from profiling.bench.live.script import Script
 from profiling.bench.peers.run import measure_peers, peer_workloads, print_peers, torch_competitors
+from profiling.bench.planner import measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result
@@ -109,6 +110,14 @@ def bench(
     adapters: Annotated[
         int, typer.Option(min=0, help="Time ticks without and with LoRA adapters of this rank.", rich_help_panel=RUNS)
     ] = 0,
+    planner: Annotated[
+        bool,
+        typer.Option(
+            "--planner",
+            help="Tokens per second of the bundle's planner, alone and beside the flow model.",
+            rich_help_panel=RUNS,
+        ),
+    ] = False,
     peers: Annotated[
         bool,
         typer.Option(
@@ -195,7 +204,7 @@ def bench(
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
         played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
         comes = churn_load(deployment, churn, load, frames) if churn else None
-        runs = (budgets, repeats, ablations, adapters, peers, sweep, comes, played)
+        runs = (budgets, repeats, ablations, adapters, planner, peers, sweep, comes, played)
         wanted = Bench(deployment, load, ticks or (CHURN_TICKS if churn else TICKS), *runs, plot, torch, torch_layers)
         wanted.check()
         check_folders(json_path, plot)
@@ -225,6 +234,7 @@ class Bench:
     repeats: int
     ablations: bool
     adapters: int
+    planner: bool
     peers: bool
     sweep: str
     churn: ChurnLoad | None
@@ -236,8 +246,9 @@ class Bench:
     @property
     def _runs(self) -> dict[str, bool]:
         return {
-            "budgets": self.budgets, "ablations": self.ablations, "adapters": self.adapters > 0, "peers": self.peers,
-            "sweep": bool(self.sweep), "churn": self.churn is not None, "live": self.live is not None,
+            "budgets": self.budgets, "ablations": self.ablations, "adapters": self.adapters > 0,
+            "planner": self.planner, "peers": self.peers, "sweep": bool(self.sweep), "churn": self.churn is not None,
+            "live": self.live is not None,
         }  # fmt: skip
 
     @property
@@ -296,6 +307,11 @@ class Bench:
         with open_session(self.deployment, [1.0] * (MOST_ADAPTERS + 1)) as session:
             result = measure_adapters(session, self.load, self.ticks, self.adapters)
         return result, lambda console: print_adapters(console, result)
+
+    def _planner(self) -> Measured:
+        with open_session(self.deployment) as session:
+            result = measure_planner(session, self.load, self.ticks)
+        return result, lambda console: print_planner(console, result)
 
     def _peers(self) -> Measured:
         loads = peer_workloads(self.deployment, self.load.frames, self.load.steps)

@@ -65,5 +65,7 @@ def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Itera
         stack.callback(device.close)
         engines = open_engines(deployment, device)
         stack.callback(engines.close)
-        shared = SharedEngines(engines.decoder, engines.rows, engines.steps, engines.adapted, engines.adapters)
+        shared = SharedEngines(
+            engines.decoder, engines.rows, engines.steps, engines.adapted, engines.adapters, planner=engines.planner
+        )
         yield BenchSession(bundle, deployment, device, shared, stack.enter_context(TaskProgress(weights)))

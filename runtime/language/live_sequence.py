@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ class LiveSequence:
     """Knows no device. The next execute feeds its newest token, at `position`; the sampler draws number `count`.
 
     The last token of a prompt is fed by the first decode, so that a prefill needs no logits. `keep`: how many of its
-    tokens are kept at least. was_fed: the launch that is pending draws tokens for it.
+    tokens are kept at least. was_fed: the launch that is pending draws tokens for it; keys: of what each of its steps
+    could choose from.
     """
 
     def __init__(self, slot: Slot, rows: tuple[int, ...], keep: int, *, speculates: bool) -> None:
@@ -39,6 +40,7 @@ class LiveSequence:
         self.history = History((*self.request.prompt, *old.tokens), keep, is_indexed=speculates)
         self.prefilled = [len(prompt) - 1 if state else 0 for prompt in self.prompts]
         self.drafts: list[int] = []
+        self.keys: list[Hashable] = []
         self._speculates = speculates
         self.has_ended = self.constraint is not None and self.constraint.is_done
         self.is_finite, self.was_fed = True, False
@@ -90,12 +92,12 @@ class LiveSequence:
             self.drafts += self.history.draft(self.drafts, count - len(self.drafts))
 
     def accept(self, drawn: Sequence[int]) -> list[int]:
-        """Take the tokens of chained executes, as long as what they could choose from was right."""
-        key, taken = None if self.constraint is None else self.constraint.key, []
-        for token in drawn:
-            taken.append(self._take(token))
+        """Take the tokens of chained executes, as long as what they could choose from (`keys`) was right."""
+        taken: list[int] = []
+        for token, key in zip(drawn, self.keys, strict=False):
             if self.has_ended or (self.constraint is not None and self.constraint.key != key):
                 break
+            taken.append(self._take(token))
         self.drafts = []
         return taken
 

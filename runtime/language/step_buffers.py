@@ -105,9 +105,10 @@ class StepBuffers:
             self._pick.items[place] = place % width
         self._fed = [self._tokens.tensor, *[device.zeros((rows * width,), np.int64) for _ in range(steps)]]
         self._logits = device.zeros((rows * width * spec.vocabulary,), np.float32)
-        self._allowed = device.zeros((sequences, width, spec.vocabulary), np.bool_)
-        self._allowed_host = device.mirror(self._allowed)
-        self._allowed_keys: list[object] = [_UNKNOWN] * (sequences * width)
+        self._places = sequences * width
+        self._allowed = device.zeros((steps * self._places, spec.vocabulary), np.bool_)
+        self._allowed_host: NDArray[np.bool_] = device.mirror(self._allowed)
+        self._allowed_keys: list[object] = [_UNKNOWN] * (steps * self._places)
         self._stride = -(-sequences * width // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._drawn = device.zeros((steps, self._stride), np.int64)
         self._finite = device.zeros((steps, self._stride), np.bool_)
@@ -135,7 +136,9 @@ class StepBuffers:
 
     def forget(self, index: int) -> None:
         """Another sequence takes this place: which tokens are allowed there is not known."""
-        self._allowed_keys[index * self.width : (index + 1) * self.width] = [_UNKNOWN] * self.width
+        for step in range(self.steps):
+            first = step * self._places + index * self.width
+            self._allowed_keys[first : first + self.width] = [_UNKNOWN] * self.width
 
     def write(self, live: LiveSequence, stream: Stream) -> None:
         """Set what the next launch feeds and draws for a sequence; one that is not ready only keeps its rows alive.
@@ -151,7 +154,7 @@ class StepBuffers:
             for offset in range(1, self.width):
                 self._tokens.items[first + offset] = live.drafts[offset - 1] if offset <= len(live.drafts) else 0
         if live.is_ready:
-            self._write_choices(live, stream)
+            (self._write_chain if self.width == 1 else self._write_verify)(live, stream)
 
     def write_known(self, live: LiveSequence) -> None:
         """Feed the tokens before the newest one again: the cache may hold drafts there that were wrong."""
@@ -173,19 +176,27 @@ class StepBuffers:
         self._device.download(self.drawn, self._drawn, stream)
         self._device.download(self.finite, self._finite, stream)
 
-    def _write_choices(self, live: LiveSequence, stream: Stream) -> None:
-        """What may come at every place, and the number that chooses from it.
-
-        A draft that may not come is not fed, nor those behind it.
-        """
+    def _write_chain(self, live: LiveSequence, stream: Stream) -> None:
+        """What may come at every step, where any token that may comes before it; `keys` says what that was."""
         constraint = None if self._is_draft else copy.copy(live.constraint)
+        live.keys = []
+        for step in range(self.steps):
+            allowed = self._write_choice(live, step, 0, constraint, stream)
+            live.keys.append(None if constraint is None else constraint.key)
+            if constraint is not None:
+                constraint.advance(int(allowed.argmax()))
+                if constraint.is_done:
+                    return
+
+    def _write_verify(self, live: LiveSequence, stream: Stream) -> None:
+        """What may come behind every draft. One that may not come is dropped, with those behind it."""
+        constraint = copy.copy(live.constraint)
         for place in range(self.width):
-            self._allow(live.slot.index * self.width + place, constraint, stream)
-            self._write_uniforms(live, place, constraint)
+            allowed = self._write_choice(live, 0, place, constraint, stream)
             if place == len(live.drafts):
                 return
             draft = live.drafts[place]
-            if not self._allowed_host[live.slot.index, place, draft]:
+            if not allowed[draft]:
                 del live.drafts[place:]
                 return
             if constraint is not None:
@@ -194,23 +205,27 @@ class StepBuffers:
                     del live.drafts[place + 1 :]
                     return
 
-    def _write_uniforms(self, live: LiveSequence, place: int, constraint: Constraint | None) -> None:
-        """0 takes the likeliest token."""
+    def _write_choice(
+        self, live: LiveSequence, step: int, place: int, constraint: Constraint | None, stream: Stream
+    ) -> NDArray[np.bool_]:
+        """What may come, which is returned, and the number that chooses from it: 0 takes the likeliest token."""
+        index = live.slot.index * self.width + place
         is_greedy = live.request.temperature == 0 or (constraint is not None and constraint.is_greedy)
-        for step in range(self.steps):
-            number = 0.0 if is_greedy else uniform(live.request.seed, live.count + step + place)
-            self._uniforms[step].items[live.slot.index * self.width + place] = number
+        number = 0.0 if is_greedy else uniform(live.request.seed, live.count + step + place)
+        self._uniforms[step].items[index] = number
+        return self._allow(step * self._places + index, constraint, stream)
 
-    def _allow(self, place: int, constraint: Constraint | None, stream: Stream) -> None:
+    def _allow(self, number: int, constraint: Constraint | None, stream: Stream) -> NDArray[np.bool_]:
         key = None if constraint is None else constraint.key
-        if self._allowed_keys[place] != key:
-            self._allowed_keys[place] = key
-            row: NDArray[np.bool_] = self._allowed_host.reshape(-1, self._vocabulary)[place]
+        row: NDArray[np.bool_] = self._allowed_host[number]
+        if self._allowed_keys[number] != key:
+            self._allowed_keys[number] = key
             if constraint is None:
                 row[...] = True
             else:
                 constraint.write_allowed(row)
-            self._device.upload(self._allowed.view(self._vocabulary, start=place * self._vocabulary), row, stream)
+            self._device.upload(self._allowed.view(self._vocabulary, start=number * self._vocabulary), row, stream)
+        return row
 
     def _planner_tensors(self, step: int, rows: int) -> dict[str, Tensor]:
         names, width = self._graph.inputs, self.width
@@ -229,7 +244,9 @@ class StepBuffers:
             **self._shared.sampler_tensors(rows, sequences),
             "logits": self._logits.view(rows, width, self._vocabulary),
             "uniform": self._uniforms[step].tensor.view(sequences, width),
-            "allowed": self._allowed.view(sequences, width, self._vocabulary),
+            "allowed": self._allowed.view(
+                sequences, width, self._vocabulary, start=step * self._places * self._vocabulary
+            ),
             "tokens": self._drawn.view(sequences, width, start=start),
             "row_tokens": self._fed[step + 1].view(rows, width),
             "finite": self._finite.view(sequences, start=start),

@@ -14,6 +14,7 @@ def live(count: int, keep: int = 100) -> LiveSequence:
     slot = Slot(id="a", runner=None, work=SequenceWork(request), bucket=0, steps=10)
     found = LiveSequence(slot, (0, 1), keep, speculates=True)
     found.prefilled = [2, 1]
+    found.keys = [None] * count
     found.accept(list(range(10, 10 + count)))
     return found
 

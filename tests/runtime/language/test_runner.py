@@ -257,15 +257,16 @@ def test_a_draft_graph_saves_executes_and_changes_no_token(window: int, count: i
 
 def test_codes_come_with_the_markers_that_the_plan_gives(planned: Planned) -> None:
     found = []
-    for speculation in (False, True):
-        loop, inbox = planned(speculation=speculation), Inbox()
+    for changes in ({"speculation": False}, {"speculation": True}, {"speculation": False, "planner_steps": 4}):
+        loop, inbox = planned(**changes), Inbox()
         assert loop.bundle.planner is not None
         codes = CodesConstraint(loop.bundle.planner, 12, lambda code: (270, 271) if code % 4 == 0 else (272,))
         loop.submit_sequence(sequence("a", constraint=codes, max_tokens=58), inbox)
-        found.append((finish(loop), inbox.latents("a").tolist()))
-    (plain, tokens), (speculated, again) = found
-    assert tokens == again
+        found.append((sum(1 for _ in iter(loop.tick, None)), inbox.latents("a").tolist()))
+    (plain, tokens), (speculated, again), (chained, too) = found
+    assert tokens == again == too
     assert speculated < 0.75 * plain
+    assert chained - 1 == -(-len(tokens) // 4)  # behind the first of two chunks of the prompt
     assert len(tokens) == 12 * 3 + 3
     assert tokens[:2] == [270, 271]
     assert [token for token in tokens if token >= 270] == [270, 271, 272, 272, 272] * 3

@@ -96,6 +96,7 @@ def live(rows: tuple[int, ...] = (0,), index: int = 0, count: int = 0, **changes
     found = LiveSequence(slot, rows, 100, speculates=True)
     found.prefilled = [len(prompt) - 1 for prompt in found.prompts]
     for token in range(count):
+        found.keys = [None if found.constraint is None else found.constraint.key]
         found.accept([token])
     return found
 

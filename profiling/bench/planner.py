@@ -1,0 +1,307 @@
+"""The planner in the tick loop: tokens per second alone and beside the flow model, and what each technique is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from math import prod
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from profiling.bench.result import resident_bytes, shape_of
+from profiling.bench.session import BenchSession
+from profiling.bench.statistics import percentiles
+from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
+from profiling.provenance import provenance
+from runtime.config.planner import PlannerSpec, TokenRange
+from runtime.errors import ConfigError
+from runtime.language.constraints import CodesConstraint
+from runtime.language.sequence import ENDLESS, MOST_STEPS, SequenceRequest
+from runtime.tick.events import Event, Finished
+from runtime.tick.loop import TickLoop
+from runtime.tick.record import TickRecord
+
+LENGTHS = (256, 1024, 4096)
+SETTLED = 8
+PROMPT = 20
+RING_TOKENS = 20_000
+TEMPERATURE = 0.85
+PLAIN: Mapping[str, Any] = {"speculation": False, "planner_steps": 1}
+
+
+@dataclass
+class PlannerStream:
+    """A loop with sequences of random prompts, and generations of `load` that follow each other, between two ticks.
+
+    tokens: how many came so far.
+    """
+
+    session: BenchSession
+    load: Workload | None = None
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+    loop: TickLoop = field(init=False)
+    _numbers: Any = field(default_factory=count)
+    _open: int = 0
+
+    def __post_init__(self) -> None:
+        deployment = with_runtime(self.session.deployment, **self.runtime)
+        deployment = deployment if self.load is None else at_depth(deployment, self.load.depth)
+        self.loop = TickLoop(self.session.engines, self.session.bundle, deployment, self.session.device)
+
+    def begin(self, sequences: int, *, is_guided: bool, length: int = PROMPT) -> None:
+        """Submit sequences, and tick until their prompts are read. Raises TickError."""
+        spec = spec_of(self.session)
+        for index in range(sequences):
+            request = _request(spec, index, length, is_guided=is_guided)
+            self.loop.submit_sequence(replace(request, on_tokens=self._count), lambda event: None)
+        for record in iter(self.tick, None):
+            if record.variants and "prefill" not in record.variants:
+                break
+
+    def tick(self) -> TickRecord | None:
+        """One tick, with as many generations in flight as the workload has."""
+        while self.load is not None and self._open < self.load.depth:
+            request = make_request(self.load, self.session.bundle, self.session.engines, next(self._numbers))
+            self.loop.submit(request, self._finished)
+            self._open += 1
+        return self.loop.tick()
+
+    def time(self, ticks: int) -> Timed:
+        """`ticks` ticks, after some that settle. Raises TickError, also where sequences end before."""
+        for _ in range(SETTLED):
+            self.tick()
+        before, times_ms, verified = self.tokens, [], [0, 0]
+        for _ in range(ticks):
+            start_s, tokens = time.perf_counter(), self.tokens
+            record = self.tick()
+            times_ms.append((time.perf_counter() - start_s) * 1e3)
+            if record is not None and "verify" in record.variants:
+                verified = [verified[0] + 1, verified[1] + self.tokens - tokens]
+        return Timed(times_ms, self.tokens - before, *verified)
+
+    def close(self) -> None:
+        """Close the loop; the session keeps the engines."""
+        self.loop.close()
+
+    def _count(self, tokens: Sequence[int]) -> None:
+        self.tokens += len(tokens)
+
+    def _finished(self, event: Event) -> None:
+        self._open -= isinstance(event, Finished)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Ticks: their times, the tokens that they brought, how many verified drafts, and the tokens of those."""
+
+    times_ms: list[float]
+    tokens: int
+    verifies: int
+    verified_tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all ticks."""
+        return self.tokens / sum(self.times_ms) * 1e3
+
+    def figures(self) -> dict[str, Any]:
+        """For a result."""
+        times = {name: round(value, 3) for name, value in percentiles(self.times_ms).items()}
+        return {"tick_ms": times, "tokens_per_s": round(self.tokens_per_s, 1), "tokens": self.tokens}
+
+
+def spec_of(session: BenchSession) -> PlannerSpec:
+    """The bundle's planner. Raises ConfigError where it has none."""
+    if session.bundle.planner is None:
+        raise ConfigError(f"the bundle {session.bundle.name!r} has no planner", fix="--planner needs [planner]")
+    return session.bundle.planner
+
+
+def measure_planner(session: BenchSession, load: Workload, ticks: int) -> dict[str, Any]:
+    """Everything, as one result. Raises ConfigError, TickError."""
+    spec, many = spec_of(session), session.deployment.runtime.planner_sequences
+    if not spec.window:
+        ticks = min(ticks, (spec.capacity - PROMPT - 2 * MOST_STEPS) // spec.verify_tokens - SETTLED)
+    if ticks < 1:
+        raise ConfigError(f"a cache of {spec.capacity} tokens is too short to measure", fix="choose another bundle")
+    alone = {
+        "one sequence": _timed(session, PLAIN, 1, ticks),
+        f"{many} sequences": _timed(session, PLAIN, many, ticks),
+        f"{many} guided sequences": _timed(session, PLAIN, many, ticks, is_guided=True),
+        f"{many} guided sequences, 3 tokens per tick": _timed(
+            session, {**PLAIN, "planner_steps": 3}, many, ticks, is_guided=True
+        ),
+    }
+    return {
+        **provenance(session.bundle, session.deployment, session.engines.decoder.manifest),
+        **shape_of(load),
+        "kind": "planner",
+        "ticks": ticks,
+        "sequences": many,
+        "capacity": spec.capacity,
+        "window": spec.window,
+        "alone": {name: timed.figures() for name, timed in alone.items()},
+        "beside": _beside(session, load, many, ticks),
+        "speculation": _speculation(session, ticks, alone["one sequence"]),
+        "in_place": _in_place(session, ticks),
+        "ring": _ring(session) if spec.window else None,
+        "sequence_mib": _sequence_mib(session),
+    }
+
+
+def _timed(
+    session: BenchSession,
+    runtime: Mapping[str, Any],
+    sequences: int,
+    ticks: int,
+    *,
+    is_guided: bool = False,
+    length: int = PROMPT,
+) -> Timed:
+    stream = PlannerStream(session, runtime=runtime)
+    try:
+        stream.begin(sequences, is_guided=is_guided, length=length)
+        return stream.time(ticks)
+    finally:
+        stream.close()
+
+
+def _beside(session: BenchSession, load: Workload, many: int, ticks: int) -> dict[str, Any]:
+    """Ticks of the flow model without and with guided sequences, 3 tokens of each per tick."""
+    found = {}
+    for name, sequences in (("flow model alone", 0), (f"with {many} guided sequences", many)):
+        stream = PlannerStream(session, load, {**PLAIN, "planner_steps": 3})
+        try:
+            if sequences:
+                stream.begin(sequences, is_guided=True)
+            found[name] = stream.time(ticks).figures()
+        finally:
+            stream.close()
+    return found
+
+
+def _speculation(session: BenchSession, ticks: int, without: Timed) -> dict[str, Any]:
+    """One sequence whose codes have markers, if the bundle has some: with drafts, and without."""
+    timed = _timed(session, {**PLAIN, "speculation": True}, 1, ticks)
+    drafts = timed.verifies * (spec_of(session).verify_tokens - 1)
+    return {
+        **timed.figures(),
+        "verifies": timed.verifies,
+        "accepted_share": round((timed.verified_tokens - timed.verifies) / drafts, 3) if drafts else None,
+        "gain": round(timed.tokens_per_s / without.tokens_per_s, 3),
+    }
+
+
+def _in_place(session: BenchSession, ticks: int) -> list[dict[str, Any]]:
+    """A decode of one row at several lengths, and what concatenation does in addition: every layer's keys and values
+    are copied into new memory. On the CPU."""
+    spec, found = spec_of(session), []
+    lengths = [length for length in LENGTHS if length <= spec.capacity and session.device.kind == "cpu"]
+    for length in lengths:
+        room = spec.capacity - MOST_STEPS - ticks - 2 * SETTLED
+        decode = _timed(session, PLAIN, 1, ticks, length=min(length, room))
+        decode_ms, copy_ms = float(np.median(decode.times_ms)), _copy_ms(session, length, ticks)
+        ratio = round((decode_ms + copy_ms) / decode_ms, 3)
+        found.append({"length": length, "ms": round(decode_ms, 3), "copy_ms": round(copy_ms, 3), "ratio": ratio})
+    return found
+
+
+def _copy_ms(session: BenchSession, length: int, times: int) -> float:
+    """The median time of appending one position to every cache of one row by concatenation."""
+    caches = [np.zeros((1, *shape[:1], length - 1, *shape[2:]), dtype) for shape, dtype in _cache_rows(session)]
+    new, found = [cache[:, :, :1].copy() for cache in caches], []
+    for _ in range(times):
+        start_s = time.perf_counter()
+        for cache, last in zip(caches, new, strict=True):
+            np.concatenate([cache, last], axis=2)
+        found.append((time.perf_counter() - start_s) * 1e3)
+    return float(np.median(found))
+
+
+def _cache_rows(session: BenchSession) -> list[tuple[tuple[int, ...], str]]:
+    """Shape `[H,M,J]` and dtype of each of the caches."""
+    engines = session.engines.planner
+    assert engines is not None
+    infos = [engines.planner.inputs[name] for name in spec_of(session).inputs.past]
+    return [(tuple(int(size) for size in info.shape[1:]), info.dtype) for info in infos]
+
+
+def _ring(session: BenchSession) -> dict[str, Any]:
+    """One sequence for RING_TOKENS tokens: time per token and resident memory at its begin and at its end."""
+    stream = PlannerStream(session, runtime=PLAIN)
+    part = RING_TOKENS // 10
+    try:
+        stream.begin(1, is_guided=False)
+        stream.time(2 * spec_of(session).capacity)
+        first_bytes, first = resident_bytes(), stream.time(part)
+        stream.time(RING_TOKENS - 2 * part)
+        last, last_bytes = stream.time(part), resident_bytes()
+    finally:
+        stream.close()
+    return {
+        "tokens": stream.tokens,
+        "first_ms": round(float(np.median(first.times_ms)), 3),
+        "last_ms": round(float(np.median(last.times_ms)), 3),
+        "grown_mib": round((last_bytes - first_bytes) / 2**20, 2),
+    }
+
+
+def _sequence_mib(session: BenchSession) -> float:
+    """The caches of a guided sequence."""
+    sizes = [prod(shape) * np.dtype(dtype).itemsize for shape, dtype in _cache_rows(session)]
+    return round(2 * sum(sizes) / 2**20, 3)
+
+
+def _request(spec: PlannerSpec, index: int, length: int, *, is_guided: bool) -> SequenceRequest:
+    random = np.random.default_rng(index)
+    group, markers = spec.codes.groups[0], spec.codes.markers
+    prompt = tuple(random.integers(group.first, group.end, length).tolist())
+    room = ENDLESS if spec.window else spec.capacity - MOST_STEPS + 1 - length
+    return SequenceRequest(
+        f"sequence {index}",
+        prompt,
+        room,
+        negative=prompt[: length // 2 + 1] if is_guided else (),
+        guidance=2.0 if is_guided else 1.0,
+        seed=index,
+        temperature=TEMPERATURE,
+        constraint=CodesConstraint(spec, ENDLESS, None if markers is None else partial(_marker, markers)),
+    )
+
+
+def _marker(markers: TokenRange, code: int) -> tuple[int]:
+    """One before each code."""
+    return (markers.first + code % markers.count,)
+
+
+def print_planner(console: Console, result: Mapping[str, Any]) -> None:
+    """The result as tables."""
+    title = (
+        f"{result['bundle']} on {result['target']}: the planner, cache {result['capacity']}, window {result['window']}"
+    )
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("", "tick p50", "p95", "tokens/s"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    rows = {**result["alone"], "one sequence, with drafts": result["speculation"], **result["beside"]}
+    for name, figures in rows.items():
+        times = figures["tick_ms"]
+        table.add_row(name, f"{times['p50']:.2f}", f"{times['p95']:.2f}", f"{figures['tokens_per_s']:.0f}")
+    console.print(table)
+    drafts, ring = result["speculation"], result["ring"]
+    share = "none" if drafts["accepted_share"] is None else f"{drafts['accepted_share']:.0%}"
+    console.print(f"drafts: {share} accepted, {drafts['gain']:.2f}x tokens per second", highlight=False)
+    for point in result["in_place"]:
+        text = f"{point['length']} tokens in place: {point['ms']:.2f} ms, copied {point['copy_ms']:.2f} ms more"
+        console.print(f"{text}: {point['ratio']:.2f}x", highlight=False)
+    if ring is not None:
+        grown = f"{ring['grown_mib']:+.1f} MiB after {ring['tokens']} tokens"
+        console.print(f"ring: {ring['first_ms']:.2f} then {ring['last_ms']:.2f} ms per token, {grown}", highlight=False)
+    console.print(f"caches: {result['sequence_mib']:.1f} MiB per guided sequence", highlight=False)

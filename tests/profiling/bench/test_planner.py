@@ -1,0 +1,86 @@
+"""What `tickrt-bench --planner` measures: every figure is there, and counts what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from rich.console import Console
+
+from profiling.bench import planner
+from profiling.bench.planner import PLAIN, PlannerStream, measure_planner, print_planner
+from profiling.bench.session import BenchSession, open_session
+from profiling.bench.workload import Workload, workload_of
+from runtime.errors import ConfigError
+
+TICKS = 3
+
+
+@pytest.fixture(scope="module")
+def session(built: Built) -> Iterator[BenchSession]:
+    tiny = {"capacity": 96, "thinking": False}
+    deployment = built(planner=tiny, more=FEW_VARIANTS, codec=False, text_encoder=False)
+    with open_session(deployment) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def load(session: BenchSession) -> Workload:
+    return workload_of(session.deployment, 2)
+
+
+def ring_of(session: BenchSession) -> BenchSession:
+    assert session.bundle.planner is not None
+    spec = session.bundle.planner.model_copy(update={"window": 40})
+    return replace(session, bundle=session.bundle.model_copy(update={"planner": spec}))
+
+
+def test_tokens_are_those_of_the_timed_ticks(session: BenchSession, load: Workload) -> None:
+    stream = PlannerStream(session, load, {**PLAIN, "planner_steps": 3})
+    stream.begin(2, is_guided=True)
+    timed = stream.time(TICKS)
+    assert (timed.tokens, len(timed.times_ms), timed.verifies) == (2 * 3 * TICKS, TICKS, 0)
+    assert timed.tokens_per_s == pytest.approx(1e3 * timed.tokens / sum(timed.times_ms))
+    record = stream.tick()
+    assert record is not None
+    assert (record.slots, record.rows) == (4, 4 + 2)
+    stream.close()
+
+
+def test_every_figure_of_a_linear_cache(session: BenchSession, load: Workload) -> None:
+    result = measure_planner(session, load, TICKS)
+    assert [figures["tokens"] for figures in result["alone"].values()] == [TICKS, 4 * TICKS, 4 * TICKS, 12 * TICKS]
+    assert [figures["tokens"] for figures in result["beside"].values()] == [0, 12 * TICKS]
+    drafts = result["speculation"]
+    assert drafts["verifies"] > 0
+    assert 0 < drafts["accepted_share"] <= 1
+    assert drafts["tokens"] > TICKS
+    assert (result["in_place"], result["ring"]) == ([], None)  # shorter than any length that is measured
+    assert result["sequence_mib"] == round(2 * 4 * 2 * 96 * 8 * 4 / 2**20, 3)
+    text = StringIO()
+    print_planner(Console(file=text, width=120), result)
+    assert "4 guided sequences, 3 tokens per tick" in text.getvalue()
+
+
+def test_a_ring_goes_on_for_ever_and_a_length_is_measured_in_place(
+    session: BenchSession, load: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "RING_TOKENS", 50)
+    monkeypatch.setattr(planner, "LENGTHS", (64, 256))
+    result = measure_planner(ring_of(session), load, TICKS)
+    assert result["ring"]["tokens"] > 2 * 96 + 50
+    (point,) = result["in_place"]
+    assert (point["length"], point["ratio"] > 1) == (64, True)
+    text = StringIO()
+    print_planner(Console(file=text, width=120), result)
+    assert "ring:" in text.getvalue()
+
+
+def test_a_bundle_without_a_planner_is_refused(session: BenchSession, load: Workload) -> None:
+    bare = replace(session, bundle=session.bundle.model_copy(update={"planner": None}))
+    with pytest.raises(ConfigError, match="has no planner"):
+        measure_planner(bare, load, TICKS)
