@@ -223,7 +223,7 @@ class Service:
         size = self.settings.codec_workers or pipeline.codec.workers.size
         pipeline.codec.workers.size = size
         self.codec_threads = ThreadPoolExecutor(size, "codec")
-        self.codec_workers = PriorityWorkers(size, lambda: size if pipeline.loop.stats().is_idle else 1)
+        self.codec_workers = PriorityWorkers(size, lambda: size if pipeline.loop.is_empty else 1)
 
     def _record_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()

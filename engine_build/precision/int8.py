@@ -2,6 +2,9 @@
 
 Weights are rounded by output feature, activations by token: q = round(127 x / max|x|) over a token's features, so what
 a token becomes depends on no other token or row. Products are summed in 32 bits and scaled in float32.
+
+ONNX Runtime adds up one row in another order than several. What differs in the last bit is then sometimes rounded to
+the next number, so sums run over the rows twice, which are never one: a row is the same whoever shares its batch.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from engine_build.graphs.graph_pattern import Matcher
 from engine_build.graphs.graph_view import node_name, replace_nodes
 from engine_build.precision.casts import InlineWeights
 
@@ -20,12 +24,14 @@ CONTRIB = "com.microsoft"
 # Products of smaller matrices gain nothing.
 SMALLEST_SIDE = 64
 LARGEST = 127
+SUMS = ("ReduceSum", "ReduceMean")
 CONSTANTS = {
     "int8/largest": np.array(LARGEST, np.float32),
     "int8/smallest": np.array(1e-12, np.float32),
     "int8/one": np.array(1, np.float32),
     "int8/zero": np.array(LARGEST + 1, np.uint8),
     "int8/last": np.array([-1], np.int64),
+    "int8/first": np.array([0], np.int64),
 }
 
 
@@ -70,7 +76,11 @@ def _rounded(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.
 
 def _nodes(model: onnx.ModelProto, changed: dict[str, str]) -> Iterator[onnx.NodeProto]:
     rounded: set[str] = set()
+    matcher = Matcher(model.graph.node, model.graph.initializer)
     for node in model.graph.node:
+        if node.op_type in SUMS and len(node.input) > 1 and _is_inside_rows(matcher.constant(node.input[1])):
+            yield from _of_rows_twice(node)
+            continue
         if node.op_type != "MatMul" or node.input[1] not in changed:
             yield node
             continue
@@ -84,6 +94,25 @@ def _nodes(model: onnx.ModelProto, changed: dict[str, str]) -> Iterator[onnx.Nod
         for one in new:
             one.metadata_props.extend(node.metadata_props)
         yield from new
+
+
+def _is_inside_rows(axes: float | tuple[float, ...] | None) -> bool:
+    """Whether these axes are known and none is the first, counted from it."""
+    return axes is not None and min(axes if isinstance(axes, tuple) else (axes,)) > 0
+
+
+def _of_rows_twice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A node over its first input's rows twice, and its result for the first half."""
+    (x, axes), output = node.input, node.output[0]
+    twice = onnx.NodeProto()
+    twice.CopyFrom(node)
+    twice.input[:], twice.output[:] = [f"{output}/int8_rows", axes], [f"{output}/int8_sums"]
+    return [
+        helper.make_node("Concat", [x, x], [f"{output}/int8_rows"], axis=0),
+        twice,
+        helper.make_node("Shape", [x], [f"{output}/int8_end"], start=0, end=1),
+        _node("Slice", [f"{output}/int8_sums", "int8/first", f"{output}/int8_end", "int8/first"], output),
+    ]
 
 
 def _rounded_by_token(x: str) -> list[onnx.NodeProto]:

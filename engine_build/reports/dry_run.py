@@ -15,7 +15,7 @@ from engine_build.build.environment import BuildEnvironment
 from engine_build.build.rebuild_check import RebuildDecision
 from engine_build.config import ROWS_VARIANTS, TENSORRT_OPTIONS, BuildConfig, parse_variant
 from engine_build.specs.engine_spec import Range
-from engine_build.specs.engine_specs import adapted_ranges, decoder_ranges, tick_ranges
+from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.adapters import ADAPTED_DECODER
 from runtime.errors import TickError

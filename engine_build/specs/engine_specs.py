@@ -8,7 +8,7 @@ packed rank of adapters, I and O input and output features of the matrices that 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
@@ -19,20 +19,27 @@ from engine_build.graphs.step_graph import rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from engine_build.specs.engine_spec import EngineSpec, Range, Sizes, file_spec
 from engine_build.specs.planner_specs import planner_specs
-from runtime.config.bundle import Bundle, CodecDecodeSpec, CodecEncodeSpec, CodecSpec, DecoderInputs
+from engine_build.specs.shape_ranges import (
+    SAMPLE_FRAMES,
+    adapted_ranges,
+    codec_ranges,
+    decoder_ranges,
+    decoder_samples,
+    max_frames,
+    new_lengths_first,
+    tick_ranges,
+    token_ranges,
+)
+from runtime.config.bundle import Bundle, CodecSpec, DecoderInputs
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
-from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
+from runtime.config.deployment import Deployment
 from runtime.config.structure import StructureSpec
 from runtime.denoise.row_buffers import row_multiple
 from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs
 from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
-from runtime.requests.request import MAX_CONDITIONS
 
-SAMPLE_FRAMES = 32
-# Rows times frames of the decoder. The reference runs on the CPU, where this is 11 TFLOP at 1.6 B parameters.
-LARGEST_SAMPLE = 6000
 # Of lyrics, whose graph attends over all of them at once.
 SAMPLE_TOKENS = 512
 _TOKENIZER_FIX = "set text_encoder.tokenizer in bundle.toml to a tokenizer.json"
@@ -78,7 +85,7 @@ def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
         graph=graph,
         inputs=tuple(ports),
         outputs=outputs,
-        samples=_new_lengths_first(
+        samples=new_lengths_first(
             [{**sizes, **sample} for ranges in deployment.shapes for sample in decoder_samples(ranges)]
         ),
         largest={**sizes, **{letter: high for letter, (_, high) in free.items()}},
@@ -122,81 +129,6 @@ def _decoder_ports(graph: Graph, names: DecoderInputs) -> list[Port]:
     ]
 
 
-def decoder_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
-    """The deployment's shape ranges, one optimization profile each."""
-    return tuple(
-        {"R": _range(shape.rows), "T": _range(shape.frames), "L": _range(shape.tokens)} for shape in deployment.shapes
-    )
-
-
-def adapted_ranges(deployment: Deployment) -> tuple[dict[str, Range], ...]:
-    """decoder_ranges() with the packed rank of adapters."""
-    most = deployment.runtime.adapter_rank
-    return tuple({**sizes, "Q": (ADAPTER_RANK_MULTIPLE, most, most)} for sizes in decoder_ranges(deployment))
-
-
-def tick_ranges(
-    deployment: Deployment, features: Collection[str], *, is_step: bool, row_multiple: int = 1
-) -> tuple[dict[str, Range], ...]:
-    """Sizes of the rows and step graphs: up to all slots with all their conditions, at every length of a shape range.
-
-    Rows of all executes of a tick are in one buffer, each execute's at a multiple of `row_multiple`. Only blends have
-    more than one positive and one negative row.
-    """
-    depth, first = deployment.runtime.depth, deployment.shapes[0].frames
-    frames = (min(shape.frames.min for shape in deployment.shapes), first.opt, _max_frames(deployment))
-    per_slot = 2 if is_step and "blend" not in features else 2 * MAX_CONDITIONS
-    conditions = (1, 2, MAX_CONDITIONS) if "blend" in features else (1, 1, 1)
-    bands = (-(-frames[0] // 2), -(-frames[1] // 2), -(-frames[2] // 2))
-    return (
-        {
-            "S": (1, depth, depth),
-            "R": (1, 2 * depth, per_slot * depth * row_multiple),
-            "T": frames,
-            "B": bands,
-            "K": conditions,
-            "N": conditions,
-        },
-    )
-
-
-def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
-    """Windows of one frame up to the bundle's `window_frames`, with the margin on both sides."""
-    margins = 2 * half.margin_frames
-    frames = (1, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
-    samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
-    return ({"B": (1, 1, 1), "T": frames, "W": samples},)
-
-
-def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:
-    """One text at a time, of any length."""
-    return ({"B": (1, 1, 1), "L": (1, -(-max_tokens // 2), max_tokens)},)
-
-
-def decoder_samples(ranges: ShapeRanges) -> Iterator[Sizes]:
-    """Corners of a range, kept small: opt lengths; all at min; max lengths with min rows; max rows with min frames.
-
-    Of these only the first may be more work than LARGEST_SAMPLE.
-    """
-    rows, frames, tokens = ranges.rows, ranges.frames, ranges.tokens
-    few = max(rows.min, min(2, rows.max, LARGEST_SAMPLE // frames.opt))
-    yield {"R": few, "T": frames.opt, "L": tokens.opt}
-    others = (
-        {"R": rows.min, "T": frames.min, "L": tokens.min},
-        {"R": rows.min, "T": frames.max, "L": tokens.max},
-        {"R": rows.max, "T": frames.min, "L": tokens.opt},
-    )
-    yield from (sizes for sizes in others if sizes["R"] * sizes["T"] <= LARGEST_SAMPLE)
-
-
-def _new_lengths_first(samples: Sequence[Sizes]) -> tuple[Sizes, ...]:
-    """The first sample of every length T before all others: of a large graph only these are run on the CPU."""
-    firsts: dict[int, Sizes] = {}
-    for sizes in samples:
-        firsts.setdefault(sizes["T"], sizes)
-    return (*firsts.values(), *(sizes for sizes in samples if sizes not in firsts.values()))
-
-
 def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
     features = frozenset() if variant == PLAIN else frozenset(variant.split(FEATURE_SEPARATOR))
     outputs = [_output("hidden_states", "RTC")]
@@ -235,7 +167,7 @@ def _tick_spec(
     ranges = tick_ranges(deployment, features, is_step=name.startswith("step."), row_multiple=aligned)
     samples = [(1, 1, multiple), (3, 7, bundle.latents.round_up(SAMPLE_FRAMES)), (2, 4, multiple * 5)]
     inside = [_inside(ranges[0], *sample) for sample in samples]
-    largest = (deployment.runtime.depth, deployment.max_rows, _max_frames(deployment))
+    largest = (deployment.runtime.depth, deployment.max_rows, max_frames(deployment))
     return EngineSpec(
         name=name,
         graph=graph,
@@ -253,10 +185,6 @@ def _inside(ranges: Mapping[str, Range], slots: int, rows: int, frames: int) -> 
         return min(max(size, ranges[letter][0]), ranges[letter][2])
 
     return inside("S", slots), inside("R", rows), inside("T", frames)
-
-
-def _range(limits: ShapeRange) -> Range:
-    return limits.min, limits.opt, limits.max
 
 
 def _tick_sizes(slots: int, rows: int, frames: int, conditions: int, known: Sizes) -> Sizes:
@@ -283,7 +211,7 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
     window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
     frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
     samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
-    longest = _max_frames(deployment)
+    longest = max_frames(deployment)
     largest = {**known, "B": 1, "T": longest, "W": longest * codec.hop_samples}
     names = codec.decode.inputs
     ports = [Port("codec.decode.inputs.latents", names.latents, "BTC")]
@@ -367,7 +295,3 @@ def _extent(deployment: Deployment) -> dict[str, tuple[int, int]]:
     dimensions = {"R": "rows", "T": "frames", "L": "tokens"}
     ranges = {letter: [getattr(shape, name) for shape in deployment.shapes] for letter, name in dimensions.items()}
     return {letter: (min(r.min for r in found), max(r.max for r in found)) for letter, found in ranges.items()}
-
-
-def _max_frames(deployment: Deployment) -> int:
-    return max(ranges.frames.max for ranges in deployment.shapes)

@@ -311,7 +311,7 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         opened.callback(engines.close)
         others = _open_other_engines(deployment, bundle, device, opened)
         loop = TickLoop(engines, bundle, deployment, device)
-        workers = DecodeWorkers(default_workers(deployment.target), lambda: loop.stats().is_idle)
+        workers = DecodeWorkers(default_workers(deployment.target), lambda: loop.is_empty)
         pipeline = Pipeline(
             deployment=deployment,
             bundle=bundle,

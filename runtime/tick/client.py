@@ -114,6 +114,11 @@ class LoopClient:
         # Held while a session's parameters are resolved and put into the inbox, so that the newest arrive last.
         self._resolving = threading.Lock()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in the loop: what has had its terminal event is not."""
+        return len(self._registry) == 0
+
     def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
         """Ask for a generation; exactly one terminal event follows. Returns the request's id.
 

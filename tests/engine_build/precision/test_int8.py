@@ -82,6 +82,26 @@ def test_a_token_depends_on_no_other() -> None:
     np.testing.assert_array_equal(run(model, {"x": x})[0][0, 0], before[0][0, 0])
 
 
+def test_the_demo_s_decoder_gives_a_row_the_same_velocity_whatever_shares_its_batch(decoder: onnx.ModelProto) -> None:
+    """Bit for bit, also beside longer prompts; in float32 a row alone differs from the same in a batch."""
+    shapes = {"hidden_states": (3, 32, 64), "encoder_hidden_states": (3, 9, 96), "context_latents": (3, 32, 128)}
+    feeds = {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    feeds |= {"timestep": RANDOM.uniform(0.1, 1, 3).astype(np.float32), "condition_mask": np.ones((3, 9), np.float32)}
+    feeds["encoder_hidden_states"][:, 6:] = 0
+    feeds["condition_mask"][:, 6:] = 0
+    alone = {name: value[:1, :6] if value.shape[1:2] == (9,) else value[:1] for name, value in feeds.items()}
+    batch = {rows: {name: value[:rows] for name, value in feeds.items()} for rows in (1, 2, 3)}
+
+    def differ(model: onnx.ModelProto) -> list[bool]:
+        (expected,) = run(model, alone)
+        return [bool((run(model, feeds)[0][0] != expected[0]).any()) for feeds in batch.values()]
+
+    model = apply_recipe(decoder, "int8")
+    for made in (model, cpu_graph(model)):
+        assert differ(made) == [False] * 3
+    assert True in differ(decoder)
+
+
 def test_activations_are_rounded_once_for_all_their_products() -> None:
     kinds = [node.op_type for node in apply_recipe(products(), "int8").graph.node]
     assert (kinds.count("QuantizeLinear"), kinds.count("MatMulIntegerToFloat"), kinds.count("MatMul")) == (1, 2, 2)

@@ -10,8 +10,7 @@ from helpers.factories import tiny_deployment
 
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.specs.engine_spec import EngineSpec, optimization_profiles
-from engine_build.specs.engine_specs import decoder_samples, engine_specs
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from engine_build.specs.engine_specs import engine_specs
 from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError
 from runtime.requests.request import MAX_CONDITIONS
@@ -92,26 +91,6 @@ def test_every_sample_has_every_size_and_memory_too(tmp_path: Path) -> None:
         limits = {port.limit for port in spec.inputs} - {""}
         for sizes in (*spec.samples, spec.largest):
             assert (letters | limits) <= set(sizes), spec.name
-
-
-def test_samples_lie_inside_the_range() -> None:
-    ranges = ShapeRanges(
-        rows=ShapeRange(min=3, opt=4, max=8),
-        frames=ShapeRange(min=4, opt=6, max=12),
-        tokens=ShapeRange(min=2, opt=2, max=9),
-    )
-    samples = list(decoder_samples(ranges))
-    assert all(ranges.holds(sample["R"], sample["T"], sample["L"]) for sample in samples)
-    assert {sample["T"] for sample in samples} == {4, 6, 12}
-    assert max(sample["R"] for sample in samples) == 8
-
-
-def test_samples_of_long_canvases_stay_affordable() -> None:
-    canvas, tokens = ShapeRange(min=6000, opt=6000, max=6000), ShapeRange(min=1, opt=2, max=9)
-    few = ShapeRanges(rows=ShapeRange(min=1, opt=4, max=8), frames=canvas, tokens=tokens)
-    many = ShapeRanges(rows=ShapeRange(min=9, opt=16, max=16), frames=canvas, tokens=tokens)
-    assert [sample["R"] for sample in decoder_samples(few)] == [1, 1, 1]
-    assert [sample["R"] for sample in decoder_samples(many)] == [9]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,10 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def whole(pipeline: Pipeline, generation: LongGeneration) -> NDArray[np.float32]:
-    return np.concatenate(list(generate_latents(pipeline, generation)))
+def whole(
+    pipeline: Pipeline, generation: LongGeneration, on_event: Callable[[Event], None] | None = None
+) -> NDArray[np.float32]:
+    return np.concatenate(list(generate_latents(pipeline, generation, on_event)))
 
 
 def test_segment_seeds_differ_and_are_deterministic() -> None:
@@ -175,8 +177,14 @@ def test_windows_are_decoded_at_once_and_are_the_same(
 
 def test_workers_are_alone_while_no_generation_is_in_flight(pipeline: Pipeline) -> None:
     assert pipeline.codec is not None
-    whole(pipeline, LongGeneration(pipeline, options()))
-    assert eventually(pipeline.codec.workers._is_alone)
+    seen: list[bool] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, Finished) and pipeline.codec is not None:
+            seen.append(pipeline.codec.workers._is_alone())
+
+    whole(pipeline, LongGeneration(pipeline, options(seconds=0.9)), note)
+    assert seen == [True]
     with second_segment_in_flight(pipeline, LongGeneration(pipeline, options())) as (pieces, _):
         assert eventually(lambda: pipeline.loop.stats().slots_active == 1)
         assert not pipeline.codec.workers._is_alone()
