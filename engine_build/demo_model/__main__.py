@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | train-encoder | train-adapter | export | evaluate | plot."""
+"""python -m engine_build.demo_model train | train-encoder | train-adapter | export | evaluate | plot | planner."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from engine_build.demo_model.planner.commands import planner
 from runtime.command_line import CommandLine, need_packages
 from runtime.errors import ConfigError
 from runtime.terminal import print_line
 
 app = CommandLine(add_completion=False, help="Train, export, evaluate and plot the demo bundle.")
+app.add_typer(planner, name="planner")
 
 TRAINING = ("torch", "diffusers", "onnxscript")
 DEFAULT_FOLDER = Path("configs/demo")

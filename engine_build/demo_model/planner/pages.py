@@ -1,7 +1,7 @@
 """Songs with form as pages of tokens: drawn, rendered and encoded by the bundle's structure tokenizer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,7 @@ from engine_build.demo_model.planner.tokens import (
 )
 
 MAX_PAGE_TOKENS: Final = 1536
+_FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,10 @@ class StructureCodes:
 def draw_piece(structure: StructureCodes, seed: int, index: int) -> Piece:
     """Song number `index` of a seed, with form."""
     rng = np.random.default_rng([seed, index])
-    arrangement = draw_arrangement(draw_song(rng), rng)
+    song = draw_song(rng)
+    if rng.random() < _FULL_SHARE:
+        song = replace(song, layers=song.layers | song.rule.layer_set)
+    arrangement = draw_arrangement(song, rng)
     moods = tuple(mood for mood in moods_of(arrangement.song) if rng.random() < MOOD_SHARE)
     return Piece(arrangement, structure.encode(render_arrangement(arrangement)), moods)
 

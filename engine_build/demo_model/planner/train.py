@@ -1,0 +1,186 @@
+"""Training of the planner: the likelihood of plans and of codes, on songs that are drawn anew for every step."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine_build.demo_model.planner.model import Planner
+from engine_build.demo_model.planner.pages import StructureCodes, draw_piece, plan_page, section_page
+from engine_build.demo_model.planner.tokens import (
+    FIRST_CODE_ID,
+    GROUP_SIZE,
+    NUM_GROUPS,
+    PAD,
+    PLAN,
+    RECALL,
+    SECTION,
+    TOKEN_IDS,
+)
+from runtime.terminal import print_line
+
+HELD_OUT_SEED: Final = 1_000_033
+_PAGES_AT_ONCE: Final = 4
+
+Pages = list[list[int]]
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """The recipe. Training ends after `minutes`; the learning rate falls to zero over its last `decay_share`."""
+
+    minutes: float = 60.0
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 60
+    decay_share: float = 0.6
+    songs_per_step: int = 2
+    sections_per_song: int = 3
+    seed: int = 1
+    threads: int = 2
+    exact_share: float = 0.04
+    log_every: int = 50
+
+
+class PlannerTrainer:
+    """Owns the model, the optimizer and the step count; all are saved in a checkpoint."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.config, self.model = config, Planner()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), config.learning_rate, (0.9, 0.98), weight_decay=config.weight_decay, fused=True
+        )
+        self.step, self.elapsed_s = 0, 0.0
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        return self.elapsed_s / (60.0 * self.config.minutes)
+
+    def train_step(self, pages: Pages) -> float:
+        """One optimizer step; returns the loss in nats per predicted token."""
+        start = time.monotonic()
+        warm = min(1.0, (self.step + 1) / self.config.warmup_steps)
+        decay = min(1.0, max(0.0, 1.0 - self.progress) / self.config.decay_share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * warm * decay
+        batches = padded(pages)
+        count, total = sum(int(is_predicted(batch).sum()) for batch in batches), 0.0
+        is_coarse = self.progress < 1.0 - self.config.exact_share
+        for batch in batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
+                loss = token_losses(self.model, batch).sum() / count
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step, self.elapsed_s = self.step + 1, self.elapsed_s + time.monotonic() - start
+        return total
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint; a reader never sees half of one."""
+        state = {
+            "config": asdict(self.config),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Resume from a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.elapsed_s = int(state["step"]), float(state["elapsed_s"])
+
+
+def draw_pages(structure: StructureCodes, config: PlannerConfig, seed: int, step: int) -> Pages:
+    """Pages of a step: the plans of some songs and some of their sections; deterministic per seed and step."""
+    rng, pages = np.random.default_rng([seed, step, 1]), list[list[int]]()
+    for index in range(config.songs_per_step):
+        piece = draw_piece(structure, seed, step * config.songs_per_step + index)
+        sections = rng.permutation(len(piece.arrangement.sections))[: config.sections_per_song]
+        pages += [plan_page(piece, rng), *(section_page(piece, int(section)) for section in sections)]
+    return pages
+
+
+def padded(pages: Sequence[list[int]]) -> list[Tensor]:
+    """Pages of similar length side by side, int64 `[B, S]`."""
+    ordered = sorted(pages, key=len)
+    groups = [ordered[first : first + _PAGES_AT_ONCE] for first in range(0, len(ordered), _PAGES_AT_ONCE)]
+    return [
+        torch.tensor([page + [TOKEN_IDS[PAD]] * (len(group[-1]) - len(page)) for page in group]) for group in groups
+    ]
+
+
+def is_predicted(tokens: Tensor) -> Tensor:
+    """Which tokens after the first count, bool `[B, S - 1]`: those of codes, and what follows the plan's mark."""
+    is_planned = (tokens[:, :-1] == TOKEN_IDS[PLAN]).cumsum(1) > 0
+    return (tokens[:, 1:] >= FIRST_CODE_ID) | (is_planned & (tokens[:, 1:] != TOKEN_IDS[PAD]))
+
+
+def token_losses(model: Planner, tokens: Tensor) -> Tensor:
+    """Cross entropy in nats of each token `[B, S - 1]` among those that may stand there, 0 where none is predicted."""
+    table = model.table()
+    hidden, targets, wanted = model(table[tokens[:, :-1]]), tokens[:, 1:], is_predicted(tokens)
+    losses = hidden.new_zeros(targets.shape)
+    firsts = [0, *(FIRST_CODE_ID + group * GROUP_SIZE for group in range(NUM_GROUPS + 1))]
+    for first, end in pairwise(firsts):
+        chosen = wanted & (targets >= first) & (targets < end)
+        logits = hidden[chosen] @ table[first:end].T
+        losses = losses.masked_scatter(
+            chosen, nn.functional.cross_entropy(logits, targets[chosen] - first, reduction="none")
+        )
+    return losses
+
+
+def held_out_figures(model: Planner, pages: Pages) -> dict[str, float]:
+    """Nats per code of sections that are new, and that return, and nats per token of plans."""
+    found = dict[str, list[Tensor]](new=[], returning=[], plan=[])
+    for batch in padded(pages):
+        with torch.no_grad():
+            losses = token_losses(model, batch)
+        is_code, is_section = batch[:, 1:] >= FIRST_CODE_ID, (batch[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
+        is_return = is_section & (batch == TOKEN_IDS[RECALL]).any(1, keepdim=True)
+        found["new"].append(losses[is_code & ~is_return])
+        found["returning"].append(losses[is_code & is_return])
+        found["plan"].append(losses[is_predicted(batch) & ~is_code])
+    tokens = {"new": NUM_GROUPS, "returning": NUM_GROUPS, "plan": 1}
+    return {f"nats_{name}": tokens[name] * float(torch.cat(parts).mean()) for name, parts in found.items()}
+
+
+def train(config: PlannerConfig, bundle: Path, checkpoint: Path) -> PlannerTrainer:
+    """Train to the end of the recipe on the codes of a bundle's structure graphs, resuming from the checkpoint."""
+    trainer, structure, losses = PlannerTrainer(config), StructureCodes(bundle), list[float]()
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    held_out = [page for step in range(8) for page in draw_pages(structure, config, HELD_OUT_SEED, step)]
+    _log(parameters=sum(p.numel() for p in trainer.model.parameters()), resumed_at=trainer.step)
+    while trainer.progress < 1.0:
+        losses.append(trainer.train_step(draw_pages(structure, config, config.seed, trainer.step)))
+        if trainer.step % config.log_every == 0 or trainer.progress >= 1.0:
+            trainer.save(checkpoint)
+            figures = held_out_figures(trainer.model, held_out)
+            _log(step=trainer.step, elapsed_s=trainer.elapsed_s, loss=float(np.mean(losses)), **figures)
+            losses.clear()
+    return trainer
+
+
+def _log(**fields: Any) -> None:
+    print_line(
+        json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()})
+    )

@@ -1,0 +1,61 @@
+"""The planner's model against transformers' Qwen3, whole and token by token."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.export
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from engine_build.demo_model.latents import CODE_LEVELS  # noqa: E402
+from engine_build.demo_model.planner.model import Cache, Planner, PlannerShape, checkpoint_tensors  # noqa: E402
+from engine_build.demo_model.planner.tokens import FIRST_CODE_ID, GROUP_SIZE, NUM_TOKENS  # noqa: E402
+
+SHAPE = PlannerShape(hidden_size=48, intermediate_size=96, num_hidden_layers=2, head_dim=16)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(NUM_TOKENS, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def small_model() -> Planner:
+    torch.manual_seed(1)
+    model = Planner(SHAPE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def test_it_is_a_qwen3_of_a_million_parameters() -> None:
+    model = small_model()
+    config = transformers.Qwen3Config(
+        **vars(SHAPE) | {"rope_parameters": {"rope_type": "default", "rope_theta": SHAPE.rope_theta}},
+        tie_word_embeddings=True,
+    )
+    other = transformers.Qwen3ForCausalLM(config).eval()
+    tensors = {name: torch.from_numpy(value) for name, value in checkpoint_tensors(model).items()}
+    other.model.load_state_dict(tensors)
+    with torch.no_grad():
+        table = model.table()
+        found, wanted = model(table[tokens()]) @ table.T, other(tokens()).logits
+    assert torch.allclose(found, wanted, atol=1e-4)
+    assert 0.9e6 < sum(value.size for value in checkpoint_tensors(Planner()).values()) < 1.4e6
+
+
+def test_tokens_one_by_one_give_what_all_give_at_once() -> None:
+    model, caches = small_model(), [Cache(keeps=True) for _ in range(SHAPE.num_hidden_layers)]
+    with torch.no_grad():
+        rows = model.table()[tokens()]
+        whole = model(rows)
+        parts = [model(rows[:, i:j], caches, i) for i, j in ((0, 17), (17, 18), (18, 21), (21, 40))]
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-5)
+
+
+def test_codes_that_differ_in_one_digit_have_rows_that_differ_by_those_of_the_digit() -> None:
+    table = Planner(SHAPE).table
+    rows = table()[FIRST_CODE_ID : FIRST_CODE_ID + GROUP_SIZE].detach()
+    steps = rows.unflatten(0, (-1, CODE_LEVELS)).diff(dim=1)
+    assert torch.allclose(steps, steps[:1].expand_as(steps), atol=1e-6)
+    assert np.isclose(float(steps.abs().mean()) > 0, True)

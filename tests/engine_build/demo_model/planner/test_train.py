@@ -1,0 +1,71 @@
+"""Training of the planner: pages of a step, what is predicted, losses that fall, a run that goes on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+pytestmark = pytest.mark.export
+
+torch = pytest.importorskip("torch")
+
+from engine_build.demo_model.planner.model import Planner  # noqa: E402
+from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
+from engine_build.demo_model.planner.tokens import FIRST_CODE_ID, TOKEN_IDS, TOKENS  # noqa: E402
+from engine_build.demo_model.planner.train import (  # noqa: E402
+    PlannerConfig,
+    PlannerTrainer,
+    draw_pages,
+    held_out_figures,
+    is_predicted,
+    padded,
+    token_losses,
+    train,
+)
+
+DEMO = ROOT / "configs/demo"
+CONFIG = PlannerConfig(songs_per_step=1, sections_per_song=1, warmup_steps=1, threads=1, log_every=1)
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[list[int]]:
+    return draw_pages(StructureCodes(DEMO), CONFIG, 1, 0)
+
+
+def test_a_step_has_the_same_pages_again(pages: list[list[int]]) -> None:
+    assert pages == draw_pages(StructureCodes(DEMO), CONFIG, 1, 0) != draw_pages(StructureCodes(DEMO), CONFIG, 1, 1)
+    assert [TOKENS[page[0]] for page in pages] == ["start", "start"]
+
+
+def test_codes_and_what_follows_a_plan_are_predicted_and_markers_are_not(pages: list[list[int]]) -> None:
+    plan, section = pages
+    (batch,) = padded(pages)
+    found = is_predicted(batch)
+    plan_row = next(row for row in range(2) if TOKEN_IDS["plan"] in batch[row])
+    assert int(found[plan_row].sum()) == len(plan) - plan.index(TOKEN_IDS["plan"]) - 1
+    assert batch[1 - plan_row, 1:][found[1 - plan_row]].tolist() == [t for t in section if t >= FIRST_CODE_ID]
+
+
+def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    model, (batch,) = Planner(), padded(pages)
+    with torch.no_grad():
+        losses = token_losses(model, batch)
+    is_code = batch[:, 1:] >= FIRST_CODE_ID
+    assert float(losses[is_code].mean()) == pytest.approx(6.44, abs=0.4)  # ln 625
+    assert not losses[~is_predicted(batch)].any()
+
+
+def test_steps_on_one_batch_lower_its_loss(pages: list[list[int]]) -> None:
+    trainer = PlannerTrainer(CONFIG)
+    losses = [trainer.train_step(pages) for _ in range(12)]
+    assert losses[-1] < losses[0] - 0.3
+    assert held_out_figures(trainer.model, pages).keys() == {"nats_new", "nats_returning", "nats_plan"}
+
+
+def test_a_run_ends_in_time_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    short = replace(CONFIG, minutes=0.001)
+    first = train(short, DEMO, tmp_path / "planner.pt")
+    again = train(replace(short, minutes=2.0 * first.elapsed_s / 60.0), DEMO, tmp_path / "planner.pt")
+    assert again.step > first.step >= 1
