@@ -9,7 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from runtime.config.planner import PlannerSpec
-from runtime.errors import RequestError
+from runtime.engines.engine import PlannerEngines
+from runtime.errors import CheckpointError, RequestError
 from runtime.language.constraints import Constraint
 
 # Of a sequence without an end.
@@ -83,6 +84,23 @@ class SequenceState:
     constraint: tuple[int, ...]
     trust: float
     caches: tuple[tuple[tuple[NDArray[Any], ...], ...], ...]
+
+    def check(self, request: SequenceRequest, engines: PlannerEngines, spec: PlannerSpec) -> None:
+        """Raises CheckpointError where the state is not one of this request on these engines."""
+        rows, is_constrained = len(request.prompts), request.constraint is not None
+        if not 0 <= self.count < request.max_tokens or bool(self.constraint) != is_constrained:
+            raise CheckpointError(f"the state of a sequence with {self.count} tokens is not one of this request")
+        graphs = zip(self.caches, (spec, spec.draft), (engines.planner, engines.draft), strict=False)
+        for caches, graph, engine in graphs:
+            if graph is None or engine is None:
+                continue
+            expected = [tuple(engine.inputs[name].shape[1:]) for name in graph.inputs.past]
+            if len(caches) != rows or any([array.shape for array in row] != expected for row in caches):
+                raise CheckpointError(
+                    f"the caches are not those of {rows} rows of {len(expected)} of shape {expected[0]}"
+                )
+        if not self.caches:
+            raise CheckpointError("the state has no caches")
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,11 +133,15 @@ class LoopClient:
     ) -> str:
         """Ask the planner for a sequence; exactly one terminal event follows. `state`: continue there (see snapshot).
 
-        Raises RequestError, also where the bundle has no planner, and as submit does.
+        Raises RequestError, also where the bundle has no planner, CheckpointError where the state does not fit, and as
+        submit does.
         """
         if self.bundle.planner is None:
             raise RequestError(f"the bundle {self.bundle.name!r} has no planner", fix="use one with [planner]")
         request.check(self.bundle.planner)
+        if state is not None:
+            assert self.engines.planner is not None
+            state.check(request, self.engines.planner, self.bundle.planner)
         self._check_open()
         self._registry.enter(request, listener, wait=wait)
         self._inbox.put(Submit(request, SequenceWork(request, state)))

@@ -24,7 +24,7 @@ from runtime.config.bundle import load_bundle
 from runtime.devices.machine import open_device
 from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineError, NonFiniteError, QueueFullError, RequestError
+from runtime.errors import CheckpointError, EngineError, NonFiniteError, QueueFullError, RequestError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.runner import LanguageRunner
 from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
@@ -305,6 +305,29 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
         finish(other)
         np.testing.assert_array_equal(inbox.latents("again"), inbox.latents("a"))
         assert state.count < len(inbox.latents("a"))
+
+
+def test_a_state_that_does_not_fit_is_refused(planned: Planned) -> None:
+    loop, inbox = planned(), Inbox()
+    request = sequence("a", constraint=Song(50), max_tokens=50)
+    loop.submit_sequence(request, inbox)
+    for _ in range(5):
+        loop.tick()
+    state = snapshot(loop, "a")
+    assert state is not None
+    small = ((tuple(array[:1] for array in state.caches[0][0]),),)
+    for other, changed in [
+        (replace(request, max_tokens=state.count), state),
+        (replace(request, constraint=None), state),
+        (replace(request, **GUIDED), state),
+        (request, replace(state, caches=())),
+        (request, replace(state, caches=small)),
+    ]:
+        with pytest.raises(CheckpointError):
+            loop.submit_sequence(replace(other, id="b"), inbox, changed)
+    loop.submit_sequence(replace(request, id="b"), inbox, state)
+    finish(loop)
+    np.testing.assert_array_equal(inbox.latents("b"), inbox.latents("a"))
 
 
 def test_before_its_prompts_are_read_a_sequence_has_no_state(planned: Planned) -> None:
