@@ -118,7 +118,7 @@ def graph_in_precision(decision: RebuildDecision, folder: Path) -> Iterator[Grap
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:
     """An engine's manifest before it is measured."""
-    spec, engine = task.decision.spec, task.engine
+    engine = task.engine
     files = sorted(file for file in engine.parent.iterdir() if file != engine)
     sha256 = facts.pop("sha256", None) or file_sha256(engine)
     return Manifest(
@@ -127,8 +127,8 @@ def _manifest(task: BuildTask, facts: Facts) -> Manifest:
         engine_sha256=sha256,
         data_files={file.name: file_sha256(file) for file in files},
         size_bytes=sum(file.stat().st_size for file in (engine, *files)),
-        inputs=spec.graph.inputs,
-        outputs=spec.graph.outputs,
+        inputs=task.graph.inputs,
+        outputs=task.graph.outputs,
         error={},
         build_s=0.0,
         built_on=task.environment.built_on,

@@ -13,7 +13,7 @@ import numpy as np
 from engine_build.build.environment import BuildEnvironment, build_environment
 from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.tensor_roles import WORDS
+from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
 from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
@@ -193,6 +193,7 @@ def tensor_bytes(spec: EngineSpec) -> int:
     return sum(
         np.dtype(port.dtype).itemsize * prod(spec.largest[letter] for letter in port.letters)
         for port in (*spec.inputs, *spec.outputs)
+        if port.values != IN_PLACE
     )
 
 

@@ -83,7 +83,7 @@ def run_engine(request: RunRequest, cancelled: threading.Event, on_log: OnLog) -
 def _run(request: RunRequest, engine: Any, feeds: Arrays, cancelled: threading.Event) -> Arrays:
     if cancelled.is_set():
         raise BuildError("cancelled")
-    outputs: Arrays = engine.run(feeds)
+    outputs: Arrays = engine.run({name: feed.astype(engine.inputs[name].dtype) for name, feed in feeds.items()})
     for output, values in outputs.items():
         if not np.isfinite(values).all():
             where = ", ".join(f"{name} {feed.shape}" for name, feed in feeds.items())

@@ -35,7 +35,12 @@ WORDS = {
     "W": "samples",
     "X": "context channels",
     "Y": "structure codes",
+    "Z": "sequences",
 }
+
+
+# `values` of an output that has the memory of an input.
+IN_PLACE = "in place"
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Port:
     """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
 
     `values`: sample values for verification: normal, small, unit (0..1), keep (0 or 1, the first 1), count
-    (0..limit-1), flag, ramp (0, 1, 2, ...), size (the limit itself).
+    (0..limit-1), flag, ramp (0, 1, 2, ...), size (the limit itself). Of an output: IN_PLACE or nothing.
     """
 
     role: str

@@ -69,13 +69,18 @@ class FileWeights(InlineWeights):
 
 
 class Rewriter:
-    """One pass over a graph's nodes, in order. `kind` is the low precision's ONNX data type, `label` its name."""
+    """One pass over a graph's nodes, in order. `kind` is the low precision's ONNX data type, `label` its name.
+
+    Caches that are updated in low precision are inputs and outputs in it.
+    """
 
     def __init__(self, view: GraphView, rules: list[NodeRule], kind: int, label: str, weights: InlineWeights) -> None:
         self._view, self._rules, self._weights = view, rules, weights
         self._kind, self._label = kind, label
         self._dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
-        self._low: set[str] = set()
+        updates = [node for node, rule in zip(view.nodes, rules, strict=True) if rule.name == "cache"]
+        self._caches = {name for node in updates for name in (node.input[0], node.output[0])}
+        self._low = {node.input[0] for node in updates}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._casts: set[str] = set()
@@ -84,7 +89,7 @@ class Rewriter:
         """The view's model, changed in index. Raises BuildError where a weight does not fit the low precision."""
         for node, rule in zip(self._view.nodes, self._rules, strict=True):
             self._add(node, rule)
-        for name in sorted(self._view.outputs & self._low):
+        for name in sorted((self._view.outputs & self._low) - self._caches):
             self._widen_output(name)
         return self._model()
 
@@ -149,6 +154,9 @@ class Rewriter:
         del model.graph.value_info[:]
         del model.graph.input[:]
         model.graph.input.extend(self._view.inputs)
+        for value in (*model.graph.input, *model.graph.output):
+            if value.name in self._caches:
+                value.type.tensor_type.elem_type = self._kind
         model.graph.initializer.extend(self._constants.values())
         replace_nodes(model, self._nodes)
         return model

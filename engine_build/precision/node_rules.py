@@ -31,6 +31,7 @@ NORMS = frozenset({
     "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
     "MeanVarianceNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
 })  # fmt: skip
+CACHE_UPDATE = "TensorScatter"
 CLASS_HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 
 
@@ -57,6 +58,7 @@ NODE_RULES = {
         NodeRule("unknown", "full", "an operator that is not known to be safe in low precision"),
         NodeRule("no kernel", "full", "ONNX (at this opset) or the target has this operator in full precision only"),
         NodeRule("product", "low", "matrix products: nearly all of the work, summed in fp32 inside tensor cores"),
+        NodeRule("cache", "low", "keys and values for later products: half the memory of a sequence"),
         NodeRule("softmax", "low", "sums in fp32 inside; its inputs and outputs belong to products"),
         NodeRule("pointwise", "low", "memory-bound, on values that are rounded already: half the bytes, half the time"),
         NodeRule("layout", "low", "moves values without arithmetic"),
@@ -99,6 +101,8 @@ class _Classifier:
         view, node, inputs = self._view, self._view.nodes[index], self._view.floats_in(index)
         if not view.floats_out(index):
             return "index" if node.op_type in SHAPE_OPS or not inputs else "edge"
+        if node.op_type == CACHE_UPDATE:
+            return "cache"
         if index in self._norms:
             return "norm"
         if index in self._outputs:

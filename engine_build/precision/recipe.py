@@ -1,7 +1,7 @@
 """Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph; for CPUs, which in 8 bits.
 
 Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of the graph. Inputs and outputs stay
-float32.
+float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16 they are float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx import TensorProto, defs
 from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.int8 import int8_products, with_int8_products
-from engine_build.precision.node_rules import node_rules
+from engine_build.precision.node_rules import CACHE_UPDATE, node_rules
 from engine_build.precision.normalize import normalized, widened
 from runtime.errors import BuildError
 
@@ -37,6 +37,8 @@ RECIPES: Mapping[str, Recipe] = {
     "fp16": Recipe("fp16", TensorProto.FLOAT16, 2.0**15),
     "bf16": Recipe("bf16", TensorProto.BFLOAT16, 2.0**127),
 }
+# Operators whose inputs would be of a type that numpy lacks, by recipe.
+WITHOUT_DTYPE: Mapping[str, frozenset[str]] = {"bf16": frozenset({CACHE_UPDATE})}
 # Operators without a bf16 kernel, by target. For ONNX Runtime: docs/OperatorKernels.md of its source, at opset
 # onnxruntime_compiler.CUDA_OPSET.
 WITHOUT_KERNEL: Mapping[tuple[str, str], frozenset[str]] = {
@@ -88,7 +90,8 @@ def apply_recipe(
         return with_int8_products(_checked(widened(model, weights)), weights)
     found = RECIPES[recipe]
     view = GraphView(normalized(_checked(widened(model, weights)), found.mask_limit, weights))
-    rules = node_rules(view, frozenset(without) | without_type(view, found.kind))
+    kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
+    rules = node_rules(view, kept)
     return Rewriter(view, rules, found.kind, recipe, weights).rewrite()
 
 
@@ -132,7 +135,8 @@ def explain(
         return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
     weights = weights or InlineWeights()
     view = GraphView(normalized(_checked(widened(model, weights)), RECIPES[recipe].mask_limit, weights))
-    rules = node_rules(view, frozenset(without) | without_type(view, RECIPES[recipe].kind))
+    kept = frozenset(without) | without_type(view, RECIPES[recipe].kind) | WITHOUT_DTYPE.get(recipe, frozenset())
+    rules = node_rules(view, kept)
     names = {"full": "fp32", "low": recipe, "index": "index"}
     return tuple(
         NodePrecision(node_name(node), node.op_type, names[rule.width], rule.name, rule.reason)

@@ -27,11 +27,11 @@ SHOWN_OPTIONS = {
 }
 LETTERS = {
     "R": "rows", "S": "slots", "T": "frames", "L": "tokens", "K": "conditions", "N": "negatives", "W": "samples",
-    "Q": "rank", "Y": "codes",
+    "Q": "rank", "Y": "codes", "U": "tokens per row", "G": "logits per row", "E": "cache slots", "Z": "sequences",
 }  # fmt: skip
 BUNDLE_ENGINES = (
     "codec_decode", "codec_encode", "text_encoder", "lyric_encoder", "timbre_encoder", "structure_encode",
-    "structure_decode",
+    "structure_decode", "planner", "planner_draft", "sampler",
 )  # fmt: skip
 UNKNOWN = "unknown without the bundle"
 

@@ -35,7 +35,7 @@ class EngineSpec:
 
     @property
     def kind(self) -> str:
-        """decoder, rows, step, codec_*, structure_* (encode, decode), text_encoder, lyric_encoder or timbre_encoder."""
+        """The name without its variant: decoder, rows, step, codec_decode, text_encoder, planner, sampler and so on."""
         return self.name.partition(".")[0]
 
 

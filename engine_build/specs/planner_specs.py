@@ -1,7 +1,7 @@
 """The planner's engines: the decoder with its three shape ranges, a smaller one for drafts, the sampler.
 
 Shape letters: R rows, U new tokens per row, G logits per row, E cache slots that attention reads, H key and value
-heads, M capacity of a cache, J width of a head, V vocabulary, N sequences, A the position of the first new token.
+heads, M capacity of a cache, J width of a head, V vocabulary, Z sequences, A the position of the first new token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.planner_graph import sampler_graph
-from engine_build.graphs.tensor_roles import Port, check_free, check_ports
+from engine_build.graphs.tensor_roles import IN_PLACE, Port, check_free, check_ports
 from engine_build.specs.engine_spec import EngineSpec, Range, Sizes
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerGraphSpec, PlannerInputs, PlannerSpec
@@ -22,6 +22,7 @@ from runtime.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, Sam
 ONNXRUNTIME = (1, 25)
 # A prompt's chunk is of one sequence: its rows with and without guidance.
 PREFILL_ROWS = 2
+SAMPLE_ROWS = 2
 
 
 def planner_specs(bundle: Bundle, planner: PlannerSpec, sequences: int) -> Iterator[EngineSpec]:
@@ -60,13 +61,14 @@ def _decoder_spec(
     ranges = planner_ranges(planner, spec.capacity, rows)
     largest = {letter: max(found[letter][2] for found in ranges) for letter in ranges[0]}
     check_free(graph, (*inputs, *outputs), {letter: (1, max(2, largest[letter])) for letter in "RUGE"})
-    samples = [_at(found, end) for found in ranges for end in (0, 2)]
+    # Of a large graph only the first ones are compared. All caches of many rows would not fit into a host's memory.
+    samples = [_at(found, end) for end in (2, 0) for found in (*ranges[1:], ranges[0])]
     return EngineSpec(
         name=name,
         graph=graph,
         inputs=inputs,
         outputs=outputs,
-        samples=tuple({**sizes, **sample} for sample in samples),
+        samples=tuple({**sizes, **sample, "R": min(sample["R"], SAMPLE_ROWS)} for sample in samples),
         largest={**sizes, **largest},
         ranges=ranges,
     )
@@ -91,13 +93,13 @@ def _outputs(table: str, spec: PlannerGraphSpec) -> tuple[Port, ...]:
     caches = enumerate(spec.outputs.present)
     return (
         Port(f"{table}.outputs.logits", spec.outputs.logits, "RGV"),
-        *(Port(f"{table}.outputs.present.{index}", present, "RHMJ") for index, present in caches),
+        *(Port(f"{table}.outputs.present.{index}", present, "RHMJ", values=IN_PLACE) for index, present in caches),
     )
 
 
 def _sampler_spec(planner: PlannerSpec, sequences: int) -> EngineSpec:
     known, verify = {"V": planner.vocabulary}, planner.verify_tokens
-    ranges = ({"N": (1, sequences, sequences), "R": (1, 2 * sequences, 2 * sequences), "G": (1, 1, verify)},)
+    ranges = ({"Z": (1, sequences, sequences), "R": (1, 2 * sequences, 2 * sequences), "G": (1, 1, verify)},)
     return EngineSpec(
         name="sampler",
         graph=graph_of(sampler_graph(planner.vocabulary, planner.sampler.candidates)),
@@ -110,9 +112,9 @@ def _sampler_spec(planner: PlannerSpec, sequences: int) -> EngineSpec:
 
 
 def _sampler_port(name: str, tensor: SamplerTensor) -> Port:
-    limit = {"positive_row": "R", "negative_row": "R", "row_sequence": "N", "top_k": "V"}.get(name, "")
+    limit = {"positive_row": "R", "negative_row": "R", "row_sequence": "Z", "top_k": "V"}.get(name, "")
     values = "count" if limit else "flag" if tensor.dtype == "bool" else "normal" if name == "logits" else "unit"
-    return Port(name, name, tensor.letters, tensor.dtype, values, limit)
+    return Port(name, name, tensor.letters.replace("N", "Z"), tensor.dtype, values, limit)
 
 
 def _at(ranges: Mapping[str, Range], end: int) -> Sizes:

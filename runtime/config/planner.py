@@ -174,12 +174,11 @@ class CodesSpec(PromptSpec):
     """The phase that writes structure codes, with a token of every group per code.
 
     A code is a number whose digits are the tokens, each counted from its group's first; the first group's digit counts
-    1, the second's as much as the first group has tokens, and so on. table: a .npy file, int64 `[n]`, number -> code.
-    markers: tokens that may stand between two codes.
+    1, the second's as much as the first group has tokens, and so on. markers: tokens before a code that are given, never
+    sampled.
     """
 
     groups: Annotated[tuple[TokenRange, ...], Field(min_length=1)]
-    table: str | None = None
     markers: TokenRange | None = None
 
     @property

@@ -31,9 +31,10 @@ class PlannerSession:
 
     def __init__(self, model: onnx.ModelProto | Path, rows: int, window: int = 0) -> None:
         self.session, self.window = open_session(model), window or NO_WINDOW
-        shapes = {item.name: item.shape[1:] for item in self.session.get_inputs() if item.name.startswith("past_")}
-        self.caches = {name: np.zeros((rows, *shape), np.float32) for name, shape in shapes.items()}
-        self.capacity = next(iter(shapes.values()))[1]
+        past = [item for item in self.session.get_inputs() if item.name.startswith("past_")]
+        dtype = np.float16 if past[0].type == "tensor(float16)" else np.float32
+        self.caches = {item.name: np.zeros((rows, *item.shape[1:]), dtype) for item in past}
+        self.capacity = past[0].shape[2]
         self.vocabulary = next(item for item in self.session.get_outputs() if item.name == "logits").shape[-1]
 
     def run(

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from helpers.tiny_planner import CONFIG, tiny_weights
+from helpers.planner_session import PlannerSession, off
+from helpers.tiny_planner import CONFIG, VOCABULARY, reference_logits, tiny_weights
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.planner_graph import PlannerSizes, planner_graph
+from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
 from engine_build.precision.recipe import apply_recipe, explain
 
 Written = Callable[[GraphWriter, str], str]
@@ -112,6 +113,19 @@ def test_of_a_cache_only_the_part_that_is_read_is_rounded() -> None:
     widths = {(node.op_type, node.precision) for node in explain(model, "bf16")}
     assert {("TensorScatter", "fp32"), ("Slice", "fp32"), ("Attention", "bf16")} <= widths
     onnx.checker.check_model(apply_recipe(model, "bf16"), full_check=True)
+
+
+def test_in_fp16_caches_are_inputs_and_outputs_in_it() -> None:
+    weights, tokens = tiny_weights(), np.random.default_rng(4).integers(0, VOCABULARY, (2, 24))
+    model = apply_recipe(planner_graph(PlannerSizes.of(CONFIG), 32, weights.__getitem__), "fp16")
+    onnx.checker.check_model(model, full_check=True)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    narrow = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16}
+    assert narrow == {name for names in cache_names(2) for name in names}
+    planner = PlannerSession(model, rows=2)
+    found = np.concatenate([planner.run(tokens[:, at : at + 8], at) for at in (0, 8, 16)], axis=1)
+    expected = np.stack([reference_logits(weights, row) for row in tokens])
+    assert off(found, expected) < 0.02 * np.abs(expected).max()
 
 
 def test_a_layout_node_with_a_full_precision_reader_stays_in_full_precision() -> None:

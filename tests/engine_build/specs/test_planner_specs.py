@@ -11,7 +11,7 @@ from simulator.onnxruntime_gpu import simulated_provider
 from engine_build.build.builder import build_engine
 from engine_build.build.engine_folder import locked
 from engine_build.build.environment import build_environment
-from engine_build.build.rebuild_check import check_graphs, check_rebuilds
+from engine_build.build.rebuild_check import check_graphs, check_rebuilds, tensor_bytes
 from engine_build.build.verify import inputs_at
 from engine_build.config import load_request
 from engine_build.specs import planner_specs
@@ -73,13 +73,24 @@ def test_tensorrt_updates_the_caches_in_place(path: Path, tmp_path: Path) -> Non
         device.close()
 
 
-def test_the_cuda_provider_builds_them(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "dtype", "limit"), [("fp32", "float32", 1e-5), ("fp16", "float16", 2e-2)])
+def test_the_cuda_provider_builds_them(tmp_path: Path, precision: str, dtype: str, limit: float) -> None:
+    path = tiny_deployment(tmp_path, planner={}, more=f'[build]\nprecision = "{precision}"\n')
     with simulated() as machine, simulated_provider(machine):
         request = load_request(path)
         environment = build_environment("cuda", request.options)
-        for decision in check_rebuilds(request, "cuda", environment=environment):
-            if decision.spec.name in ("planner", "sampler"):
-                assert build_engine(decision, request, tmp_path, environment).error["max_rel"] < 1e-5
+        decisions = {item.spec.name: item for item in check_rebuilds(request, "cuda", environment=environment)}
+        planner = build_engine(decisions["planner"], request, tmp_path, environment)
+        assert planner.error["max_rel"] < limit
+        caches = [info.dtype for info in (*planner.inputs, *planner.outputs) if len(info.shape) == 4]
+        assert caches == [dtype] * 8
+        assert build_engine(decisions["sampler"], request, tmp_path, environment).error["max_rel"] < 1e-5
+
+
+def test_memory_counts_a_cache_that_is_updated_in_place_once(specs: dict[str, EngineSpec]) -> None:
+    spec = specs["planner"]
+    cache = 4 * 8 * 2 * 64 * 8
+    assert 4 * cache < tensor_bytes(spec) < 5 * cache + 4 * 8 * 5 * 280
 
 
 def test_an_older_onnxruntime_is_refused_with_the_one_that_is_needed(
