@@ -174,8 +174,8 @@ class CodesSpec(PromptSpec):
     """The phase that writes structure codes, with a token of every group per code.
 
     A code is a number whose digits are the tokens, each counted from its group's first; the first group's digit counts
-    1, the second's as much as the first group has tokens, and so on. markers: tokens before a code that are given, never
-    sampled.
+    1, the second's as much as the first group has tokens, and so on. markers: tokens before a code that are given and
+    never sampled.
     """
 
     groups: Annotated[tuple[TokenRange, ...], Field(min_length=1)]

@@ -56,7 +56,7 @@ def test_without_the_bundle_a_dry_run_shows_known_ranges(path: Path) -> None:
 
 def test_without_a_bundle_engines_and_known_ranges_are_the_same(tmp_path: Path) -> None:
     more = 'adapter_rank = 16\n[build]\nstep_variants = ["plain"]\n'
-    path = tiny_deployment(tmp_path, more=more, channels=32, conditions=True, structure=True, adapters=True)
+    path = tiny_deployment(tmp_path, more=more, channels=32, conditions=True, planner={"draft": True}, adapters=True)
     deployment = load_deployment(path)
     engines = {item.name: item.ranges for item in ranges_without_bundle(deployment, read_options(deployment))}
     specs = {spec.name: spec.ranges for spec in engine_specs(load_request(path))}
