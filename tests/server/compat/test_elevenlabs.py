@@ -134,9 +134,10 @@ def test_bad_requests_are_errors_in_the_clients_shape(served: Served) -> None:
         refused(post(served, "/v1/sound-generation", **values), 422, "invalid_request")
 
 
-def test_limits_and_the_switch_are_the_servers(serve: Callable[..., Served]) -> None:
+def test_limits_and_switches_are_the_servers(serve: Callable[..., Served]) -> None:
     served = serve(max_seconds=5.0, clients=("elevenlabs",))
     assert "at most 5 s" in refused(post(served, prompt="a", music_length_ms=6000), 422, "invalid_request")
     assert post(served).status_code == 200
-    without = serve(clients=())
-    assert post(without).headers["content-type"] == "application/problem+json"
+    with served.client() as client:
+        other = client.post("/release_task", json={})
+        assert other.headers["content-type"] == "application/problem+json"
