@@ -59,4 +59,4 @@ class DraftGraph:
     def take(self, live: LiveSequence) -> None:
         """Note the drafts of a launch that is done."""
         index = live.slot.index
-        live.drafts = [int(self._chain.drawn[step, index]) for step in range(self._chain.steps)]
+        live.take_drafts([int(self._chain.drawn[step, index]) for step in range(self._chain.steps)])

@@ -40,6 +40,8 @@ class LiveSequence:
         self.history = History((*self.request.prompt, *old.tokens), keep, is_indexed=speculates)
         self.prefilled = [len(prompt) - 1 if state else 0 for prompt in self.prompts]
         self.drafts: list[int] = []
+        self._num_forced = 0
+        self.wants_drafts = False
         self.keys: list[Hashable] = []
         self._speculates = speculates
         self.has_ended = self.constraint is not None and self.constraint.is_done
@@ -88,8 +90,19 @@ class LiveSequence:
         if not self._speculates or self.drafts:
             return
         self.drafts = [] if self.constraint is None else list(self.constraint.forced(count))
-        if len(self.drafts) < count and self.trust.is_worth():
+        self._num_forced = len(self.drafts)
+        self.wants_drafts = len(self.drafts) < count and self.trust.is_worth()
+        if self.wants_drafts:
             self.drafts += self.history.draft(self.drafts, count - len(self.drafts))
+
+    def take_drafts(self, tokens: list[int]) -> None:
+        """Note drafts of the draft graph, where it has none."""
+        self.drafts = self.drafts or tokens
+
+    @property
+    def num_expected(self) -> float:
+        """How many of its drafts will come true, as they did lately."""
+        return self._num_forced + self.trust.share * (len(self.drafts) - self._num_forced)
 
     def accept(self, drawn: Sequence[int]) -> list[int]:
         """Take the tokens of chained executes, as long as what they could choose from (`keys`) was right."""

@@ -32,6 +32,10 @@ class PhaseRecorder(Protocol):
         """Begin a phase; it lasts until the next one begins."""
 
 
+# Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.
+VERIFY_COST = 1.7
+
+
 class LanguageRunner:
     """Every sequence has a row of the cache, with guidance two. One thread.
 
@@ -63,6 +67,8 @@ class LanguageRunner:
             width: StepBuffers(device, self._vectors, self._shared, spec, count, width=width, steps=steps)
             for width, steps in widths
         }
+        # Per sequence: a verify costs more than a decode, and stands in the place of all decodes of a tick.
+        self._least_expected = max(VERIFY_COST if device.kind == "cpu" else 1.1, runtime.planner_steps) - 1
         captures = runtime.capture and device.kind != "cpu"
         self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=captures)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
@@ -213,7 +219,7 @@ class LanguageRunner:
         return [live for live in self._live.values() if live.is_finite and not live.has_ended]
 
     def _step(self, going: Sequence[LiveSequence]) -> LanguageKey:
-        """A verify where there are drafts and no row would cross the end of its ring; else decodes.
+        """A verify where it brings more than decodes, and no row would cross the end of its ring; else decodes.
 
         Where the bundle has a draft graph, and drafts are missing, they come first.
         """
@@ -222,11 +228,13 @@ class LanguageRunner:
             live.draft(self._spec.verify_tokens - 1)
         width = self._spec.verify_tokens
         lasts = [live.position(place) for live in going for place in range(len(live.rows))]
-        self._has_drafted = self._draft is not None and not self._has_drafted and not all(live.drafts for live in ready)
+        is_missing = any(live.wants_drafts and not live.drafts for live in ready)
+        self._has_drafted = self._draft is not None and not self._has_drafted and is_missing
         if self._has_drafted:
             return self._key(DRAFT, max(lasts) + width)
         crosses = any(last % self._cache.capacity + width > self._cache.capacity for last in lasts)
-        if crosses or not any(live.drafts for live in ready):
+        expected = sum(live.num_expected for live in ready)
+        if crosses or expected < self._least_expected * len(ready):
             for live in ready:
                 live.drafts.clear()
             return self._key(1, max(lasts) + self._runtime.planner_steps)

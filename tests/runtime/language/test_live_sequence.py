@@ -124,6 +124,22 @@ def test_forced_tokens_are_the_first_drafts() -> None:
     assert without.drafts == []
 
 
+def test_what_is_expected_of_drafts_is_all_that_is_forced_and_a_share_of_the_others() -> None:
+    found = live(prompt=(1, 2, 3, 4, 1, 2, 3))
+    found.trust.share = 0.5
+    found.draft(3)
+    assert found.num_expected == pytest.approx(1.5, abs=0.05)
+    found.take_drafts([9])
+    assert found.drafts == [4, 1, 2]
+    forced = live(constraint=Alternating(9))
+    forced.draft(4)
+    assert (forced.drafts, forced.num_expected) == ([1], 1.0)
+    found.drafts = []
+    found.trust.share = 0.0
+    found.draft(3)
+    assert (found.drafts, found.wants_drafts) == ([], False)
+
+
 def test_the_state_of_a_sequence_is_continued_without_touching_it() -> None:
     found = live(constraint=Alternating(9))
     accept(found, [1])
