@@ -46,8 +46,10 @@ class Scheduler:
 
     @property
     def num_shared(self) -> int:
-        """Slots that count against `depth`."""
-        return sum(slot.runner not in self._own for slot in self.slots.values()) if self._own else len(self.slots)
+        """Slots that count against `depth`; any thread may ask."""
+        if not self._own:
+            return len(self.slots)
+        return sum(slot.runner not in self._own for slot in tuple(self.slots.values()))
 
     @property
     def num_waiting(self) -> int:
