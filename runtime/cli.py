@@ -276,7 +276,7 @@ def _write(
     player: Player | None,
 ) -> None:
     codec = pipeline.codec
-    tag = generation.metadata().to_tag() if job.has_metadata else ""
+    tag = generation.metadata().to_tag(job.format) if job.has_metadata else ""
     if job.format == "latents" or codec is None:
         parts = generate_latents(pipeline, generation, progress.on_event)
         latents = np.concatenate(list(_counted(parts, pipeline.bundle.latents.frame_rate_hz, progress)))

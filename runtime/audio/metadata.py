@@ -21,6 +21,8 @@ WAV_TAG = b"ICMT"
 # What PyAV calls the wav tag.
 WAV_TAG_NAME = "COMMENT"
 MAX_BYTES = 2**20
+# libsndfile and FFmpeg find no mp3 after a longer tag.
+MP3_BYTES = 2**14
 # Of a safetensors header that is read: a tag of ours, in which JSON escapes every quote, is shorter.
 MAX_HEADER_BYTES = 4 * MAX_BYTES
 
@@ -52,9 +54,10 @@ class GenerationMetadata(BaseModel):
         options = {name: self.options[name] for name in sizes}
         return self.model_copy(update={"options": options, "omitted": (*self.omitted, *omitted)})
 
-    def to_tag(self) -> str:
-        """The text of the tag: JSON in ASCII, MAX_BYTES of options at most."""
-        return ascii_json(self.bounded().model_dump(exclude_defaults=True))
+    def to_tag(self, format: str) -> str:
+        """The text of the tag of a file: JSON in ASCII, MAX_BYTES of options at most; MP3_BYTES in mp3."""
+        bounded = self.bounded(MP3_BYTES if format == "mp3" else MAX_BYTES)
+        return ascii_json(bounded.model_dump(exclude_defaults=True))
 
 
 def latents_tags(frame_rate_hz: float, metadata: str) -> dict[str, str]:

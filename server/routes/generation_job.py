@@ -97,7 +97,7 @@ class GenerationJob:
     @property
     def tag(self) -> str:
         """The metadata as the file has it; "" where the client wants none."""
-        return self.metadata.to_tag() if self.body.metadata else ""
+        return self.metadata.to_tag(self.body.response_format) if self.body.metadata else ""
 
     async def prepare(self) -> None:
         """Read the source, draw the seed, reserve the response's memory. Raises RequestError and ProblemError."""

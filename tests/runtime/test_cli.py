@@ -255,7 +255,7 @@ def test_what_differs_from_the_file_to_generate_again_is_said(generate: Generate
     assert "note" not in same.stderr
     assert Path("c.wav").read_bytes() == Path("d.wav").read_bytes()
     other = read_metadata(Path("a.wav")).model_copy(update={"model_version": "0.9"})
-    writer = AudioWriter("wav", RATE_HZ, 2, metadata=other.to_tag())
+    writer = AudioWriter("wav", RATE_HZ, 2, metadata=other.to_tag("wav"))
     Path("e.wav").write_bytes(writer.write(np.zeros((9, 2), np.float32)) + writer.close())
     said = " ".join(generate("--like", "e.wav", "-o", "d.wav").stderr.split())
     assert "note: the file was made with tiny 0.9, this is tiny 1.0.0: the result will differ" in said

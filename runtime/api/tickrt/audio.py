@@ -72,7 +72,7 @@ class Audio:
 
         Raises RequestError for another format, ConfigError where the bundle has no codec.
         """
-        tag = "" if self.metadata is None else self.metadata.to_tag()
+        tag = "" if self.metadata is None else self.metadata.to_tag(format)
         if format == "latents":
             return latents_bytes(self.latents, latents_tags(self.frame_rate_hz, tag))
         writer = AudioWriter(format, self.sample_rate_hz, self.pcm.shape[1], total_samples=len(self), metadata=tag)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from helpers.tones import LENGTH, RATE_HZ, tone
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, latents_bytes
-from runtime.audio.metadata import MAX_BYTES, TAG, GenerationMetadata, ascii_json, read_metadata
+from runtime.audio.metadata import MAX_BYTES, MP3_BYTES, TAG, GenerationMetadata, ascii_json, read_metadata
 from runtime.errors import FileError, RequestError
 
 MADE = GenerationMetadata(
@@ -33,13 +34,13 @@ def write(path: Path, format: str, metadata: str, *, is_length_known: bool = Tru
 @pytest.mark.parametrize("is_length_known", [True, False])
 def test_what_was_written_into_audio_is_read_back(format: str, is_length_known: bool, tmp_path: Path) -> None:
     path = tmp_path / f"a{FORMATS[format].suffix}"
-    write(path, format, MADE.to_tag(), is_length_known=is_length_known)
+    write(path, format, MADE.to_tag(format), is_length_known=is_length_known)
     assert read_metadata(path) == MADE
 
 
 def test_what_was_written_into_latents_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    path.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: MADE.to_tag()}))
+    path.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: MADE.to_tag("latents")}))
     assert read_metadata(path) == MADE
 
 
@@ -47,10 +48,19 @@ def test_what_was_written_into_latents_is_read_back(tmp_path: Path) -> None:
 def test_a_tag_of_the_longest_length_is_read_back(format: str, tmp_path: Path) -> None:
     long = MADE.model_copy(update={"options": {"prompt": "x" * (MAX_BYTES - 100), "mask": [0.5] * 1000}})
     path = tmp_path / f"a{FORMATS[format].suffix}"
-    write(path, format, long.to_tag())
+    write(path, format, long.to_tag(format))
     found = read_metadata(path)
     assert found.omitted == ("prompt",)
     assert found.options == {"mask": [0.5] * 1000}
+
+
+def test_a_tag_of_mp3_is_so_short_that_other_decoders_find_the_audio(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp3"
+    options = {"prompt": "x" * (MP3_BYTES - 50), "seed": 3}
+    for more in ({}, {"mask": [0.5] * 100_000}):
+        write(path, "mp3", MADE.model_copy(update={"options": {**options, **more}}).to_tag("mp3"))
+        assert soundfile.info(path).frames >= LENGTH
+        assert (read_metadata(path).options, read_metadata(path).omitted) == (options, tuple(more))
 
 
 def test_the_longest_options_are_omitted_and_named() -> None:
