@@ -89,6 +89,8 @@ class PlannerFolder:
                 fix="--planner FOLDER, such as acestep-5Hz-lm-0.6B",
             ) from error
         self.folder, self.tensors = folder, {_full_name(name): item for name, item in stored_tensors(folder).items()}
+        if "lm_head.weight" not in self.tensors:
+            self.config["tie_word_embeddings"] = True
 
     def report(self) -> str:
         """Parameters, how they are stored."""

@@ -222,8 +222,10 @@ class RandomWeights:
         return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
 
     def report(self) -> Iterator[str]:
-        """The description."""
+        """The description, and the planner's line. Raises ConfigError where there is no planner of that size."""
         yield self.description
+        if self.planner is not None:
+            yield self.load(PLANNER).report()
 
     def fingerprint(self) -> str:
         """The values that the weights depend on."""

@@ -28,7 +28,7 @@ def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_help_says_what_there_is(tmp_path: Path) -> None:
     assert "acestep" in export("--help", cwd=tmp_path).stdout
     text = export("acestep", "--help", cwd=tmp_path).stdout
-    for option in ("--checkpoint", "--random", "--out", "--layers", "--canvas-seconds", "--deployment"):
+    for option in ("--checkpoint", "--random", "--out", "--layers", "--canvas-seconds", "--deployment", "--planner"):
         assert option in text
 
 
@@ -51,6 +51,7 @@ def test_without_torch_the_error_has_the_install_command(tmp_path: Path) -> None
         (["--checkpoint", "none"], "there is no folder none"),
         (["--checkpoint", ".", "--layers", "2"], "sizes belong to --random"),
         (["--checkpoint", "."], "is not a checkpoint of ACE-Step"),
+        (["--random", "--planner", "4b"], "--planner 4b with --random: expected 0.6b or 1.7b"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], says: str) -> None:

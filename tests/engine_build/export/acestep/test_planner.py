@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,17 @@ def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
     tables = export_planner(RandomPlanner("1.7b", **small, max_position_embeddings=64), tmp_path, num_codes=30)
     assert tables["planner.codes"]["groups"] == [{"first": 151_669, "count": 30}]
     assert "planner.thinking" not in tables
+
+
+@pytest.mark.export
+def test_a_checkpoint_without_a_head_is_tied_whatever_its_configuration_says(checkpoint: Path, tmp_path: Path) -> None:
+    from engine_build.export.acestep.planner import PlannerFolder
+
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert PlannerSizes.of(PlannerFolder(folder).config).is_tied
 
 
 @pytest.mark.export
