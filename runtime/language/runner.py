@@ -130,7 +130,7 @@ class LanguageRunner:
             chunk=chunk,
             step=step,
             num_rows=(chunk is not None) + (0 if step is None else step.rows),
-            num_executes=(chunk is not None) + (0 if step is None else self._num_executes(step.width)),
+            num_executes=(chunk is not None) + (0 if step is None else self._step_buffers(step.width).num_executes),
         )
 
     def launch(self, part: LanguagePart) -> LanguageLaunch:
@@ -258,9 +258,6 @@ class LanguageRunner:
             return self._steps[width]
         assert self._draft is not None
         return self._draft
-
-    def _num_executes(self, width: int) -> int:
-        return self._step_buffers(width).num_executes
 
     def _take(self, live: LiveSequence, buffers: StepBuffers, bad: list[tuple[Slot, int]]) -> None:
         """Take a sequence's tokens up to the first step that was not finite."""

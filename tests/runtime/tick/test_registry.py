@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from helpers.generations import CONDITIONS
 
 from runtime.errors import QueueFullError, RequestError
+from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Cancelled, Event, Progress
 from runtime.tick.registry import Registry
@@ -98,3 +100,14 @@ def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
     registry.leave(Cancelled("b"), "cancelled")
     assert registry.overrides("s") == {}
     assert registry._sessions == {}
+
+
+def test_sequences_have_places_of_their_own() -> None:
+    registry = Registry(slots=1, queue=0, sequences=1)
+    registry.enter(SequenceRequest("plan", (1,)), lambda event: None)
+    registry.enter(request("a"), lambda event: None)
+    for other in (SequenceRequest("more", (1,)), request("b")):
+        with pytest.raises(QueueFullError, match="all 1 slots"):
+            registry.enter(other, lambda event: None)
+    registry.leave(Cancelled("plan"), "cancelled")
+    registry.enter(SequenceRequest("more", (1,)), lambda event: None)
