@@ -478,6 +478,43 @@ def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
 
+@pytest.mark.parametrize("draft", [False, True])
+def test_random_work_is_accounted_for_exactly_and_bit_identical(draft: bool, planned: Planned) -> None:
+    """Sequences, generations, cancels and resumes in random order: one terminal event each, and the same tokens."""
+    random, kinds = np.random.default_rng(5), ({}, GUIDED, {"constraint": Song(33)}, {"prompt": SONG * 3})
+    requests = [sequence(f"r{index}", 1 + 9 * (index % 5), max_tokens=40, **kinds[index % 4]) for index in range(16)]
+    expected = run(planned(RING, queue=64), *requests)
+    loop, inbox, states = planned(RING, draft=draft, planner_steps=2, queue=64), Inbox(), dict[str, SequenceState]()
+    waiting, live = list(requests), list[str]()
+    while waiting or loop.tick() is not None:
+        if waiting and random.random() < 0.4:
+            request = waiting.pop()
+            live.append(loop.submit_sequence(request, inbox))
+        if random.random() < 0.1:
+            loop.submit(make(f"latents{len(inbox.events)}"), inbox)
+        if live and random.random() < 0.1:
+            loop.cancel(str(random.choice(live)))
+        name = str(random.choice(live)) if live else ""
+        if name in loop._scheduler.slots and random.random() < 0.2:
+            state = snapshot(loop, name)
+            if state is not None:
+                states[name] = state
+        loop.tick()
+    for request in requests:
+        if isinstance(inbox.terminal(request.id), Finished):
+            np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+    assert sum(loop.stats().outcomes.values()) == sum(isinstance(event, Finished | Cancelled) for event in inbox.events)
+    assert loop.stats().outcomes["cancelled"] > 0
+    assert states
+    by_id = {request.id: replace(request, id=f"{request.id} again") for request in requests}
+    again = Inbox()
+    for name, state in states.items():
+        loop.submit_sequence(by_id[name], again, state)
+    finish(loop)
+    for name in states:
+        np.testing.assert_array_equal(again.latents(f"{name} again"), expected.latents(name))
+
+
 def drop(event: Event) -> None:
     """Nothing keeps the results."""
 
