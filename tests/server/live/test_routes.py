@@ -150,7 +150,9 @@ def test_a_client_that_does_not_read_is_disconnected(serve: Serve) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", served.port))
-        with open_websocket(served, "/v1/live", sock=connection, max_queue=1, close_timeout=0.1) as websocket:
+        # Without pings: their answers wait unread, too, and the client would end the connection itself.
+        limits = {"max_queue": 1, "close_timeout": 0.1, "ping_interval": None}
+        with open_websocket(served, "/v1/live", sock=connection, **limits) as websocket:
             websocket.send(json.dumps({"type": "open", "prompts": [{"text": "a"}]}))
             with suppress(ConnectionClosed):
                 while True:
