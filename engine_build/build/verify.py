@@ -19,7 +19,7 @@ SMALLEST_PEAK = 1e-6
 FREE_LETTER = "P"
 SEED = 20_251_120
 # The size of sample values whose products would be large.
-SMALL = 0.02
+SCALES = {"normal": 1.0, "tenth": 0.1, "small": 0.02}
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -127,4 +127,4 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
         return kept.astype(port.dtype)
     if port.values == "unit":
         return random.uniform(0.05, 1.0, shape).astype(port.dtype)
-    return (random.standard_normal(shape) * (SMALL if port.values == "small" else 1.0)).astype(port.dtype)
+    return (random.standard_normal(shape) * SCALES[port.values]).astype(port.dtype)

@@ -122,7 +122,9 @@ def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: Engin
 def _decoder_ports(graph: Graph, names: DecoderInputs) -> list[Port]:
     ranks = {info.name: len(info.shape) for info in graph.inputs}
     letters = names.letters(ranks.get(names.condition or "", 3))
-    values = {"time": "unit", "condition_mask": "keep"}
+    # A sum of many random tokens may ask for what no prompt does: the demo's tempo, multiplied by the time of a late
+    # frame, would show how float32 rounds.
+    values = {"time": "unit", "condition_mask": "keep", "condition": "tenth"}
     return [
         Port(f"decoder.inputs.{role}", name, letters[name], values=values.get(role, "normal"))
         for role, name in names.model_dump(exclude_none=True).items()
