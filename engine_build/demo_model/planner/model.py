@@ -33,6 +33,7 @@ class PlannerShape:
     head_dim: int = 32
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
 
 
 SHAPE: Final = PlannerShape()
@@ -161,9 +162,10 @@ class Planner(nn.Module):
 
 
 def checkpoint_tensors(model: Planner) -> dict[str, npt.NDArray[np.float32]]:
-    """The weights by their names in a Qwen3 checkpoint without `model.`; `lm_head` is tied to `embed_tokens`."""
+    """The weights by their names in a Qwen3 checkpoint."""
     tensors = {name: value for name, value in model.state_dict().items() if not name.startswith("table.")}
-    return {name: value.detach().numpy() for name, value in (tensors | {"embed_tokens.weight": model.table()}).items()}
+    tensors["embed_tokens.weight"] = model.table().detach()
+    return {f"model.{name}": value.numpy() for name, value in tensors.items()}
 
 
 def _rotation(shape: PlannerShape, position: int, count: int) -> Tensor:
