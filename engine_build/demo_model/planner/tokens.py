@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -122,3 +122,22 @@ def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) 
     for index, groups in enumerate(code_tokens(codes).tolist()):
         tokens += [*rhythm.markers(first_code + index, first_bar), *groups]
     return tokens
+
+
+def planner_tables() -> dict[str, Any]:
+    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs and sampler."""
+    header = [_range(kind) for kind in ("genre:", "bpm:", "meter:", "key:", "mode:")]
+    item = [_range(kind) for kind in ("section:", "layers:", "bars:")]
+    groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
+    return {
+        "vocabulary": NUM_TOKENS,
+        "end_token": TOKEN_IDS[END],
+        "plan": {"prompt": "{caption}", "header": header, "item": item},
+        "codes": {"prompt": "{caption}", "groups": groups, "markers": _range("bar:", "clock:")},
+    }
+
+
+def _range(*kinds: str) -> dict[str, int]:
+    """The tokens of kinds that follow each other."""
+    ids = [index for index, name in enumerate(TOKENS) if name.startswith(kinds)]
+    return {"first": ids[0], "count": len(ids)}

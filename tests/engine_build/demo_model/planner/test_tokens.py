@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.tiny_planner import planner_spec
 
 from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
 from engine_build.demo_model.latents import FRAMES_PER_CODE, NUM_CODES
@@ -19,8 +20,11 @@ from engine_build.demo_model.planner.tokens import (
     codes_of,
     header,
     marked_codes,
+    planner_tables,
     section_of,
 )
+from runtime.config.planner import PlannerSpec
+from runtime.language.constraints import CodesConstraint, Constraint, PlanConstraint
 
 RHYTHMS = [Rhythm(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
 
@@ -75,3 +79,43 @@ def test_a_header_is_its_section() -> None:
     assert section_of(header(section)) == section
     with pytest.raises(ValueError, match="no section"):
         section_of(header(section)[::-1])
+
+
+@pytest.fixture
+def spec() -> PlannerSpec:
+    return planner_spec(thinking=None, **planner_tables())
+
+
+def take(constraint: Constraint, tokens: list[int]) -> list[int]:
+    """The tokens that the constraint left to choose; all are allowed."""
+    chosen = []
+    for token in tokens:
+        allowed = np.zeros(NUM_TOKENS, bool)
+        constraint.write_allowed(allowed)
+        assert allowed[token]
+        chosen += [token] if not constraint.forced(1) else []
+        constraint.advance(token)
+    return chosen
+
+
+def test_the_runtime_reads_a_sections_codes_and_gives_their_markers(spec: PlannerSpec) -> None:
+    rhythm, codes = Rhythm(97, "3/4"), np.random.default_rng(1).integers(0, NUM_CODES, 300)
+    span = rhythm.code_range(8, 8)
+    constraint = CodesConstraint(spec, len(span), lambda index: rhythm.markers(span.start + index, 8))
+    tokens = marked_codes(rhythm, codes[span.start : span.stop], 8, span.start)
+    chosen = take(constraint, tokens)
+    assert constraint.is_done
+    assert chosen == code_tokens(codes[span.start : span.stop]).ravel().tolist()
+    assert spec.codes.numbers(tokens) == codes[span.start : span.stop].tolist()
+    markers = spec.codes.markers
+    assert markers is not None
+    assert {token for token in tokens if token not in chosen} <= set(range(markers.first, markers.end))
+
+
+def test_the_runtime_reads_a_plan(spec: PlannerSpec) -> None:
+    song = [TOKEN_IDS[name] for name in ("genre:jazz", "bpm:100", "meter:3/4", "key:d", "mode:dorian")]
+    sections = [Section("intro", 4, frozenset({"pad"})), Section("chorus", 16, frozenset({"pad", "bass"}))]
+    constraint = PlanConstraint(spec, given=dict(enumerate(song)))
+    tokens = [token for section in sections for token in header(section)] + [TOKEN_IDS["end"]]
+    assert take(constraint, song + tokens) == tokens
+    assert constraint.is_done
