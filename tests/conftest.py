@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from helpers.backends import CPU, FEW_VARIANTS, Backend
 from helpers.factories import tiny_deployment
+from helpers.paths import DEMO
 from hypothesis import HealthCheck, settings
 from simulator.fixture import Machine
 
+from engine_build.build.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
@@ -26,6 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("at any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("at any speed")
 
+FOR_A_GPU: dict[str, Any] = {"more": FEW_VARIANTS, "depth": 8, "codec": False, "text_encoder": False}
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]
 
@@ -38,17 +45,46 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     def build(path: Path | None = None, backend: Backend = CPU, **changes: Any) -> Deployment:
         key = repr((path, backend.target, sorted(changes.items())))
         if key not in made:
-            more = (
-                {}
-                if backend.target == "cpu"
-                else {"more": FEW_VARIANTS, "depth": 8, "codec": False, "text_encoder": False}
-            )
-            target = path or tiny_deployment(tmp_path_factory.mktemp("tiny"), **{**more, **changes})
-            made[key] = load_deployment(target).model_copy(update={"target": backend.target})
-            backend.build(made[key])
+            made[key] = at(path, backend) if path is not None else shared(key, backend, changes)
         return made[key]
 
+    def at(path: Path, backend: Backend) -> Deployment:
+        deployment = load_deployment(path).model_copy(update={"target": backend.target})
+        backend.build(deployment)
+        return deployment
+
+    def shared(key: str, backend: Backend, changes: dict[str, Any]) -> Deployment:
+        def make(folder: Path) -> None:
+            at(tiny_deployment(folder, **{**({} if backend.target == "cpu" else FOR_A_GPU), **changes}), backend)
+
+        folder = made_once(tmp_path_factory, f"built-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
+        return load_deployment(folder / "tiny.toml").model_copy(update={"target": backend.target})
+
     return build
+
+
+@pytest.fixture(scope="session")
+def built_demo(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The shipped demo with engines of its own; read-only."""
+    demo = load_deployment(DEMO)
+
+    def make(folder: Path) -> None:
+        build_deployment(demo.model_copy(update={"engines": folder}))
+
+    return demo.model_copy(update={"engines": made_once(tmp_path_factory, "demo", make)})
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A temporary folder that is made once per run, also where several processes share it (pytest-xdist)."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.with_suffix(".done").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            folder.with_suffix(".done").touch()
+    return folder
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ from runtime.audio.metadata import read_metadata
 from runtime.config.deployment import load_deployment
 from runtime.errors import RequestError
 from runtime.pipeline.building import open_built_pipeline
+from runtime.pipeline.pipeline import Pipeline
 from runtime.startup import COMMANDS
 
 PACKAGES = ("engine_build", "profiling", "runtime", "server")
@@ -107,6 +109,9 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
+        if judge.cache_info().currsize:
+            judge().close()
+            judge.cache_clear()
 
 
 Server = Callable[[], tuple[str, str]]
@@ -141,11 +146,16 @@ def look_at(file: Path) -> None:
     assert file.stat().st_size > 0
     if file.suffix.lstrip(".") not in AUDIO_FORMATS:
         return
-    with open_built_pipeline(load_deployment(Path("configs/demo.toml")), quiet=True) as pipeline:
-        sound = judged_file(pipeline, file, prompt_of(file))
+    sound = judged_file(judge(), file, prompt_of(file))
     assert sound.median_rms > LEAST_RMS, file
     assert sound.clipped_share < MOST_CLIPPED, file
     assert sound.in_key > LEAST_IN_KEY, file
+
+
+@cache
+def judge() -> Pipeline:
+    """What listens to files; the playground closes it."""
+    return open_built_pipeline(load_deployment(Path("configs/demo.toml")), quiet=True)
 
 
 def prompt_of(file: Path) -> str:

@@ -12,18 +12,15 @@ import soundfile
 from helpers.http_harness import Served, serving
 from helpers.paths import ROOT
 
-from engine_build.build.builder import build_deployment
 from profiling.http_bench import measure
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment
 
 CONFIG = ROOT / "configs" / "demo.toml"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    deployment = load_deployment(CONFIG).model_copy(update={"engines": tmp_path_factory.mktemp("engines")})
-    build_deployment(deployment)
-    with serving(deployment) as served:
+def demo(built_demo: Deployment) -> Iterator[Served]:
+    with serving(built_demo) as served:
         yield served
 
 

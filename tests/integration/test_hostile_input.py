@@ -22,8 +22,7 @@ from helpers.http_harness import GENERATIONS
 from helpers.neighbour import Neighbour
 from helpers.paths import ROOT
 
-from engine_build.build.builder import build_deployment
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment
 
 pytestmark = pytest.mark.slow
 MIB = 2**20
@@ -67,14 +66,12 @@ def silence(number: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psutil.Process]]:
+def server(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[tuple[str, psutil.Process]]:
     """The demo model in a server process of its own."""
     folder = tmp_path_factory.mktemp("hostile")
-    deployment = load_deployment(ROOT / "configs/demo.toml").model_copy(update={"engines": folder / "engines"})
-    build_deployment(deployment)
     text = (ROOT / "configs/demo.toml").read_text().replace('bundle = "demo"', f'bundle = "{ROOT}/configs/demo"')
     config = folder / "demo.toml"
-    config.write_text(text.replace("[deployment]", f'[deployment]\nengines = "{folder}/engines"', 1))
+    config.write_text(text.replace("[deployment]", f'[deployment]\nengines = "{built_demo.engines}"', 1))
     command = [sys.executable, "-m", "server", str(config), "--port", "0"]
     child = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -7,10 +7,9 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from conftest import Built
-from helpers.paths import ROOT
 
 from runtime.audio.formats import Pcm
+from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
@@ -25,8 +24,8 @@ BUFFERED = 9600
 
 
 @pytest.fixture(scope="module")
-def pipeline(built: Built) -> Iterator[Pipeline]:
-    with open_pipeline(built(ROOT / "configs/demo.toml")) as opened:
+def pipeline(built_demo: Deployment) -> Iterator[Pipeline]:
+    with open_pipeline(built_demo) as opened:
         yield opened
 
 
