@@ -13,7 +13,7 @@ from runtime.config.planner import PlannerGraphSpec
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine
 
-# The least span that attention reads; the others are its doubles, so that few shapes occur.
+# Spans that attention reads are multiples of this, longer ones of its doubles, at most a quarter too long: few shapes.
 LEAST_SPAN = 64
 
 
@@ -36,10 +36,10 @@ class KvCache:
 
     def span(self, length: int) -> int:
         """How many slots attention reads where the longest row has `length` positions."""
-        span = LEAST_SPAN
-        while span < length:
-            span *= 2
-        return min(span, self.capacity)
+        multiple = LEAST_SPAN
+        while 8 * multiple < length:
+            multiple *= 2
+        return min(-(-length // multiple) * multiple, self.capacity)
 
     def tensors(self, begin: int, end: int, span: int) -> dict[str, Tensor]:
         """Tensor name -> memory of an execute over rows `begin` to `end`."""

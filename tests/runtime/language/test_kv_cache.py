@@ -62,5 +62,14 @@ def test_what_is_read_is_a_copy_that_fits_any_row(cache: KvCache) -> None:
 
 
 @pytest.mark.parametrize(("length", "span"), [(1, LEAST_SPAN), (64, 64), (65, 96), (96, 96), (5000, 96)])
-def test_few_spans_occur_and_none_is_longer_than_the_cache(length: int, span: int, cache: KvCache) -> None:
+def test_a_span_holds_the_longest_row_and_none_is_longer_than_the_cache(length: int, span: int, cache: KvCache) -> None:
     assert cache.span(length) == span
+
+
+def test_few_spans_occur_and_none_is_much_too_long(cache: KvCache) -> None:
+    cache.capacity = 4096
+    spans = {length: cache.span(length) for length in range(1, 4097)}
+    assert len(set(spans.values())) < 24
+    assert all(
+        length <= span <= max(1.25 * length, LEAST_SPAN * -(-length // LEAST_SPAN)) for length, span in spans.items()
+    )
