@@ -13,9 +13,11 @@ import pytest
 from simulator.fixture import Machine, child_environment, simulated
 
 from engine_build.build.builder import build_deployment
+from engine_build.graphs.reference_session import onnxruntime
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import open_device
-from runtime.errors import EngineError
+from runtime.engines.onnxruntime_cuda import need_provider
+from runtime.errors import TickError
 
 # Enough variants to take a small one and a superset; the full one is always built.
 FEW_VARIANTS = '[build]\nstep_variants = ["plain", "dcw+guidance"]\n'
@@ -35,11 +37,13 @@ class Backend:
         return f"simulated-{variant}" if self.is_simulated else self.target
 
     def skip_where_it_is_missing(self) -> Self:
-        """Skips the test, and says why, where this needs a GPU that is not there."""
+        """Skips the test, and says why, where this needs a GPU, or a provider, that is not there."""
         if self.target != "cpu" and not self.is_simulated:
             try:
+                if self.target == "cuda":
+                    need_provider(onnxruntime())
                 open_device(self.target).close()
-            except EngineError as error:
+            except TickError as error:
                 pytest.skip(error.what)
         return self
 
