@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -155,8 +156,9 @@ def test_a_client_that_does_not_read_is_disconnected(serve: Serve) -> None:
         with open_websocket(served, "/v1/live", sock=connection, **limits) as websocket:
             websocket.send(json.dumps({"type": "open", "prompts": [{"text": "a"}]}))
             with suppress(ConnectionClosed):
-                while True:
+                while True:  # each one after an answer: of answers that wait, only the newest is kept
                     websocket.send('{"type": "canvas"}')
+                    time.sleep(0.005)
     eventually(lambda: served.metrics()["tickrt_live_connected"] == 0)
     metrics = served.metrics()
     assert metrics["tickrt_live_send_timeouts_total"] == 1
