@@ -15,7 +15,7 @@ import typer
 from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
 from runtime.requests.option_types import DcwOptions, WeightedPrompt
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import PLAN_OPTIONS, GenerationOptions
 from runtime.requests.text_options import TextOptions
 
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
@@ -28,6 +28,7 @@ TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
 SECTIONS = {
     TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
     "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "finish"),
+    "Plan": PLAN_OPTIONS,
     "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),
     SOURCE: ("target_gate", "codes"),
 }

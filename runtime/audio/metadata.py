@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class GenerationMetadata(BaseModel):
     """What a file was made from.
 
     options: those that were given, and the seed. inputs: SHA-256 of the latents of `source` and `target` and of the
-    tokens `condition`, where the generation had them. omitted: names of options that are too long for a tag.
+    tokens `condition`, where the generation had them. plan: what its planner made: metadata by the planner's names, and
+    structure codes, as far as they are short enough. omitted: names of options that are too long for a tag.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,19 +42,14 @@ class GenerationMetadata(BaseModel):
     model_version: str
     options: dict[str, Any]
     inputs: dict[str, str] = {}
+    plan: dict[str, Any] = {}
     omitted: tuple[str, ...] = ()
 
     def bounded(self, num_bytes: int = MAX_BYTES) -> GenerationMetadata:
-        """The same without the longest options where the rest is longer than `num_bytes` as JSON."""
-        sizes = {name: len(ascii_json({name: value})) for name, value in self.options.items()}
-        omitted = []
-        for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
-            if sum(sizes.values()) <= num_bytes:
-                break
-            del sizes[name]
-            omitted.append(name)
-        options = {name: self.options[name] for name in sizes}
-        return self.model_copy(update={"options": options, "omitted": (*self.omitted, *omitted)})
+        """The same without the longest options where the rest is longer than `num_bytes` as JSON; so of the plan."""
+        options, plan = without_longest(self.options, num_bytes), without_longest(self.plan, num_bytes)
+        omitted = [name for name in self.options if name not in options]
+        return self.model_copy(update={"options": options, "plan": plan, "omitted": (*self.omitted, *omitted)})
 
     def to_tag(self, format: str) -> str:
         """The text of the tag of a file: JSON in ASCII, MAX_BYTES of options at most; MP3_BYTES in mp3."""
@@ -64,6 +61,16 @@ def latents_tags(frame_rate_hz: float, metadata: str) -> dict[str, str]:
     """The metadata of a latents file; `metadata` is the text of its tag, "" for none."""
     tags = {"frame_rate_hz": f"{frame_rate_hz:g}"}
     return tags | {TAG: metadata} if metadata else tags
+
+
+def without_longest(values: Mapping[str, Any], num_bytes: int) -> dict[str, Any]:
+    """The values without the longest ones where the rest is longer than `num_bytes` as JSON."""
+    sizes = {name: len(ascii_json({name: value})) for name, value in values.items()}
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        if sum(sizes.values()) <= num_bytes:
+            break
+        del sizes[name]
+    return {name: values[name] for name in sizes}
 
 
 def ascii_json(value: Any) -> str:

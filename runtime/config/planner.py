@@ -117,10 +117,12 @@ class FieldSpec(Section):
     """One line of the thinking, "NAME: VALUE".
 
     integer: minimum to maximum. choice: one of `values`. text: at most max_tokens tokens, with no token that contains a
-    text of `without`; further lines are indented. is_greedy: a choice begins with its likeliest token.
+    text of `without`; further lines are indented. is_greedy: a choice begins with its likeliest token. option: the
+    public option that it is, which forces it where it is given and takes its value where it is not.
     """
 
     name: str = Field(min_length=1)
+    option: Literal["seconds", "bpm", "key", "time_signature", "language"] | None = None
     kind: Literal["integer", "choice", "text"]
     minimum: int = 0
     maximum: int = 0
@@ -225,6 +227,11 @@ class PlannerSpec(PlannerGraphSpec):
     plan: PlanSpec | None = None
     codes: CodesSpec
     draft: PlannerGraphSpec | None = None
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it plans from the texts of a request: it has a tokenizer, and no plan in tokens of its own."""
+        return self.tokenizer is not None and self.plan is None
 
     @model_validator(mode="after")
     def _check_capacity(self) -> Self:

@@ -62,13 +62,20 @@ class SequenceRequest:
                 )
         if self.max_tokens < 1 or not 0 <= self.temperature <= 10 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise RequestError("expected max_tokens >= 1, temperature 0 to 10, top_p above 0 to 1, top_k >= 0")
-        most = spec.capacity - max(spec.verify_tokens, MOST_STEPS) + 1 - max(len(prompt) for prompt in self.prompts)
-        if not spec.window and self.max_tokens > most:
+        most = room_for(spec, max(len(prompt) for prompt in self.prompts))
+        if self.max_tokens > most:
             raise RequestError(
                 f"max_tokens is {self.max_tokens}, the cache of {spec.capacity} tokens has room for {most} behind this "
                 "prompt",
                 field="max_tokens",
             )
+
+
+def room_for(spec: PlannerSpec, prompt_tokens: int) -> int:
+    """How many tokens may follow a prompt; with a window there is no end."""
+    if spec.window:
+        return ENDLESS
+    return spec.capacity - max(spec.verify_tokens, MOST_STEPS) + 1 - prompt_tokens
 
 
 @dataclass(frozen=True, eq=False)

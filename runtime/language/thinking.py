@@ -19,7 +19,9 @@ NEWLINE = "\n"
 class Encoding(Protocol):
     """What a tokenizer makes of a text."""
 
-    ids: list[int]
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens."""
 
 
 class Tokenizer(Protocol):

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -30,6 +31,7 @@ from runtime.audio.windows import Window
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.planning import Plan, is_planned
 from runtime.pipeline.sources import kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
@@ -55,7 +57,8 @@ class LongGeneration:
     """A generation of any length, or without end where `is_endless`. Used by one thread at a time.
 
     `options` may be replaced between segments; the next request uses the new ones. `seed` is the options' one, or a
-    random one. Raises RequestError for options that would have no effect.
+    random one. `plan` is None where it has none; its thinking is done here, blocking, its codes are waited for by
+    next_request(), and close() ends them. Raises RequestError for options that would have no effect, and TickError.
     """
 
     def __init__(
@@ -67,9 +70,16 @@ class LongGeneration:
         is_endless: bool = False,
     ) -> None:
         self.seed = draw_seed() if options.seed is None else options.seed
+        self._given, thinking = options, None
+        if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
+            thinking = pipeline.planner.think(options, self.seed, inputs.client)
+            options = options.model_copy(update={**thinking.filled, "task": None})
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
-        self._given = options
+        self.plan: Plan | None = None
+        if pipeline.planner is not None and thinking is not None and self.total_frames is not None:
+            self.plan = pipeline.planner.plan(options, thinking, self.seed, self.total_frames, inputs.client)
+            inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
         self.options = options
@@ -99,15 +109,26 @@ class LongGeneration:
         return (self.num_segments or 0) * steps
 
     def next_request(self) -> GenerationRequest | None:
-        """The next segment's request, with a new id for each call; None after the last one. Raises RequestError."""
+        """The next segment's request, with a new id for each call; None after the last one.
+
+        Blocks until the segment's part of the plan is there. Raises RequestError, and TickError where the plan failed.
+        """
         segment = self.segment
         if segment is None:
             return None
+        if self.plan is not None:
+            hints = self.plan.hints(segment.start_frame + segment.frames)
+            self._inputs = replace(self._inputs, hints=hints)
         options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
 
+    def close(self) -> None:
+        """End its plan where that is still being made; any thread may call it."""
+        if self.plan is not None:
+            self.plan.close()
+
     def metadata(self) -> GenerationMetadata:
-        """What a file of this generation says about it."""
+        """What a file of this generation says about it; its plan as far as it is made: codes where there are all."""
         options = self._given.model_dump(mode="json", exclude_unset=True, include=set(GenerationOptions.model_fields))
         names = ("source", "target", "structure", "condition", "timbre")
         arrays = {name: getattr(self._inputs, name) for name in names}
@@ -115,6 +136,7 @@ class LongGeneration:
             model=self._pipeline.bundle.name,
             model_version=self._pipeline.bundle.version,
             options=options | {"seed": self.seed},
+            plan={} if self.plan is None else self.plan.summary,
             inputs={
                 name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items() if array is not None
             },
@@ -247,17 +269,20 @@ def generate_latents(
 ) -> Generator[Latents, None, None]:
     """Generate all segments, blocking; yields the new frames `[n, C]` of each while the next one is in flight.
 
-    `on_event` is called in the calling thread. Closing the generator cancels the segment in flight. The pipeline's loop
-    must be running. wait: as for the loop's submit. Raises what submit raises, and the error of a segment that failed.
+    `on_event` is called in the calling thread. Closing the generator cancels the segment in flight and the plan.
+    The pipeline's loop must be running. wait: as for the loop's submit. Raises what submit raises, and the error of a
+    segment that failed.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    submitted = _submit_next(pipeline, generation, events, wait)
+    submitted = None
     try:
+        submitted = _submit_next(pipeline, generation, events, wait)
         while submitted is not None:
             new = generation.append(_wait_for_latents(events, on_event))
             submitted = _submit_next(pipeline, generation, events, wait)
             yield new
     finally:
+        generation.close()
         if submitted is not None:
             pipeline.loop.cancel(submitted)
 

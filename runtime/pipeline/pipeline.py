@@ -17,7 +17,7 @@ from runtime.audio.codec import Codec, DecodeWorkers, default_workers
 from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file
 from runtime.audio.latents_file import read_latents
-from runtime.config.bundle import Bundle, DecoderInputs, load_bundle
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
@@ -25,7 +25,8 @@ from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
-from runtime.pipeline.structure import StructureCodec, no_structure, parse_codes
+from runtime.pipeline.planning import Planner, open_planner
+from runtime.pipeline.structure import StructureCodec, no_structure, open_structure, parse_codes
 from runtime.pipeline.text_encoder import PromptWords, TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.option_types import MAX_SECONDS
@@ -42,8 +43,9 @@ CODEC_THREADS = 1
 class Pipeline:
     """An open deployment. A context manager: entering starts the tick thread, leaving closes everything.
 
-    `codec`, `text_encoder` and `structure` are None where the bundle has none; `other_engines` are their engines.
-    Methods may be called from any thread.
+    `codec`, `text_encoder` and `structure` are None where the bundle has none, `planner` where generations are not
+    planned from their texts; `other_engines` are those that ticks do not execute. Methods may be called from any
+    thread.
     """
 
     deployment: Deployment
@@ -53,6 +55,7 @@ class Pipeline:
     codec: Codec | None
     text_encoder: TextEncoder | None
     structure: StructureCodec | None
+    planner: Planner | None
     other_engines: tuple[Engine, ...]
 
     def __enter__(self) -> Self:
@@ -132,12 +135,9 @@ class Pipeline:
     @property
     def _least_inputs(self) -> GenerationInputs:
         """A condition of zeros where the model needs one."""
-        tokens, width = self.deployment.shapes[0].tokens.min, condition_width(self.engines.decoder, self._roles)
+        width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
+        tokens = self.deployment.shapes[0].tokens.min
         return GenerationInputs(np.zeros((tokens, width), np.float32) if self.needs_condition else None)
-
-    @property
-    def _roles(self) -> DecoderInputs:
-        return self.bundle.decoder.inputs
 
     @property
     def canvas_frames(self) -> int:
@@ -290,8 +290,8 @@ class Pipeline:
 
     def _padded(self, latents: Latents) -> Latents:
         """`latents` and silence up to the next number of frames that the decoder takes."""
-        total = self.bundle.latents.round_up(len(latents))
-        return np.concatenate((latents, self.bundle.silence(total)[len(latents) :]))
+        silence = self.bundle.silence(self.bundle.latents.round_up(len(latents)))
+        return np.concatenate((latents, silence[len(latents) :]))
 
 
 def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None) -> Pipeline:
@@ -311,6 +311,7 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         opened.callback(engines.close)
         others = _open_other_engines(deployment, bundle, device, opened)
         loop = TickLoop(engines, bundle, deployment, device)
+        structure = open_structure(bundle, others)
         workers = DecodeWorkers(default_workers(deployment.target), lambda: loop.is_empty)
         pipeline = Pipeline(
             deployment=deployment,
@@ -319,9 +320,8 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             loop=loop,
             codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), workers) if bundle.codec else None,
             text_encoder=_text_encoder(bundle, others),
-            structure=StructureCodec(bundle, others["structure_encode"], others["structure_decode"])
-            if bundle.structure
-            else None,
+            structure=structure,
+            planner=open_planner(bundle, loop, structure),
             other_engines=tuple(others.values()),
         )
         opened.pop_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ CODE = re.compile(r"<\|audio_code_(\d{1,9})\|>")
 class StructureCodec:
     """Codes and hints, with a cache of the `cache_entries` contents used last. Any thread may call it.
 
+    codes_per_piece: the most codes that one execute takes; every piece is encoded and decoded by itself.
     Raises ConfigError where the bundle has no structure.
     """
 
@@ -37,7 +38,7 @@ class StructureCodec:
             raise ConfigError(f"bundle {bundle.name!r} has no [structure]")
         self.spec, self._bundle = bundle.structure, bundle
         self._encode, self._decode = encode, decode
-        self._codes_per_piece = self.spec.codes_per_piece(bundle.latents.canvas_frames)
+        self.codes_per_piece = self.spec.codes_per_piece(bundle.latents.canvas_frames)
         self._cache: ContentCache[Latents] = ContentCache(cache_entries)
 
     def codes(self, latents: Latents) -> Codes:
@@ -45,7 +46,7 @@ class StructureCodec:
         frames = self.spec.frames_per_code
         missing = self.spec.num_codes_of(len(latents)) * frames - len(latents)
         padded = np.concatenate((latents, self._bundle.silence(missing)))
-        size, roles = self._codes_per_piece * frames, self.spec.encode
+        size, roles = self.codes_per_piece * frames, self.spec.encode
         pieces = [
             run_once(self._encode, {roles.inputs.latents: padded[None, start : start + size]})[roles.outputs.codes][0]
             for start in range(0, len(padded), size)
@@ -62,7 +63,7 @@ class StructureCodec:
         return self._cached(parsed, lambda: self._decoded(parsed))
 
     def _decoded(self, codes: Codes) -> Latents:
-        roles, size = self.spec.decode, self._codes_per_piece
+        roles, size = self.spec.decode, self.codes_per_piece
         pieces = [
             run_once(self._decode, {roles.inputs.codes: codes[None, start : start + size]})[roles.outputs.hints][0]
             for start in range(0, len(codes), size)
@@ -78,6 +79,13 @@ class StructureCodec:
             return hints
 
         return self._cache.get((content.dtype.char, hashlib.sha256(content.tobytes()).digest()), made)
+
+
+def open_structure(bundle: Bundle, engines: Mapping[str, RunnableGraph]) -> StructureCodec | None:
+    """The bundle's structure by its engines; None where it has none."""
+    if bundle.structure is None:
+        return None
+    return StructureCodec(bundle, engines["structure_encode"], engines["structure_decode"])
 
 
 def given_latents(

@@ -76,7 +76,7 @@ class TextEncoder:
             raise ConfigError(f"bundle {bundle.name!r} has no [text_encoder]: it takes no text")
         self.spec = bundle.text_encoder
         self.timbre = timbre
-        self._tokenizer, self._unknown_id = _open_tokenizer(bundle)
+        self._tokenizer, self._unknown_id = read_tokenizer(bundle.folder / self.spec.tokenizer)
         self._phrases = lru_cache(cache_entries)(self._find_phrases)
         self._null_condition = bundle.null_condition()
         self._canvas_s = bundle.canvas_s
@@ -221,10 +221,8 @@ def parse_condition(data: bytes) -> Tokens:
     return tokens
 
 
-def _open_tokenizer(bundle: Bundle) -> tuple[Tokenizer, int | None]:
-    """The bundle's tokenizer without padding and truncation, and the id of its unknown token, if it has one."""
-    assert bundle.text_encoder is not None
-    path = bundle.folder / bundle.text_encoder.tokenizer
+def read_tokenizer(path: Path) -> tuple[Tokenizer, int | None]:
+    """A tokenizer without padding and truncation, and the id of its unknown token, if any. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
         model = json.loads(text).get("model")

@@ -208,6 +208,20 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None,
         description="Structure codes in place of a source's: a text <|audio_code_12|><|audio_code_7|>, or numbers.",
     )
+    plan: bool = Field(
+        default=True,
+        description="Let the model's planner fill in what is not given of tempo, key, time signature, language and "
+        "length, and make the structure codes; not with a source, a structure, codes or condition tokens.",
+    )
+    plan_temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = Field(
+        default=None, description="How freely the planner chooses; 0 is the likeliest. Default: the model's."
+    )
+    plan_guidance: Annotated[float, Field(ge=1.0, le=20.0)] | None = Field(
+        default=None, description="How closely the planner follows the prompt; 1 is off. Default: the model's."
+    )
+    plan_top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        default=None, description="The share of likely choices that the planner draws from. Default: the model's."
+    )
     finish: bool = Field(
         default=True,
         description="Finish the audio: -16 LUFS, or as loud as what is kept of a source; no true peak above -1 dBTP; "
@@ -246,6 +260,7 @@ class GenerationOptions(TextOptions, StepOptions):
 
 # Options that become text for the model besides the prompts.
 TEXT_OPTIONS = (*TextOptions.model_fields, "task", "track", "track_classes")
+PLAN_OPTIONS = ("plan", "plan_temperature", "plan_guidance", "plan_top_p")
 
 
 def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]:

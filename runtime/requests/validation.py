@@ -7,7 +7,7 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command
 from runtime.errors import RequestError, ShapeError
-from runtime.requests.options import TEXT_OPTIONS
+from runtime.requests.options import PLAN_OPTIONS, TEXT_OPTIONS
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
 
 
@@ -23,6 +23,7 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
         "structure_strength": bundle.structure is not None,
         "codes": bundle.structure is not None,
         "cover_strength": "instruction" in placeholders,
+        **dict.fromkeys(PLAN_OPTIONS, bundle.planner is not None and bundle.planner.takes_text),
     }
     return lacking | {name for name, is_there in parts.items() if not is_there}
 

@@ -18,6 +18,7 @@ from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
     NEEDS_SOURCE_OR_STRUCTURE,
+    PLAN_OPTIONS,
     GenerationOptions,
     StepOptions,
     options_error,
@@ -27,8 +28,9 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.messages import LivePrompt
 
 # Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
-# repaint, steps and shift are controls, a session's structure is a source, and the level of live audio is the model's.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", "finish")
+# repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level of
+# live audio is the model's.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *PLAN_OPTIONS, "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 

@@ -24,7 +24,7 @@ NEUTRAL: Mapping[str, bool | float | str] = {
     "velocity_ema_factor": 0.0, "latent_shift": 0.0, "latent_rescale": 1.0, "analysis_only": False,
     "full_analysis_only": False, "extract_codes_only": False,
 }  # fmt: skip
-# What needs ACE-Step's language model: music is made without.
+# What needs ACE-Step's language model: music is made without; thinking is done where the model has a planner.
 PLANNED = ("thinking", "use_format", "sample_mode")
 FORMATS = {"mp3": "mp3", "wav": "wav", "flac": "flac", "opus": "ogg", "ogg": "ogg"}
 # The API's defaults, which its clients always send: they stand for the model's own.
@@ -83,11 +83,13 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
     _check_files(fields, files, task)
     untaken = untaken_options(bundle)
     metadata, words, ignored = _metadata(fields, untaken, bundle.controls)
+    has_planner = "plan" not in untaken
     prompt = fields.text("prompt") or fields.text("global_caption") or fields.text("sample_query")
     values = {
         "prompt": ", ".join(filter(None, [prompt, *words])),
         "response_format": _format(fields),
         "task": task,
+        **({"plan": fields.flag("thinking")} if has_planner else {}),
         **_given(negative_prompt=fields.text("negative_prompt") or None, seconds=_seconds(fields, task)),
         **_given(**_sampler(fields, bundle), **_strengths(fields, files, task, bundle), **metadata),
         **_given(**_instruction(fields, task, untaken)),
@@ -100,7 +102,10 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
         seeds=_seeds(fields),
         repaint=_repaint(fields, task),
         lyrics=fields.text("lyrics"),
-        ignored=(*(name for name in PLANNED if fields.flag(name)), *ignored),
+        ignored=(
+            *(name for name in PLANNED if fields.flag(name) and (name != "thinking" or not has_planner)),
+            *ignored,
+        ),
     )
 
 

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import quote
 
+from anyio import to_thread
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import check_format, check_rates, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, Pcm
-from runtime.audio.metadata import GenerationMetadata, ascii_json
+from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
 from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError, source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.planning import Plan
 from runtime.pipeline.text_encoder import parse_condition
 from server.admission import Permit
 from server.asgi.openapi import GenerationBody
@@ -29,7 +31,7 @@ from server.service import Service
 # Latents of a generation that are kept for a client that reads slower than they are made.
 AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
-PARAMETERS_BYTES = 4096
+PARAMETERS_BYTES, PLAN_BYTES = 4096, 2048
 MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
 
 
@@ -114,8 +116,18 @@ class GenerationJob:
         is_read = files == (None,) * 4 and sources.are_cached(body.source_id, body.target_id, body.structure_id)
         run = run_in_threadpool if is_read else self.service.source_worker.run
         self.generation, self.metadata = await run(self._open)
+        if self.generation.plan is not None and not self.is_streamed:
+            await self._finish_plan(self.generation.plan)
         self.permit.remaining_steps = self.generation.num_steps
         self.permit.reserve(self._response_bytes())
+
+    async def _finish_plan(self, plan: Plan) -> None:
+        """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
+        try:
+            await to_thread.run_sync(plan.finish, abandon_on_cancel=True)
+        finally:
+            plan.close()
+        self.metadata = self.generation.metadata()
 
     def headers(self) -> dict[str, str]:
         """Response headers that describe the body."""
@@ -234,6 +246,8 @@ def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
         "X-Model-Version": quote(metadata.model_version, safe=" "),
         "X-Parameters": ascii_json(bounded.options),
     }
+    if plan := without_longest(metadata.plan, PLAN_BYTES):
+        headers["X-Plan"] = ascii_json(plan)
     return headers | {"X-Parameters-Omitted": ", ".join(bounded.omitted)} if bounded.omitted else headers
 
 

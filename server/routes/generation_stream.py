@@ -127,6 +127,7 @@ async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
             room.release()
         await producer
     finally:
+        job.generation.close()
         await _cancel(producer)
 
 

@@ -38,6 +38,7 @@ prompt = "# Caption\\n{caption}\\n# Lyric\\n{lyrics}\\n"
 negative = "# Lyric\\n{lyrics}\\n"
 [[planner.thinking.fields]]
 name = "bpm"
+option = "bpm"
 kind = "integer"
 minimum = 30
 maximum = 300
@@ -48,6 +49,7 @@ max_tokens = 24
 without = ["`"]
 [[planner.thinking.fields]]
 name = "language"
+option = "language"
 kind = "choice"
 values = ["en", "de", "unknown"]
 """

@@ -24,12 +24,12 @@ KEYS: Final = [
     for mode in ("major", "minor")
 ]
 FIELDS: Final[Sequence[Mapping[str, Any]]] = (
-    {"name": "bpm", "kind": "integer", "minimum": 30, "maximum": 300},
+    {"name": "bpm", "option": "bpm", "kind": "integer", "minimum": 30, "maximum": 300},
     {"name": "caption", "kind": "text", "max_tokens": 512, "without": ["`"]},
-    {"name": "duration", "kind": "integer", "minimum": 10, "maximum": 600},
-    {"name": "keyscale", "kind": "choice", "values": KEYS},
-    {"name": "language", "kind": "choice", "values": LANGUAGES, "is_greedy": True},
-    {"name": "timesignature", "kind": "choice", "values": ["2", "3", "4", "6"]},
+    {"name": "duration", "option": "seconds", "kind": "integer", "minimum": 10, "maximum": 600},
+    {"name": "keyscale", "option": "key", "kind": "choice", "values": KEYS},
+    {"name": "language", "option": "language", "kind": "choice", "values": LANGUAGES, "is_greedy": True},
+    {"name": "timesignature", "option": "time_signature", "kind": "choice", "values": ["2", "3", "4", "6"]},
 )
 INSTRUCTION: Final = "# Instruction\nGenerate audio semantic tokens based on the given conditions:\n\n"
 CAPTION: Final = "# Caption\n{caption}\n\n# Lyric\n{lyrics}\n"

@@ -1,0 +1,307 @@
+"""A generation's plan: metadata that the bundle's planner thinks of, and its structure codes as they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.config.bundle import Bundle
+from runtime.config.planner import FieldSpec, PlannerSpec, PromptSpec
+from runtime.errors import RequestError, TickError
+from runtime.language.constraints import CodesConstraint, Constraint, ThinkingConstraint
+from runtime.language.sequence import ENDLESS, SequenceRequest, room_for
+from runtime.language.thinking import ThinkingGrammar, thinking_values
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.structure import StructureCodec
+from runtime.pipeline.text_encoder import read_tokenizer
+from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
+from runtime.requests.segments import Latents
+from runtime.requests.validation import untaken_options
+from runtime.tick.client import LoopClient
+from runtime.tick.events import Cancelled, Event, Failed, Finished
+
+Prompts = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:
+    """Whether a generation of known length gets a plan: of its texts, where nothing else says its structure.
+
+    Raises RequestError for options of a plan where there is none.
+    """
+    has_structure = inputs.known is not None or options.codes is not None
+    is_new = options.task in (None, "text2music") and not has_structure and inputs.condition is None
+    if options.plan and is_new and bundle.planner is not None and bundle.planner.takes_text:
+        return True
+    for name in given_options(options, PLAN_OPTIONS):
+        if name != "plan":
+            raise RequestError("has no effect without a plan", field=name, fix="leave it out")
+    return False
+
+
+class Thinking(NamedTuple):
+    """What the planner makes of a prompt. text: as the codes' prompt has it. values: field -> value, also given ones.
+
+    filled: values by option, of options that were not given.
+    """
+
+    text: str = ""
+    values: Mapping[str, str] = {}
+    filled: Mapping[str, Any] = {}
+
+
+class Planner:
+    """The planner of one bundle: prompts in tokens, thinking, codes. Any thread. Raises ConfigError."""
+
+    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
+        assert spec.tokenizer is not None
+        self.spec, self.structure = spec, structure
+        self._bundle, self._loop = bundle, loop
+        self._tokenizer, _ = read_tokenizer(bundle.folder / spec.tokenizer)
+        self._table = None if spec.codes.table is None else np.load(bundle.folder / spec.codes.table)
+
+    def think(self, options: GenerationOptions, seed: int, client: str = "") -> Thinking:
+        """Metadata for options, blocking; those that the options give are kept. Raises TickError."""
+        if self.spec.thinking is None:
+            return Thinking()
+        given = {field.name: text for field in self.spec.thinking.fields if (text := _given(field, options))}
+        constraint = ThinkingConstraint(self._grammar, given)
+        prompts = self.prompts(self.spec.thinking, options)
+        run = self.start(prompts, options, plan_seed(seed, 0), constraint, self.room(prompts), client)
+        try:
+            tokens = run.wait(ENDLESS)
+        finally:
+            run.cancel()
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        values = thinking_values(text)
+        return Thinking(text.removeprefix(self.spec.thinking.start).strip("\n"), values, self._filled(values, options))
+
+    def plan(
+        self, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, client: str = ""
+    ) -> Plan:
+        """The plan of a generation of `total_frames`; its codes are made once they are asked for."""
+        return Plan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), client)
+
+    def prompts(self, phase: PromptSpec, options: GenerationOptions, thinking: str = "") -> Prompts:
+        """Tokens of a phase's prompt and of its negative."""
+        texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
+        values = {"caption": ", ".join(texts), "lyrics": options.lyrics, "thinking": thinking}
+        prompt, negative = phase.texts(values, options.negative_prompt)
+        return self._tokens(prompt), self._tokens(negative)
+
+    def room(self, prompts: Prompts) -> int:
+        """How many tokens may follow. Raises RequestError where a code has no room."""
+        longest = max(len(prompt) for prompt in prompts)
+        room = room_for(self.spec, longest)
+        if room < len(self.spec.codes.groups):
+            raise RequestError(
+                f"prompt and lyrics have {longest} tokens, the planner's cache has {self.spec.capacity}",
+                field="prompt",
+                fix="shorten them, or plan false",
+            )
+        return room
+
+    def start(
+        self,
+        prompts: Prompts,
+        options: GenerationOptions,
+        seed: int,
+        constraint: Constraint,
+        max_tokens: int,
+        client: str,
+    ) -> SequenceRun:
+        """A sequence in the loop, once there is a place. Raises as submit_sequence does."""
+        defaults = self.spec.sampler
+        return SequenceRun(
+            self._loop,
+            prompt=prompts[0],
+            negative=prompts[1],
+            max_tokens=max_tokens,
+            seed=seed,
+            guidance=defaults.guidance if options.plan_guidance is None else options.plan_guidance,
+            temperature=defaults.temperature if options.plan_temperature is None else options.plan_temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p if options.plan_top_p is None else options.plan_top_p,
+            constraint=constraint,
+            client=client,
+        )
+
+    def codes(self, tokens: Sequence[int]) -> list[int]:
+        """The complete codes among tokens."""
+        numbers = self.spec.codes.numbers(tokens)
+        return numbers if self._table is None else [int(self._table[number]) for number in numbers]
+
+    @cached_property
+    def _grammar(self) -> ThinkingGrammar:
+        return ThinkingGrammar(self.spec, self._tokenizer)
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _filled(self, values: Mapping[str, str], options: GenerationOptions) -> dict[str, Any]:
+        """Values of options that were not given, where the bundle takes them and they are valid."""
+        assert self.spec.thinking is not None
+        filled: dict[str, Any] = {}
+        for field in self.spec.thinking.fields:
+            name, text = field.option, values.get(field.name, "")
+            if name is None or is_given(options, name) or name in untaken_options(self._bundle):
+                continue
+            try:
+                parsed = parse_options({"prompt": "", name: int(text) if text.isdecimal() else text})
+            except RequestError:
+                continue
+            filled[name] = getattr(parsed, name)
+        return filled
+
+
+class SequenceRun:
+    """One sequence in the loop: the tick thread adds tokens, another thread waits for them."""
+
+    def __init__(self, loop: LoopClient, **request: Any) -> None:
+        self._loop, self._changed = loop, threading.Condition()
+        self._tokens: list[int] = []
+        self._end: Event | None = None
+        made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, **request)
+        self._id = loop.submit_sequence(made, self._note, wait=True)
+
+    def wait(self, count: int) -> list[int]:
+        """The tokens so far, once there are `count` or it has ended. Raises TickError, also where it was cancelled."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._tokens) >= count or self._end is not None)
+            if len(self._tokens) < count and isinstance(self._end, Failed):
+                raise self._end.error
+            if len(self._tokens) < count and isinstance(self._end, Cancelled):
+                raise TickError("the plan was cancelled")
+            return list(self._tokens)
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        if self._end is None:
+            self._loop.cancel(self._id)
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        with self._changed:
+            self._tokens += tokens
+            self._changed.notify_all()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Finished | Failed | Cancelled):
+            with self._changed:
+                self._end = event
+                self._changed.notify_all()
+
+
+class Plan:
+    """The codes of one generation, made ahead of its segments. One thread asks for them, any thread may close it.
+
+    A sequence goes on while segments are generated. Where the cache has no room for all codes, another sequence follows
+    it, whose prompt ends with the last of its codes.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        options: GenerationOptions,
+        thinking: Thinking,
+        seed: int,
+        num_codes: int,
+        client: str = "",
+    ) -> None:
+        self.thinking, self.num_codes = thinking, num_codes
+        self._planner, self._structure, self._options = planner, planner.structure, options
+        self._seed, self._client, self._parts = seed, client, 0
+        self._prompts = planner.prompts(planner.spec.codes, options, thinking.text)
+        self._run: SequenceRun | None = None
+        self._run_tokens = 0
+        self._tokens: list[int] = []  # of sequences that have ended
+        self._hints: list[Latents] = []
+        self._is_closed = False
+
+    def hints(self, frames: int) -> Latents:
+        """Hints `[N, C]` of at least the first `frames` frames, or of all codes, blocking. Raises TickError.
+
+        They are decoded in the pieces that codes of a request are decoded in.
+        """
+        size = self._structure.codes_per_piece
+        wanted = min(self._structure.spec.num_codes_of(frames), self.num_codes)
+        while (first := len(self._hints) * size) < wanted:
+            codes = self.codes(min(first + size, self.num_codes))
+            self._hints.append(self._structure.hints_of_codes(codes[first : first + size]))
+        return np.concatenate(self._hints)
+
+    def codes(self, count: int) -> list[int]:
+        """At least the first `count` codes, blocking. Raises TickError."""
+        width = len(self._planner.spec.codes.groups)
+        while (missing := count * width - len(self._tokens)) > 0:
+            run = self._run = self._run or self._next_run()
+            tokens = run.wait(min(missing, self._run_tokens))
+            if len(tokens) < self._run_tokens:
+                return self._planner.codes([*self._tokens, *tokens])
+            self._tokens += tokens
+            self._run = None
+        return self._planner.codes(self._tokens)
+
+    def finish(self) -> list[int]:
+        """All codes, blocking. Raises TickError."""
+        return self.codes(self.num_codes)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The thinking's values by field, and the codes once there are all."""
+        width, values = len(self._planner.spec.codes.groups), dict(self.thinking.values)
+        if len(self._tokens) < self.num_codes * width:
+            return values
+        return {**values, "codes": self._planner.codes(self._tokens)}
+
+    def close(self) -> None:
+        """End the sequence that is running: who waits for it gets a TickError."""
+        self._is_closed = True
+        if (run := self._run) is not None:
+            run.cancel()
+
+    def _next_run(self) -> SequenceRun:
+        planner, width = self._planner, len(self._planner.spec.codes.groups)
+        room, left = planner.room(self._prompts), self.num_codes * width - len(self._tokens)
+        before = min(room // 2 // width * width, len(self._tokens))
+        heard = tuple(self._tokens[len(self._tokens) - before :])
+        self._run_tokens = min(left, (room - before) // width * width)
+        self._parts += 1
+        constraint = CodesConstraint(planner.spec, self._run_tokens // width)
+        prompts = (self._prompts[0] + heard, self._prompts[1] + heard)
+        seed = plan_seed(self._seed, self._parts)
+        run = planner.start(prompts, self._options, seed, constraint, self._run_tokens, self._client)
+        if self._is_closed:
+            run.cancel()
+        return run
+
+
+def open_planner(bundle: Bundle, loop: LoopClient, structure: StructureCodec | None) -> Planner | None:
+    """The bundle's planner; None where generations are not planned from their texts."""
+    if bundle.planner is None or structure is None or not bundle.planner.takes_text:
+        return None
+    return Planner(bundle, bundle.planner, loop, structure)
+
+
+def plan_seed(seed: int, index: int) -> int:
+    """The seed of a plan's sequence: the thinking is number 0."""
+    return int.from_bytes(hashlib.sha256(f"tickrt plan {seed} {index}".encode()).digest()[:8], "little")
+
+
+def is_given(options: GenerationOptions, name: str) -> bool:
+    """Whether the user set an option, to another value than none."""
+    return name in options.model_fields_set and getattr(options, name) is not None
+
+
+def _given(field: FieldSpec, options: GenerationOptions) -> str:
+    """What the user says of a field, as its text; "" where that is nothing, or nothing that the field can have."""
+    if field.option is None or not is_given(options, field.option):
+        return ""
+    value = getattr(options, field.option)
+    if field.kind == "integer":
+        return str(min(max(round(value), field.minimum), field.maximum))
+    return str(value) if str(value) in field.choices else ""
