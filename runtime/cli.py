@@ -276,6 +276,8 @@ def _write(
     player: Player | None,
 ) -> None:
     codec = pipeline.codec
+    if generation.plan is not None and player is None:
+        generation.plan.finish()  # the tag has its codes
     tag = generation.metadata().to_tag(job.format) if job.has_metadata else ""
     if job.format == "latents" or codec is None:
         parts = generate_latents(pipeline, generation, progress.on_event)

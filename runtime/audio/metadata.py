@@ -47,7 +47,8 @@ class GenerationMetadata(BaseModel):
 
     def bounded(self, num_bytes: int = MAX_BYTES) -> GenerationMetadata:
         """The same without the longest options where the rest is longer than `num_bytes` as JSON; so of the plan."""
-        options, plan = without_longest(self.options, num_bytes), without_longest(self.plan, num_bytes)
+        options = without_longest(self.options, num_bytes)
+        plan = without_longest(self.plan, num_bytes - len(ascii_json(options)))
         omitted = [name for name in self.options if name not in options]
         return self.model_copy(update={"options": options, "plan": plan, "omitted": (*self.omitted, *omitted)})
 

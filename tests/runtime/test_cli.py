@@ -49,6 +49,23 @@ def files(folder: Path = Path()) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_a_planned_file_is_repeated_with_its_plan(built: Built, tmp_path: Path) -> None:
+    config = str(built(planner={"capacity": 512}, conditions=True).path)
+    first, again, other = (tmp_path / f"{name}.wav" for name in "abc")
+    asked = ["--prompt", "calm", "--seconds", "3", "--plan-top-p", "0.9"]
+    for arguments in (
+        [*asked, "--out", str(first)],
+        ["--like", str(first), "--out", str(again)],
+        ["--prompt", "calm", "--seconds", "3", "--no-plan", "--out", str(other)],
+    ):
+        result = CliRunner().invoke(app, [config, "--quiet", *arguments])
+        assert result.exit_code == 0, result.output
+    assert len(read_metadata(first).plan["codes"]) == 26
+    pcm, same, plain = (soundfile.read(path)[0] for path in (first, again, other))
+    assert (np.array_equal(pcm, same), np.array_equal(pcm, plain)) == (True, False)
+    assert (read_metadata(again).plan, read_metadata(other).plan) == (read_metadata(first).plan, {})
+
+
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
 def test_a_prompt_is_written_as_a_file(generate: Generate, suffix: str) -> None:
     result = generate("--prompt", "warm piano", "--seconds", 1.5, "--seed", 3, "--out", f"a{suffix}")

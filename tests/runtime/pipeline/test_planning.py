@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+import doctest
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built
-from helpers.factories import TinySpec, tiny_deployment
+from helpers.factories import TinySpec
+from helpers.paths import ROOT
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, hints_of
 from numpy.typing import NDArray
 
+from runtime.config.deployment import Deployment
+from runtime.config.planner import FieldSpec
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.pipeline.planning import is_planned
+from runtime.pipeline.planning import Planner, is_planned
 from runtime.requests.options import parse_options
 
 SPEC = TinySpec()
 T, C, RATE_HZ = SPEC.canvas_frames, SPEC.channels, SPEC.sample_rate_hz / SPEC.hop_samples
-DURATION = (
-    '[[planner.thinking.fields]]\nname = "duration"\noption = "seconds"\nkind = "integer"\nminimum = 1\nmaximum = 3\n'
-)
+DURATION = FieldSpec(name="duration", option="seconds", kind="integer", minimum=1, maximum=3)
 
 
 @pytest.fixture(scope="module")
-def pipeline(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    path = tiny_deployment(tmp_path_factory.mktemp("planned"), planner={"capacity": 512}, conditions=True)
-    with (path.parent / "tiny" / "bundle.toml").open("a", encoding="utf-8") as file:
-        file.write(DURATION)
-    with open_pipeline(built(path)) as opened:
+def deployment(built: Built) -> Deployment:
+    return built(planner={"capacity": 512}, conditions=True)
+
+
+@pytest.fixture(scope="module")
+def pipeline(deployment: Deployment) -> Iterator[Pipeline]:
+    with open_pipeline(deployment) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def small(built: Built) -> Iterator[Pipeline]:
+def with_planner(pipeline: Pipeline, **changes: Any) -> Pipeline:
+    """The same with other values in `[planner]`."""
+    assert pipeline.planner is not None
+    assert pipeline.structure is not None
+    spec = pipeline.planner.spec.model_copy(update=changes)
+    return replace(pipeline, planner=Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure))
+
+
+@pytest.fixture
+def small(pipeline: Pipeline) -> Pipeline:
     """Without thinking, and with a cache that has no room for long plans."""
-    with open_pipeline(built(planner={"capacity": 96, "thinking": False})) as opened:
-        yield opened
+    return with_planner(pipeline, capacity=96, thinking=None)
 
 
 def options(**values: Any) -> Any:
@@ -61,9 +73,12 @@ def test_a_planned_generation_is_that_of_its_metadata_and_codes(pipeline: Pipeli
     planned = LongGeneration(pipeline, options())
     made = whole(pipeline, planned)
     found = planned.metadata().plan
-    assert found["codes"] == codes(planned) and len(found["codes"]) == -(-len(made) // FRAMES_PER_CODE)
-    assert all(0 <= code < NUM_CODES for code in found["codes"]) and len(set(found["codes"])) > 3
-    assert 30 <= int(found["bpm"]) <= 300 and found["duration"] == "2" and found["caption"]
+    assert found["codes"] == codes(planned)
+    assert len(found["codes"]) == -(-len(made) // FRAMES_PER_CODE)
+    assert all(0 <= code < NUM_CODES for code in found["codes"])
+    assert len(set(found["codes"])) > 3
+    assert 30 <= int(found["bpm"]) <= 300
+    assert found["caption"]
     given = {"bpm": int(found["bpm"]), "language": found["language"], "codes": found["codes"]}
     same = LongGeneration(pipeline, options(plan_guidance=None, **given))
     assert same.plan is None
@@ -80,20 +95,26 @@ def test_the_same_seed_and_options_have_the_same_plan(pipeline: Pipeline) -> Non
 def test_the_context_has_the_hints_of_the_codes(pipeline: Pipeline) -> None:
     generation = LongGeneration(pipeline, options(seconds=1.0))
     request = generation.next_request()
-    assert request is not None and request.context is not None
+    assert request is not None
+    assert request.context is not None
     hints = hints_of(np.array(codes(generation)), C)
     assert np.array_equal(request.context[:25, :C], hints[:25])
     generation.close()
 
 
 def test_what_is_given_is_kept_and_the_rest_filled_in(pipeline: Pipeline) -> None:
-    generation = LongGeneration(pipeline, options(bpm=90, seconds=None))
+    thinking = pipeline.bundle.planner.thinking if pipeline.bundle.planner else None
+    assert thinking is not None
+    longer = thinking.model_copy(update={"fields": (*thinking.fields, DURATION)})
+    generation = LongGeneration(with_planner(pipeline, thinking=longer), options(bpm=90, seconds=None))
     found = generation.metadata()
-    assert generation.options.bpm == 90 and found.plan["bpm"] == "90"
+    assert generation.options.bpm == 90
+    assert found.plan["bpm"] == "90"
     assert generation.options.seconds == int(found.plan["duration"])
     assert generation.total_samples == generation.options.seconds * SPEC.sample_rate_hz
     assert generation.options.language == found.plan["language"]
-    assert "language" not in found.options and "codes" not in found.plan
+    assert "language" not in found.options
+    assert "codes" not in found.plan
 
 
 def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> None:
@@ -108,10 +129,12 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
         patch.setattr(small.loop, "submit_sequence", note)
         found = codes(LongGeneration(small, options(seconds=12.0)))
     assert small.planner is not None
-    assert len(found) == 100 and len(submitted) > 2
+    assert len(found) == 100
+    assert len(submitted) > 2
     first, second, third = submitted[:3]
     size = len(first.prompt)
-    assert second.prompt[:size] == third.prompt[:size] == first.prompt and first.max_tokens + size <= 96
+    assert second.prompt[:size] == third.prompt[:size] == first.prompt
+    assert first.max_tokens + size <= 96
     heard = second.prompt[size:]
     assert second.negative == first.negative + heard
     ends = np.cumsum([request.max_tokens // 2 for request in submitted])
@@ -147,7 +170,8 @@ def test_no_plan_where_something_else_says_the_structure(
 
 def test_structure_options_work_on_the_plan(pipeline: Pipeline) -> None:
     request = LongGeneration(pipeline, options(structure_strength=0.0, seconds=1.0)).next_request()
-    assert request is not None and request.context is not None
+    assert request is not None
+    assert request.context is not None
     assert np.array_equal(request.context[:, :C], pipeline.bundle.silence(T))
 
 
@@ -158,6 +182,14 @@ def test_a_model_without_a_planner_has_no_plan(built: Built) -> None:
             LongGeneration(plain, parse_options({"prompt": "a", "plan_top_p": 0.5}))
         with pytest.raises(RequestError, match="makes nothing of it"):
             LongGeneration(plain, parse_options({"prompt": "a", "plan": False}))
+
+
+def test_the_readme_s_example(pipeline: Pipeline) -> None:
+    section = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8").partition("**Plans.**")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    test = doctest.DocTestParser().get_doctest(code, {"pipeline": pipeline}, "README", None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_closing_a_generation_ends_its_sequence(pipeline: Pipeline) -> None:
@@ -191,8 +223,8 @@ def test_a_generator_that_is_closed_ends_the_plan(pipeline: Pipeline) -> None:
         codes(generation)
 
 
-def test_a_loop_that_has_ended_makes_no_plan(built: Built) -> None:
-    with open_pipeline(built(planner={"capacity": 96, "thinking": False})) as opened:
+def test_a_loop_that_has_ended_makes_no_plan(deployment: Deployment) -> None:
+    with open_pipeline(deployment) as opened:
         generation = LongGeneration(opened, options())
     with pytest.raises(DrainingError):
         codes(generation)

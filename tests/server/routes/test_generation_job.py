@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import Built
 
+from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.pipeline import open_pipeline
+from runtime.pipeline.planning import Planner
+from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
 from server.asgi.request_body import Upload
 from server.routes import generation_job
@@ -41,3 +48,35 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
     job.record_sent()
     assert job.lead_s() == 0.5
     assert seen == ["1", "id", "0.5", "1"]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(built: Built, is_cancelled: bool) -> None:
+    pipeline = open_pipeline(built(planner={"capacity": 512}, conditions=True))  # its loop ticks by hand
+    assert pipeline.planner is not None
+    assert pipeline.structure is not None
+    spec = pipeline.planner.spec.model_copy(update={"thinking": None})
+    planner = Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure)
+    nothing: Any = None
+    job = GenerationJob(nothing, pipeline, nothing, Upload({}), "", nothing, "id")
+    job.generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
+
+    async def wait() -> None:
+        assert job.generation.plan is not None
+        waiting = asyncio.create_task(job._finish_plan(job.generation.plan))
+        while not len(pipeline.loop._registry):
+            await asyncio.sleep(0.001)
+        if is_cancelled:
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        while pipeline.loop.tick():
+            pass
+        if not is_cancelled:
+            await waiting
+
+    asyncio.run(wait())
+    assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
+    if not is_cancelled:
+        assert len(job.metadata.plan["codes"]) == 11
+    pipeline.close()

@@ -112,6 +112,22 @@ def test_parameters_that_are_too_long_for_a_header_are_named(served: Served) -> 
     assert headers["x-parameters-omitted"] == "guidance"
 
 
+def test_a_planned_response_says_its_plan_and_is_repeated(built: Built, tmp_path: Path) -> None:
+    with serving(built(planner={"capacity": 512}, conditions=True)) as served:
+        whole = served.post(seconds=3.0, stream=False, plan_guidance=2.0)
+        plan = json.loads(whole.headers["x-plan"])
+        (tmp_path / "a.wav").write_bytes(whole.content)
+        assert read_metadata(tmp_path / "a.wav").plan == plan
+        assert (len(plan["codes"]), 30 <= int(plan["bpm"]) <= 300) == (26, True)
+        again = served.post(**json.loads(whole.headers["x-parameters"]), response_format="pcm")
+        assert json.loads(again.headers["x-plan"]) == {key: plan[key] for key in ("bpm", "caption", "language")}
+        given = {"bpm": int(plan["bpm"]), "language": plan["language"], "codes": plan["codes"]}
+        explicit = served.post(seconds=3.0, response_format="pcm", **given)
+        without = served.post(seconds=3.0, response_format="pcm", plan=False)
+        assert {"x-plan"} & (explicit.headers.keys() | without.headers.keys()) == set()
+        assert (again.content == explicit.content, again.content == without.content) == (True, False)
+
+
 @pytest.mark.parametrize("response_format", ["wav", "flac", "ogg", "mp3", "latents"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_file_contains_what_made_it(
