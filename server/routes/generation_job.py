@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import quote
 
-from anyio import to_thread
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import check_format, check_rates, encoded_rate_hz
@@ -124,7 +124,7 @@ class GenerationJob:
     async def _finish_plan(self, plan: Plan) -> None:
         """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
         try:
-            await to_thread.run_sync(plan.finish, abandon_on_cancel=True)
+            await asyncio.to_thread(plan.finish)
         finally:
             plan.close()
         self.metadata = self.generation.metadata()
