@@ -63,7 +63,6 @@ class Planner:
         self.spec, self.structure = spec, structure
         self._bundle, self._loop = bundle, loop
         self._tokenizer, _ = read_tokenizer(bundle.folder / spec.tokenizer)
-        self._table = None if spec.codes.table is None else np.load(bundle.folder / spec.codes.table)
 
     def think(self, options: GenerationOptions, seed: int, client: str = "") -> Thinking:
         """Metadata for options, blocking; those that the options give are kept. Raises TickError."""
@@ -130,11 +129,6 @@ class Planner:
             constraint=constraint,
             client=client,
         )
-
-    def codes(self, tokens: Sequence[int]) -> list[int]:
-        """The complete codes among tokens."""
-        numbers = self.spec.codes.numbers(tokens)
-        return numbers if self._table is None else [int(self._table[number]) for number in numbers]
 
     @cached_property
     def _grammar(self) -> ThinkingGrammar:
@@ -241,10 +235,10 @@ class Plan:
             run = self._run = self._run or self._next_run()
             tokens = run.wait(min(missing, self._run_tokens))
             if len(tokens) < self._run_tokens:
-                return self._planner.codes([*self._tokens, *tokens])
+                return self._planner.spec.codes.numbers([*self._tokens, *tokens])
             self._tokens += tokens
             self._run = None
-        return self._planner.codes(self._tokens)
+        return self._planner.spec.codes.numbers(self._tokens)
 
     def finish(self) -> list[int]:
         """All codes, blocking. Raises TickError."""
@@ -256,7 +250,7 @@ class Plan:
         width, values = len(self._planner.spec.codes.groups), dict(self.thinking.values)
         if len(self._tokens) < self.num_codes * width:
             return values
-        return {**values, "codes": self._planner.codes(self._tokens)}
+        return {**values, "codes": self._planner.spec.codes.numbers(self._tokens)}
 
     def close(self) -> None:
         """End the sequence that is running: who waits for it gets a TickError."""

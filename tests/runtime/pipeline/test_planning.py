@@ -138,7 +138,7 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
     heard = second.prompt[size:]
     assert second.negative == first.negative + heard
     ends = np.cumsum([request.max_tokens // 2 for request in submitted])
-    assert found[ends[0] - len(heard) // 2 : ends[0]] == small.planner.codes(heard)
+    assert found[ends[0] - len(heard) // 2 : ends[0]] == small.planner.spec.codes.numbers(heard)
     assert codes(LongGeneration(small, options(seconds=12.0))) == found
 
 
