@@ -228,11 +228,6 @@ class PlannerSpec(PlannerGraphSpec):
     codes: CodesSpec
     draft: PlannerGraphSpec | None = None
 
-    @property
-    def takes_text(self) -> bool:
-        """Whether it plans from the texts of a request: it has a tokenizer, and no plan in tokens of its own."""
-        return self.tokenizer is not None and self.plan is None
-
     @model_validator(mode="after")
     def _check_capacity(self) -> Self:
         for name, graph in (("", self), ("draft.", self.draft)):

@@ -22,7 +22,7 @@ from runtime.pipeline.structure import StructureCodec
 from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
-from runtime.requests.validation import untaken_options
+from runtime.requests.validation import plans_texts, untaken_options
 from runtime.tick.client import LoopClient
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
@@ -36,7 +36,7 @@ def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bun
     """
     has_structure = inputs.known is not None or options.codes is not None
     is_new = options.task in (None, "text2music") and not has_structure and inputs.condition is None
-    if options.plan and is_new and bundle.planner is not None and bundle.planner.takes_text:
+    if options.plan and is_new and plans_texts(bundle):
         return True
     for name in given_options(options, PLAN_OPTIONS):
         if name != "plan":
@@ -276,7 +276,7 @@ class Plan:
 
 def open_planner(bundle: Bundle, loop: LoopClient, structure: StructureCodec | None) -> Planner | None:
     """The bundle's planner; None where generations are not planned from their texts."""
-    if bundle.planner is None or structure is None or not bundle.planner.takes_text:
+    if bundle.planner is None or structure is None or not plans_texts(bundle):
         return None
     return Planner(bundle, bundle.planner, loop, structure)
 

@@ -23,9 +23,15 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
         "structure_strength": bundle.structure is not None,
         "codes": bundle.structure is not None,
         "cover_strength": "instruction" in placeholders,
-        **dict.fromkeys(PLAN_OPTIONS, bundle.planner is not None and bundle.planner.takes_text),
+        **dict.fromkeys(PLAN_OPTIONS, plans_texts(bundle)),
     }
     return lacking | {name for name, is_there in parts.items() if not is_there}
+
+
+def plans_texts(bundle: Bundle) -> bool:
+    """Whether its planner makes structure codes of a request's texts, without a plan in tokens of its own."""
+    planner = bundle.planner
+    return bundle.structure is not None and planner is not None and planner.tokenizer is not None and not planner.plan
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:
