@@ -62,14 +62,16 @@ class DecodeWorkers:
 
     def _started(self, work: Callable[[], Pcm]) -> Future[Pcm]:
         self._num_busy += 1
-        started = self._threads.submit(work)
-        started.add_done_callback(self._free)
-        return started
+        return self._threads.submit(self._run, work)
 
-    def _free(self, _: Future[Pcm]) -> None:
-        with self._freed:
-            self._num_busy -= 1
-            self._freed.notify_all()
+    def _run(self, work: Callable[[], Pcm]) -> Pcm:
+        """The worker is free before anybody gets the result, and may start what comes next."""
+        try:
+            return work()
+        finally:
+            with self._freed:
+                self._num_busy -= 1
+                self._freed.notify_all()
 
 
 class Codec:
