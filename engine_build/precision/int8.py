@@ -4,7 +4,8 @@ Weights are rounded by output feature, activations by token: q = round(127 x / m
 a token becomes depends on no other token or row. Products are summed in 32 bits and scaled in float32.
 
 ONNX Runtime adds up one row in another order than several. What differs in the last bit is then sometimes rounded to
-the next number, so sums run over the rows twice, which are never one: a row is the same whoever shares its batch.
+the next number, so sums run over the rows twice, which are never one: a row does not depend on the other rows of its
+batch.
 """
 
 from __future__ import annotations

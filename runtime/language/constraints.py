@@ -33,7 +33,7 @@ class Constraint(Protocol):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken here whatever the sampling is."""
+        """Whether the likeliest token is taken here, also where tokens are sampled."""
 
     def write_allowed(self, allowed: Mask) -> None:
         """Write which tokens may come into `allowed` `[V]`."""

@@ -78,7 +78,7 @@ async def read_fields(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The members of a JSON object, or the texts of a form and its FILES. Raises ProblemError.
 
-    What begins with a brace is JSON, whatever its type: many clients send none, or that of a form.
+    What begins with a brace is JSON, also under another media type: many clients send none, or that of a form.
     """
     kind = media_type(request)
     async with body_deadline(settings):

@@ -1,4 +1,4 @@
-"""Tasks of ACE-Step's clients: generations that nobody waits for, and their audio until it is fetched or expires."""
+"""Tasks of ACE-Step's clients: generations in the background, and their audio until it is fetched or expires."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
     assert load_settings({"host": host, "api_key": "secret"}).host == host
 
 
-def test_osc_on_a_public_address_needs_insecure_whatever_the_key() -> None:
+def test_osc_on_a_public_address_needs_insecure_also_with_a_key() -> None:
     table = {"osc_host": "0.0.0.0", "osc_port": 9001, "api_key": "secret"}
     with pytest.raises(ConfigError, match="OSC has no keys") as error:
         load_settings(table)

@@ -1,7 +1,7 @@
 """The OSC server: surfaces send UDP packets, and get the values that they and others have set.
 
 A surface turns the newest live session that plays; an address that begins with /tickrt/session/ID is for that session.
-There are no keys: whoever reaches the port turns every session.
+There are no keys: every program that reaches the port can change every session.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_a_token_depends_on_no_other() -> None:
     np.testing.assert_array_equal(run(model, {"x": x})[0][0, 0], before[0][0, 0])
 
 
-def test_the_demo_s_decoder_gives_a_row_the_same_velocity_whatever_shares_its_batch(decoder: onnx.ModelProto) -> None:
+def test_the_demo_s_decoder_gives_a_row_the_same_velocity_in_every_batch(decoder: onnx.ModelProto) -> None:
     """Bit for bit, also beside longer prompts; in float32 a row alone differs from the same in a batch."""
     shapes = {"hidden_states": (3, 32, 64), "encoder_hidden_states": (3, 9, 96), "context_latents": (3, 32, 128)}
     feeds = {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.counted_constraint import CountedConstraint
 from numpy.typing import NDArray
 
 from runtime.language.live_sequence import Chunk, LiveSequence
@@ -17,36 +17,16 @@ from runtime.scheduling.slot import Slot
 
 
 @dataclass
-class Alternating:
+class Alternating(CountedConstraint):
     """Token 1, then any of 2 to 4, and so on; ends after `length` tokens."""
-
-    length: int
-    count: int = 0
 
     @property
     def key(self) -> int:
         return self.count % 2
 
-    @property
-    def is_done(self) -> bool:
-        return self.count >= self.length
-
-    @property
-    def is_greedy(self) -> bool:
-        return False
-
-    def state(self) -> list[int]:
-        return [self.count]
-
-    def restore(self, state: Sequence[int]) -> None:
-        (self.count,) = state
-
     def write_allowed(self, out: NDArray[Any]) -> None:
         out[:] = False
         out[1 if self.count % 2 == 0 else slice(2, 5)] = True
-
-    def advance(self, token: int) -> None:
-        self.count += 1
 
     def forced(self, limit: int) -> tuple[int, ...]:
         return (1,) if self.count % 2 == 0 and limit else ()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built, Loops
 from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
+from helpers.counted_constraint import CountedConstraint
 from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import GUIDED as GUIDED_LATENTS
 from helpers.generations import Inbox, make, run_all
@@ -56,38 +57,17 @@ def sequence(name: str, length: int = 20, **changes: Any) -> SequenceRequest:
 
 
 @dataclass
-class Song:
+class Song(CountedConstraint):
     """SONG again and again, but for every fourth token, which is free; `length` tokens."""
-
-    length: int
-    count: int = 0
-    masks: list[int] = field(default_factory=list)
 
     @property
     def key(self) -> object:
         return "free" if self.count % 4 == 3 else SONG[self.count % len(SONG)]
 
-    @property
-    def is_done(self) -> bool:
-        return self.count >= self.length
-
-    @property
-    def is_greedy(self) -> bool:
-        return False
-
-    def state(self) -> list[int]:
-        return [self.count]
-
-    def restore(self, state: Sequence[int]) -> None:
-        (self.count,) = state
-
     def write_allowed(self, out: NDArray[Any]) -> None:
         out[:] = self.key == "free"
         if self.key != "free":
             out[self.key] = True
-
-    def advance(self, token: int) -> None:
-        self.count += 1
 
     def forced(self, limit: int) -> list[int]:
         places = range(self.count, min(self.count + limit, self.length))

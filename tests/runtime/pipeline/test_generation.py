@@ -119,7 +119,7 @@ def test_audio_across_segments_equals_the_full_decode(pipeline: Pipeline, window
     assert np.abs(pcm - full[: len(pcm)]).max() < 1e-5
 
 
-def test_finished_audio_is_at_its_level_whatever_the_windows(pipeline: Pipeline) -> None:
+def test_finished_audio_is_at_its_level_with_all_windows(pipeline: Pipeline) -> None:
     whole_audio, raw = (finished(pipeline, 200, finish=is_finished) for is_finished in (True, False))
     rate_hz = SPEC.sample_rate_hz
     before, after = (loudness_lufs(block_energies(pcm, rate_hz)) for pcm in (raw, whole_audio))

@@ -75,7 +75,7 @@ def test_a_result_does_not_depend_on_the_neighbours_values(loops: Loops) -> None
     np.testing.assert_array_equal(one.latents("a"), other.latents("a"))
 
 
-def test_outside_of_its_guidance_interval_a_slot_keeps_its_momentum_whoever_else_is_guided(loops: Loops) -> None:
+def test_outside_of_its_guidance_interval_a_slot_keeps_its_momentum_while_others_are_guided(loops: Loops) -> None:
     names = [name for name in FEATURES if name.startswith("interval_")]
     others = {"guided": {**GUIDED, "steps": 6}, "rcfg": {**FEATURES["rcfg_initialize"], "steps": 6}}
     requests = [make(name, **changes) for name, changes in ({name: FEATURES[name] for name in names} | others).items()]

@@ -34,7 +34,7 @@ def client(served: Served) -> Iterator[AceStepClient]:
 
 
 def samples(data: bytes) -> bytes:
-    """The samples of a wav file, whatever its tags say."""
+    """The samples of a wav file; its tags do not count."""
     with wave.open(io.BytesIO(data)) as file:
         assert (file.getframerate(), file.getnchannels()) == (8000, 2)
         return file.readframes(file.getnframes())

@@ -43,7 +43,7 @@ def test_a_task_that_fails_says_why(serve: Serve, monkeypatch: pytest.MonkeyPatc
     assert counted["tickrt_generations_in_flight"] == 0
 
 
-def test_audio_that_nobody_fetches_is_removed_in_time_and_for_room(serve: Serve) -> None:
+def test_audio_that_is_not_fetched_is_removed_in_time_and_for_room(serve: Serve) -> None:
     served = serve(results_bytes=2**20, result_keep_s=600.0)
     long = {**SHORT, "audio_duration": 20, "inference_steps": 1}  # 640 kB
     with served.client() as http:

@@ -48,7 +48,7 @@ def test_a_piece_begins_on_its_tonic() -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_sounds_in_its_own_channels_whatever_else_sounds(layer: str) -> None:
+def test_a_layer_sounds_in_its_own_channels_beside_other_layers(layer: str) -> None:
     for song in songs(10):
         alone, together = render(song, 256, [layer]), render(song, 256)
         channels = list(channels_of(layer))

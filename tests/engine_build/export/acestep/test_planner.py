@@ -162,7 +162,7 @@ def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.export
-def test_a_checkpoint_without_a_head_is_tied_whatever_its_configuration_says(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head_is_tied_also_against_its_configuration(checkpoint: Path, tmp_path: Path) -> None:
     from engine_build.export.acestep.planner import PlannerFolder
 
     folder = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
