@@ -246,7 +246,7 @@ def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -
 
 
 def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:
-    for _ in range(30):
+    for _ in range(16):
         client.send(playbackControl="LOUDER")
     assert client.closed() == (1008, "more than 15 warnings in 5 s")
 
