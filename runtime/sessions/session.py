@@ -290,13 +290,15 @@ class LiveSession:
 
     def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:
         """Bring the generations up to what holds now."""
-        if not self.is_active(now_s):
-            return
-        estimate_s = self._generations.times.estimate_s
-        soon = self._playhead.wanted_until(now_s) + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
-        self._controls.begin_scheduled(soon, self._playhead, now_s)
-        self._generations.note(now_s)
+        is_active = self.is_active(now_s)
+        if is_active:
+            estimate_s = self._generations.times.estimate_s
+            soon = self._playhead.wanted_until(now_s) + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
+            self._controls.begin_scheduled(soon, self._playhead, now_s)
+            self._generations.note(now_s)
         self._generations.settle(now_s)
+        if not is_active:
+            return
         for job_id in self._generations.cancelled(now_s):
             yield Cancel(job_id)
         if (update := self._generations.update(now_s)) is not None:

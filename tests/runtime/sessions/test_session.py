@@ -530,6 +530,17 @@ def test_a_restored_session_goes_on_like_the_original(opened: dict[str, object])
             assert np.array_equal(left.pcm[:, FRAME:], right.pcm[:, FRAME:])
 
 
+def test_a_change_without_effect_on_latents_is_complete_also_after_a_restart_in_a_pause() -> None:
+    simulation = playing()
+    simulation.handle(messages.Pause())
+    simulation.handle(messages.SetBand(seq=1, start_s=0.0, end_s=0.2))
+    simulation.session.detach(simulation.now_s)
+    simulation.restart()
+    simulation.handle(messages.Play())
+    simulation.run(1.0)
+    assert simulation.chunks[-1][0].full_seq == 1
+
+
 def test_a_turned_control_is_reported_and_stored_no_more_than_needed() -> None:
     simulation = playing()
     commits, states = simulation.commits, count_states(simulation)
