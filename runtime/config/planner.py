@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from runtime.config.explain import Section
+from runtime.config.plan_spec import PlanSpec, TokenRange
 
 # A window that ends nowhere.
 NO_WINDOW = 1 << 40
@@ -82,18 +83,6 @@ class PlannerSamplerSpec(Section):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
 
 
-class TokenRange(Section):
-    """`count` tokens from `first` on."""
-
-    first: int = Field(ge=0)
-    count: int = Field(ge=1)
-
-    @property
-    def end(self) -> int:
-        """One behind the last."""
-        return self.first + self.count
-
-
 class PromptSpec(Section):
     """Templates of a phase's prompts with {caption}, {lyrics} and {thinking}, the text of the phase before.
 
@@ -101,7 +90,7 @@ class PromptSpec(Section):
     the place of {caption}; default: as `negative`.
     """
 
-    prompt: str
+    prompt: str = ""
     negative: str = ""
     user_negative: str = ""
 
@@ -155,23 +144,6 @@ class ThinkingSpec(PromptSpec):
     fields: tuple[FieldSpec, ...] = Field(min_length=1)
 
 
-class PlanSpec(PromptSpec):
-    """The phase that writes a plan in tokens of its own: one of every range of `header`, then of every range of `item`.
-
-    Items follow each other until the end token, at most `most_items` of them.
-    """
-
-    header: tuple[TokenRange, ...] = ()
-    item: Annotated[tuple[TokenRange, ...], Field(min_length=1)]
-    most_items: int = Field(default=64, ge=1)
-
-    def range_at(self, place: int) -> range:
-        """The tokens that may stand at a place of the plan."""
-        later = place - len(self.header)
-        found = self.header[place] if later < 0 else self.item[later % len(self.item)]
-        return range(found.first, found.end)
-
-
 class CodesSpec(PromptSpec):
     """The phase that writes structure codes, with a token of every group per code.
 
@@ -213,10 +185,11 @@ class CodesSpec(PromptSpec):
 class PlannerSpec(PlannerGraphSpec):
     """The planner. One execute takes `prefill_tokens` tokens of a prompt, or verifies up to `verify_tokens` drafts.
 
-    tokenizer: none where requests give tokens. vocabulary: V. end_token: ends the codes. draft: a smaller graph with
-    the same tokens, for speculation.
+    tokenizer: none where requests give tokens. vocabulary: V. end_token: ends plans and codes. default: whether
+    generations are planned whose options do not say. draft: a smaller graph with the same tokens, for speculation.
     """
 
+    default: bool = True
     tokenizer: str | None = None
     vocabulary: int = Field(ge=2)
     end_token: int = Field(ge=0)
@@ -248,17 +221,16 @@ class PlannerSpec(PlannerGraphSpec):
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:
-        ranges = {f"codes.groups.{index}": group for index, group in enumerate(self.codes.groups)}
+        ends = {f"codes.groups.{index}": group.end for index, group in enumerate(self.codes.groups)}
         if self.codes.markers is not None:
-            ranges["codes.markers"] = self.codes.markers
+            ends["codes.markers"] = self.codes.markers.end
         if self.plan is not None:
-            ranges |= {f"plan.header.{index}": found for index, found in enumerate(self.plan.header)}
-            ranges |= {f"plan.item.{index}": found for index, found in enumerate(self.plan.item)}
-        for name, found in ranges.items():
-            if found.end > self.vocabulary:
-                raise ValueError(f"{name} ends at token {found.end}, vocabulary is {self.vocabulary}")
-        if self.thinking is not None and self.tokenizer is None:
-            raise ValueError("thinking needs a tokenizer: its fields are text")
+            ends |= {f"plan.{name}": end for name, end in self.plan.ends()}
+        for name, end in ends.items():
+            if end > self.vocabulary:
+                raise ValueError(f"{name} ends at token {end}, vocabulary is {self.vocabulary}")
+        if self.tokenizer is None and (self.thinking is not None or self.plan is not None):
+            raise ValueError("thinking and plan need a tokenizer: they begin with text")
         if self.end_token >= self.vocabulary:
             raise ValueError(f"end_token is {self.end_token}, vocabulary is {self.vocabulary}")
         return self

@@ -54,21 +54,30 @@ class Constraint(Protocol):
 class CodesConstraint:
     """Codes: a token of every group in turn, and before each code the tokens that `markers` gives for its index.
 
-    num_codes: that many, and no end token; None: until the end token comes, which may come between codes.
+    num_codes: that many, and no end token; None: until the end token comes, which may come between codes. known: the
+    first codes, which are given.
     """
 
     is_greedy = False
 
-    def __init__(self, planner: PlannerSpec, num_codes: int | None = None, markers: Markers | None = None) -> None:
-        self._groups, self._end_token = planner.codes.groups, planner.end_token
-        self._num_codes, self._markers = num_codes, markers
+    def __init__(
+        self,
+        planner: PlannerSpec,
+        num_codes: int | None = None,
+        markers: Markers | None = None,
+        known: Sequence[int] = (),
+    ) -> None:
+        self._codes, self._end_token = planner.codes, planner.end_token
+        self._num_codes, self._markers, self._known = num_codes, markers, known
         self._code, self._part, self._has_ended = 0, 0, False
+        self._given = self._given_tokens()
 
     @property
     def key(self) -> Hashable:
         """The token that must come, or the group."""
-        forced = self._given()
-        return self._part - len(self._before()) if forced is None else ("token", forced)
+        return (
+            self._part - len(self._before()) if self._part >= len(self._given) else ("token", self._given[self._part])
+        )
 
     @property
     def is_done(self) -> bool:
@@ -78,18 +87,22 @@ class CodesConstraint:
     def write_allowed(self, allowed: Mask) -> None:
         """The given token, or the group's tokens, and between codes the end token where it may come."""
         allowed[:] = False
-        given = self._given()
-        if given is not None:
-            allowed[given] = True
+        if self._part < len(self._given):
+            allowed[self._given[self._part]] = True
             return
         part = self._part - len(self._before())
-        allowed[self._groups[part].first : self._groups[part].end] = True
+        group = self._codes.groups[part]
+        allowed[group.first : group.end] = True
         if self._num_codes is None and part == 0:
             allowed[self._end_token] = True
 
     def forced(self, limit: int) -> list[int]:
-        """The markers before the next code that are left."""
-        return [] if self.is_done else list(self._before()[self._part :][:limit])
+        """The given tokens that come next."""
+        ahead, found = copy(self), list[int]()
+        while len(found) < limit and not ahead.is_done and ahead._part < len(ahead._given):
+            found.append(ahead._given[ahead._part])
+            ahead.advance(found[-1])
+        return found
 
     def advance(self, token: int) -> None:
         """The next part of the code, or of the next one."""
@@ -97,8 +110,9 @@ class CodesConstraint:
             self._has_ended = True
             return
         self._part += 1
-        if self._part == len(self._before()) + len(self._groups):
+        if self._part == len(self._before()) + len(self._codes.groups):
             self._code, self._part = self._code + 1, 0
+            self._given = self._given_tokens()
 
     def state(self) -> list[int]:
         """The code's index, the part of it that comes next, whether the end came."""
@@ -107,53 +121,62 @@ class CodesConstraint:
     def restore(self, state: Sequence[int]) -> None:
         """As `state` gave."""
         self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
+        self._given = self._given_tokens()
 
     def _before(self) -> Sequence[int]:
         return () if self._markers is None else self._markers(self._code)
 
-    def _given(self) -> int | None:
-        before = self._before()
-        return before[self._part] if self._part < len(before) else None
+    def _given_tokens(self) -> tuple[int, ...]:
+        """What is given of this code: its markers, and all of it where it is known."""
+        if self.is_done:
+            return ()
+        known = self._known[self._code] if self._code < len(self._known) else None
+        return (*self._before(), *(() if known is None else self._codes.tokens(known)))
 
 
 class PlanConstraint:
-    """A plan in tokens: one of every range of the header, then of every range of an item, over and over.
+    """A plan in tokens: one of every field of the header, then kind, layers and bars of section after section.
 
-    given: place in the plan -> its token. num_items: that many, and no end token; None: until the end token comes,
-    behind one item or more, at most `most_items` of them.
+    given: place in the plan -> its token. without: tokens that may not come elsewhere. num_sections: that many, and no
+    end token; None: until the end token comes, behind one section or more, at most `most_sections` of them.
     """
 
     is_greedy = False
 
     def __init__(
-        self, planner: PlannerSpec, given: Mapping[int, int] | None = None, num_items: int | None = None
+        self,
+        planner: PlannerSpec,
+        given: Mapping[int, int] | None = None,
+        num_sections: int | None = None,
+        without: Collection[int] = (),
     ) -> None:
         assert planner.plan is not None
         self._spec, self._given, self._end_token = planner.plan, given or {}, planner.end_token
-        self._num_items = num_items
-        last = len(self._spec.header) + len(self._spec.item) * (num_items or self._spec.most_items)
+        self._num_sections, self._without = num_sections, list(without)
+        last = len(self._spec.header) + len(self._spec.item) * (num_sections or self._spec.most_sections)
         self._place, self._last, self._has_ended = 0, last, False
         for place, token in self._given.items():
-            if not 0 <= place < last or token not in self._spec.range_at(place):
+            if not 0 <= place < last or token not in self._spec.field_at(place).tokens:
                 raise RequestError(f"the plan has token {token} at place {place}, which cannot stand there")
 
     @property
     def key(self) -> Hashable:
-        """The token that must come, or the range that it is of."""
+        """The token that must come, or the field that it is of."""
         given = self._given.get(self._place)
-        return (self._spec.range_at(self._place), self._may_end) if given is None else given
+        return (self._spec.field_at(self._place).tokens, self._may_end) if given is None else given
 
     @property
     def is_done(self) -> bool:
-        """Whether all items or the end token came."""
+        """Whether all sections or the end token came."""
         return self._has_ended or self._place == self._last
 
     def write_allowed(self, allowed: Mask) -> None:
-        """The given token, or the range's tokens and the end token where it may come."""
-        tokens, given = self._spec.range_at(self._place), self._given.get(self._place)
+        """The given token, or the field's tokens and the end token where it may come."""
+        tokens, given = self._spec.field_at(self._place).tokens, self._given.get(self._place)
         allowed[:] = False
         if given is None:
             allowed[tokens.start : tokens.stop] = True
+            allowed[self._without] = False
             allowed[self._end_token] = self._may_end
         else:
             allowed[given] = True
@@ -180,8 +203,8 @@ class PlanConstraint:
 
     @property
     def _may_end(self) -> bool:
-        items, rest = divmod(self._place - len(self._spec.header), len(self._spec.item))
-        return self._num_items is None and items > 0 and rest == 0
+        sections, rest = divmod(self._place - len(self._spec.header), len(self._spec.item))
+        return self._num_sections is None and sections > 0 and rest == 0
 
 
 class ThinkingConstraint:

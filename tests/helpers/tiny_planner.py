@@ -33,6 +33,31 @@ CONFIG: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
+# A plan with sections in the places of bytes.
+PLAN: Mapping[str, Any] = {
+    "prompt": "{prompt} bpm:{bpm} meter:{time_signature}",
+    "start": 1,
+    "plan": 2,
+    "before": 3,
+    "section": 4,
+    "recall": 5,
+    "header": [
+        {"name": "bpm", "first": 8, "values": ["96", "120", "144"]},
+        {"name": "meter", "first": 12, "values": ["4/4", "3/4"]},
+    ],
+    "kind": {"name": "kind", "first": 16, "values": ["verse", "chorus", "break", "outro"]},
+    "layers": {"name": "layers", "first": 20, "values": ["drums", "bass", "drums+bass"]},
+    "bars": {"name": "bars", "first": 24, "values": ["1", "2", "4"]},
+    "moods": {"first": 28, "count": 2},
+    "bar_markers": {"first": 32, "count": 4},
+    "clock_markers": {"first": 40, "count": 16},
+    "clocks_per_beat": 4,
+    "beats": [4, 3],
+    "materials": [0, 1, 0, 0],
+    "ending": "outro",
+    "tags": {"drop": "chorus"},
+    "most_sections": 6,
+}
 THINKING = """[planner.thinking]
 prompt = "# Caption\\n{caption}\\n# Lyric\\n{lyrics}\\n"
 negative = "# Lyric\\n{lyrics}\\n"

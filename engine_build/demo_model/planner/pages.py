@@ -28,11 +28,12 @@ from engine_build.demo_model.planner.tokens import (
     START,
     TOKEN_IDS,
     Codes,
-    Rhythm,
     header,
     marked_codes,
+    rhythm_of,
     song_tokens,
 )
+from runtime.pipeline.form.rhythm import Rhythm
 
 MAX_PAGE_TOKENS: Final = 1536
 _FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
@@ -49,7 +50,7 @@ class Piece:
     @property
     def rhythm(self) -> Rhythm:
         """Its tempo and meter."""
-        return Rhythm(self.arrangement.song.bpm, self.arrangement.song.meter)
+        return rhythm_of(self.arrangement.song.bpm, self.arrangement.song.meter)
 
 
 class StructureCodes:

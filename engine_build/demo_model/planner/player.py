@@ -20,10 +20,10 @@ from engine_build.demo_model.planner.tokens import (
     TOKEN_IDS,
     TOKENS,
     Codes,
-    Rhythm,
     codes_of,
     section_of,
 )
+from runtime.pipeline.form.rhythm import Rhythm
 
 TEMPERATURE: Final = 0.9
 TOP_P: Final = 0.9

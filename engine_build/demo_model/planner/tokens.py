@@ -5,16 +5,14 @@ A section page: the same, the first occurrence of its kind or of its material, t
 A code is a token for each group of its digits, behind markers that say where in its bar it lies; those are given.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
+from engine_build.demo_model.corpus.genres import BEATS_PER_BAR, METERS
 from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song
 from engine_build.demo_model.corpus.vocabulary import (
     GENRE_CONCEPTS,
@@ -27,7 +25,8 @@ from engine_build.demo_model.corpus.vocabulary import (
 )
 from engine_build.demo_model.instruments import LAYERS
 from engine_build.demo_model.latents import CODE_DIGITS, CODE_LEVELS, FRAME_RATE_HZ, FRAMES_PER_CODE
-from engine_build.demo_model.planner.arrangement import BAR_COUNTS, Section
+from engine_build.demo_model.planner.arrangement import BAR_COUNTS, MATERIALS, Section
+from runtime.pipeline.form.rhythm import Rhythm
 
 Codes = npt.NDArray[np.int64]
 
@@ -52,35 +51,10 @@ FIRST_CODE_ID: Final = len(TOKENS)
 NUM_TOKENS: Final = FIRST_CODE_ID + NUM_GROUPS * GROUP_SIZE
 
 
-@dataclass(frozen=True)
-class Rhythm:
-    """Tempo and meter: what the markers before a code follow from."""
-
-    bpm: int
-    meter: str
-
-    def frame(self, bar: int) -> int:
-        """The frame nearest to the first beat of a bar."""
-        return math.ceil(bar * BEATS_PER_BAR[self.meter] * 60.0 / self.bpm * FRAME_RATE_HZ - 0.501)
-
-    def code_range(self, first_bar: int, bars: int) -> range:
-        """The codes of some bars: the first holds the frame of their first beat."""
-        return range(self.frame(first_bar) // FRAMES_PER_CODE, self.frame(first_bar + bars) // FRAMES_PER_CODE)
-
-    def markers(self, code: int, first_bar: int) -> tuple[int, ...]:
-        """The tokens before a code of a section: its bar where that begins, and where in the bar its last frame is."""
-        bar, clock = self._place(code)
-        is_first = code == self.code_range(bar, 1).start
-        begins = (TOKEN_IDS[f"bar:{bar - first_bar}"],) if is_first else ()
-        return (*begins, TOKEN_IDS[f"clock:{clock}"])
-
-    def _place(self, code: int) -> tuple[int, int]:
-        """Bar and clock of a code's last frame."""
-        frame, beats = FRAMES_PER_CODE * (code + 1) - 1, BEATS_PER_BAR[self.meter]
-        bar = int(frame / FRAME_RATE_HZ * self.bpm / 60.0 / beats)
-        bar += int(frame >= self.frame(bar + 1)) - int(frame < self.frame(bar))
-        beat = (frame - self.frame(bar)) / FRAME_RATE_HZ * self.bpm / 60.0
-        return bar, min(int(beat * CLOCKS_PER_BEAT), beats * CLOCKS_PER_BEAT - 1)
+def rhythm_of(bpm: int, meter: str) -> Rhythm:
+    """Tempo and meter on the grid of the demo's codes."""
+    beats, tokens = BEATS_PER_BAR[meter], (TOKEN_IDS["bar:0"], TOKEN_IDS["clock:0"])
+    return Rhythm(bpm, beats, FRAME_RATE_HZ, FRAMES_PER_CODE, CLOCKS_PER_BEAT, *tokens)
 
 
 def code_tokens(codes: Codes) -> Codes:
@@ -125,19 +99,38 @@ def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) 
 
 
 def planner_tables() -> dict[str, Any]:
-    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs and sampler."""
-    header = [_range(kind) for kind in ("genre:", "bpm:", "meter:", "key:", "mode:")]
-    item = [_range(kind) for kind in ("section:", "layers:", "bars:")]
+    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs, tokenizer and sampler."""
     groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
     return {
         "vocabulary": NUM_TOKENS,
         "end_token": TOKEN_IDS[END],
-        "plan": {"prompt": "{caption}", "header": header, "item": item},
-        "codes": {"prompt": "{caption}", "groups": groups, "markers": _range("bar:", "clock:")},
+        "plan": {
+            "prompt": "{prompt} <bpm:{bpm}> <key:{key}> <meter:{time_signature}>",
+            **{name: TOKEN_IDS[name] for name in (START, PLAN, BEFORE, SECTION, RECALL)},
+            "header": [_field(name, name) for name in ("genre", "bpm", "meter", "key", "mode")],
+            "kind": _field("kind", "section"),
+            "layers": _field("layers", "layers"),
+            "bars": _field("bars", "bars"),
+            "moods": _range("mood"),
+            "bar_markers": _range("bar"),
+            "clock_markers": _range("clock"),
+            "clocks_per_beat": CLOCKS_PER_BEAT,
+            "beats": [BEATS_PER_BAR[meter] for meter in METERS],
+            "materials": [MATERIALS[kind] for kind in SECTIONS],
+            "ending": "outro",
+            "tags": {"drop": "chorus"},
+        },
+        "codes": {"groups": groups},
     }
 
 
-def _range(*kinds: str) -> dict[str, int]:
-    """The tokens of kinds that follow each other."""
-    ids = [index for index, name in enumerate(TOKENS) if name.startswith(kinds)]
+def _field(name: str, prefix: str) -> dict[str, Any]:
+    """A field of a plan."""
+    first, count = _range(prefix).values()
+    return {"name": name, "first": first, "values": [TOKENS[first + i].partition(":")[2] for i in range(count)]}
+
+
+def _range(prefix: str) -> dict[str, int]:
+    """The tokens with a prefix."""
+    ids = [index for index, name in enumerate(TOKENS) if name.startswith(f"{prefix}:")]
     return {"first": ids[0], "count": len(ids)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.factories import tiny_bundle
-from helpers.tiny_planner import FIRST_GROUP, SECOND_GROUP, planner_toml
+from helpers.tiny_planner import FIRST_GROUP, PLAN, SECOND_GROUP, planner_toml
 
 from runtime.config.bundle import load_bundle
 from runtime.config.explain import validated
@@ -72,9 +72,9 @@ def test_a_fields_choices() -> None:
         ({"vocabulary": 268}, "codes.groups.1 ends at token 270, vocabulary is 268"),
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
-        ({"plan": {"prompt": "", "item": [{"first": 200, "count": 90}]}}, "plan.item.0 ends at token 290"),
+        ({"plan": {**PLAN, "clock_markers": {"first": 265, "count": 16}}}, "plan.clock_markers ends at token 281"),
         ({"verify_token": 4}, "did you mean verify_tokens"),
-        ({"tokenizer": None}, "thinking needs a tokenizer"),
+        ({"tokenizer": None}, "thinking and plan need a tokenizer"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_was_expected(changes: dict[str, Any], expected: str) -> None:

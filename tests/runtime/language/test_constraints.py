@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_planner import END_TOKEN, FIRST_GROUP, MARKERS, SECOND_GROUP, VOCABULARY, byte_tokenizer, planner_spec
+from helpers.tiny_planner import (
+    END_TOKEN,
+    FIRST_GROUP,
+    MARKERS,
+    PLAN,
+    SECOND_GROUP,
+    VOCABULARY,
+    byte_tokenizer,
+    planner_spec,
+)
 
 from engine_build.export.acestep.planner_text import FIELDS
 from runtime.errors import RequestError
@@ -117,42 +126,60 @@ def test_endless_codes_have_no_end_token() -> None:
         constraint.advance(SECOND_GROUP[0])
 
 
-PLAN = {
-    "prompt": "",
-    "header": [{"first": 0, "count": 5}, {"first": 5, "count": 3}],
-    "item": [{"first": 10, "count": 4}, {"first": 20, "count": 8}],
-    "most_items": 3,
-}
+PLANNED = planner_spec(plan=PLAN)
+BPM, METER, KIND, LAYERS, BARS = ((8, 3), (12, 2), (16, 4), (20, 3), (24, 3))
 
 
-def test_a_plan_is_a_header_and_items_until_the_end_token() -> None:
-    constraint = PlanConstraint(planner_spec(plan=PLAN))
-    expected = [span((0, 5)), span((5, 3)), span((10, 4)), span((20, 8)), {*span((10, 4)), END_TOKEN}, span((20, 8))]
-    for token, allowed in zip([4, 5, 13, 20, 10, 27], expected, strict=True):
+def test_a_plan_is_a_header_and_sections_until_the_end_token() -> None:
+    constraint = PlanConstraint(PLANNED)
+    expected = [*map(span, (BPM, METER, KIND, LAYERS, BARS)), {*span(KIND), END_TOKEN}, span(LAYERS)]
+    for token, allowed in zip([9, 12, 17, 20, 26, 16, 22], expected, strict=True):
         assert allowed_by(constraint) == allowed
         constraint.advance(token)
     ended, longest = copy(constraint), copy(constraint)
+    longest.advance(24)
+    ended.advance(24)
     ended.advance(END_TOKEN)
-    for token in (11, 21):
+    for token in (18, 21, 25) * 4:
+        assert not longest.is_done
         longest.advance(token)
     assert (ended.is_done, longest.is_done, constraint.is_done) == (True, True, False)
-    restored = PlanConstraint(planner_spec(plan=PLAN))
+    restored = PlanConstraint(PLANNED)
     restored.restore(constraint.state())
     assert (restored.key, allowed_by(restored)) == (constraint.key, allowed_by(constraint))
 
 
-def test_a_plans_given_tokens_are_forced_and_its_items_counted() -> None:
-    constraint = PlanConstraint(planner_spec(plan=PLAN), {0: 3, 1: 6, 2: 12, 4: 11}, num_items=2)
-    assert constraint.forced(9) == [3, 6, 12]
-    for token in (3, 6, 12, 25, 11):
+def test_a_plans_given_tokens_are_forced_and_its_sections_counted() -> None:
+    constraint = PlanConstraint(PLANNED, {0: 10, 1: 12, 2: 18, 5: 17}, num_sections=2, without=(17, 20))
+    assert constraint.forced(9) == [10, 12, 18]
+    for token in (10, 12, 18, 21, 24, 17):
         assert token in allowed_by(constraint)
-        assert END_TOKEN not in allowed_by(constraint)
+        assert not {20, END_TOKEN} & allowed_by(constraint)
         constraint.advance(token)
     assert (constraint.is_done, constraint.forced(9)) == (False, [])
-    constraint.advance(20)
+    constraint.advance(22)
+    constraint.advance(26)
     assert constraint.is_done
-    with pytest.raises(RequestError, match="token 9 at place 0"):
-        PlanConstraint(planner_spec(plan=PLAN), {0: 9})
+    with pytest.raises(RequestError, match="token 16 at place 0"):
+        PlanConstraint(PLANNED, {0: 16})
+
+
+def test_codes_that_are_known_are_given_with_their_markers() -> None:
+    """As a section that is continued, or edited, begins; what comes behind them is chosen as ever."""
+    constraint = CodesConstraint(PLANNED, 3, lambda code: (40 + code,), [7, 24])
+    tokens = [40, *PLANNED.codes.tokens(7), 41, *PLANNED.codes.tokens(24), 42]
+    assert constraint.forced(99) == tokens
+    assert constraint.forced(4) == tokens[:4]
+    for token in tokens[:4]:
+        assert allowed_by(constraint) == {token}
+        constraint.advance(token)
+    restored = CodesConstraint(PLANNED, 3, lambda code: (40 + code,), [7, 24])
+    restored.restore(constraint.state())
+    assert restored.forced(99) == constraint.forced(99) == tokens[4:]
+    for token in tokens[4:]:
+        constraint.advance(token)
+    assert allowed_by(constraint) == span(FIRST_GROUP)
+    assert not constraint.is_done
 
 
 def test_what_is_forced_is_what_then_comes() -> None:

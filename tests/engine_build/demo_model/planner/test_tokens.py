@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from helpers.tiny_planner import planner_spec
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
-from engine_build.demo_model.latents import FRAMES_PER_CODE, NUM_CODES
+from engine_build.demo_model.latents import NUM_CODES
 from engine_build.demo_model.planner.arrangement import Section
 from engine_build.demo_model.planner.tokens import (
     CLOCKS_PER_BEAT,
@@ -15,18 +14,19 @@ from engine_build.demo_model.planner.tokens import (
     NUM_TOKENS,
     TOKEN_IDS,
     TOKENS,
-    Rhythm,
     code_tokens,
     codes_of,
     header,
     marked_codes,
     planner_tables,
+    rhythm_of,
     section_of,
 )
 from runtime.config.planner import PlannerSpec
 from runtime.language.constraints import CodesConstraint, Constraint, PlanConstraint
+from runtime.pipeline.form.rhythm import Rhythm
 
-RHYTHMS = [Rhythm(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
+RHYTHMS = [rhythm_of(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
 
 
 def test_a_code_is_one_token_of_each_group_the_lowest_digits_first() -> None:
@@ -42,30 +42,20 @@ def test_a_code_is_one_token_of_each_group_the_lowest_digits_first() -> None:
 
 
 @pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
-def test_bars_share_the_codes_of_a_piece_and_each_begins_in_its_first(rhythm: Rhythm) -> None:
-    spans = [rhythm.code_range(bar, 1) for bar in range(40)]
-    assert [code for span in spans for code in span] == list(range(spans[-1].stop))
-    assert rhythm.code_range(8, 16) == range(spans[8].start, spans[23].stop)
-    for bar, span in enumerate(spans):
-        assert rhythm.frame(bar) in range(FRAMES_PER_CODE * span.start, FRAMES_PER_CODE * (span.start + 1))
-
-
-@pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
 def test_markers_count_bars_and_tell_the_place_in_them(rhythm: Rhythm) -> None:
-    beats = BEATS_PER_BAR[rhythm.meter]
     for bar in range(8, 24):
         names = [[TOKENS[token] for token in rhythm.markers(code, 8)] for code in rhythm.code_range(bar, 1)]
         assert [len(listed) for listed in names] == [2] + [1] * (len(names) - 1)
         assert names[0][0] == f"bar:{bar - 8}"
         clocks = [int(listed[-1].removeprefix("clock:")) for listed in names]
         assert clocks == sorted(set(clocks))
-        assert clocks[-1] < beats * CLOCKS_PER_BEAT
+        assert clocks[-1] < rhythm.beats * CLOCKS_PER_BEAT
         per_code = rhythm.bpm / 60.0 * CLOCKS_PER_BEAT / 5.0
         assert np.allclose(np.diff(clocks), per_code, atol=1.0)
 
 
 def test_marked_codes_are_markers_and_groups() -> None:
-    rhythm, codes = Rhythm(120, "4/4"), np.arange(20)
+    rhythm, codes = rhythm_of(120, "4/4"), np.arange(20)
     tokens = marked_codes(rhythm, codes, 4, 40)
     first = [TOKEN_IDS["bar:0"], TOKEN_IDS["clock:7"], *code_tokens(codes[:1])[0].tolist()]
     assert tokens[: len(first)] == first, "the last frame of the first code is 0.16 s, 7.68 of 24 parts of a beat, in"
@@ -99,7 +89,7 @@ def take(constraint: Constraint, tokens: list[int]) -> list[int]:
 
 
 def test_the_runtime_reads_a_sections_codes_and_gives_their_markers(spec: PlannerSpec) -> None:
-    rhythm, codes = Rhythm(97, "3/4"), np.random.default_rng(1).integers(0, NUM_CODES, 300)
+    rhythm, codes = rhythm_of(97, "3/4"), np.random.default_rng(1).integers(0, NUM_CODES, 300)
     span = rhythm.code_range(8, 8)
     constraint = CodesConstraint(spec, len(span), lambda index: rhythm.markers(span.start + index, 8))
     tokens = marked_codes(rhythm, codes[span.start : span.stop], 8, span.start)
@@ -107,9 +97,9 @@ def test_the_runtime_reads_a_sections_codes_and_gives_their_markers(spec: Planne
     assert constraint.is_done
     assert chosen == code_tokens(codes[span.start : span.stop]).ravel().tolist()
     assert spec.codes.numbers(tokens) == codes[span.start : span.stop].tolist()
-    markers = spec.codes.markers
-    assert markers is not None
-    assert {token for token in tokens if token not in chosen} <= set(range(markers.first, markers.end))
+    assert spec.plan is not None
+    markers = [*spec.plan.bar_markers.tokens, *spec.plan.clock_markers.tokens]
+    assert {token for token in tokens if token not in chosen} <= set(markers)
 
 
 def test_the_runtime_reads_a_plan(spec: PlannerSpec) -> None:
@@ -119,3 +109,17 @@ def test_the_runtime_reads_a_plan(spec: PlannerSpec) -> None:
     tokens = [token for section in sections for token in header(section)] + [TOKEN_IDS["end"]]
     assert take(constraint, song + tokens) == tokens
     assert constraint.is_done
+
+
+def test_the_runtimes_table_says_what_the_tokens_are(spec: PlannerSpec) -> None:
+    plan = spec.plan
+    assert plan is not None
+    for field in (*plan.header, *plan.item):
+        prefix = "section" if field.name == "kind" else field.name
+        assert [TOKENS[token] for token in field.tokens] == [f"{prefix}:{value}" for value in field.values]
+    assert plan.beats == (4, 3, 2)
+    assert plan.materials[plan.kind.values.index("build")] == plan.materials[plan.kind.values.index("chorus")]
+    assert TOKENS[plan.bar_markers.first] == "bar:0"
+    assert TOKENS[plan.clock_markers.end - 1] == f"clock:{4 * CLOCKS_PER_BEAT - 1}"
+    assert plan.moods is not None
+    assert all(TOKENS[token].startswith("mood:") for token in plan.moods.tokens)

@@ -1,0 +1,141 @@
+"""`[planner.plan]` in bundle.toml: tokens of plans with sections, and of the pages that their structure codes stand on.
+
+A plan page: `start`, the tokens of the prompt in ascending order, `plan`, a token of every field of `header`, then
+kind, layers and bars of each section, the end token. A section page: `start`, the header, the prompt's `moods`; but for
+the first section `before` and the marked codes of the last bar before it; `section`, its kind, layers and bars, then
+its marked codes: each behind its markers (one of `bar_markers` where a bar begins in it, then `recall` and the tokens
+of the code that it recalls, where the section recalls one, then one of `clock_markers`). Markers are given, never
+sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from runtime.config.explain import Section
+
+# Fields of the header from which tempo and meter follow.
+BPM, METER = "bpm", "meter"
+
+
+class TokenRange(Section):
+    """`count` tokens from `first` on."""
+
+    first: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+    @property
+    def end(self) -> int:
+        """One behind the last."""
+        return self.first + self.count
+
+    @property
+    def tokens(self) -> range:
+        """All of them."""
+        return range(self.first, self.end)
+
+
+class PlanField(Section):
+    """One place of a plan: `first` stands for the first of `values`, the token behind it for the second, and so on."""
+
+    name: str
+    first: int = Field(ge=0)
+    values: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def end(self) -> int:
+        """One behind the last token."""
+        return self.first + len(self.values)
+
+    @property
+    def tokens(self) -> range:
+        """All of them."""
+        return range(self.first, self.end)
+
+    def value(self, token: int) -> str:
+        """What a token stands for."""
+        return self.values[token - self.first]
+
+    def token(self, value: str) -> int:
+        """The token of a value. Raises ValueError where there is none."""
+        return self.first + self.values.index(value)
+
+
+class PlanSpec(Section):
+    """Songs in sections, planned in tokens of their own.
+
+    prompt: the text that the tokenizer makes the prompt's tokens of; its placeholders are those of [text_encoder].
+    header: what holds for a whole song; its fields "bpm", whose values are the least of each token's range, and "meter"
+    are read. beats: of a bar, by value of "meter". kind, layers (names joined by "+"), bars: of a section. materials:
+    of every kind the number of what it plays; a section recalls the first of its kind before it, or else of its
+    material. ending: the kind that ends a song. tags: other names of kinds that may stand in lyrics. clocks_per_beat:
+    of `clock_markers`, which tell where in its bar a code's last frame lies.
+    """
+
+    prompt: str = "{prompt}"
+    start: int = Field(ge=0)
+    plan: int = Field(ge=0)
+    before: int = Field(ge=0)
+    section: int = Field(ge=0)
+    recall: int = Field(ge=0)
+    header: tuple[PlanField, ...]
+    kind: PlanField
+    layers: PlanField
+    bars: PlanField
+    moods: TokenRange | None = None
+    bar_markers: TokenRange
+    clock_markers: TokenRange
+    clocks_per_beat: int = Field(ge=1)
+    beats: tuple[int, ...]
+    materials: tuple[int, ...]
+    ending: str = ""
+    tags: Mapping[str, str] = {}
+    most_sections: int = Field(default=16, ge=1)
+
+    @property
+    def item(self) -> tuple[PlanField, ...]:
+        """The fields of a section."""
+        return (self.kind, self.layers, self.bars)
+
+    def field_at(self, place: int) -> PlanField:
+        """The field at a place of the plan."""
+        later = place - len(self.header)
+        return self.header[place] if later < 0 else self.item[later % len(self.item)]
+
+    def field(self, name: str) -> PlanField:
+        """A field of the header."""
+        return next(field for field in self.header if field.name == name)
+
+    def ends(self) -> Iterator[tuple[str, int]]:
+        """The last token of everything, plus 1, with its name."""
+        for name in ("start", "plan", "before", "section", "recall"):
+            yield name, getattr(self, name) + 1
+        for index, field in enumerate(self.header):
+            yield f"header.{index}", field.end
+        for name in ("kind", "layers", "bars", "moods", "bar_markers", "clock_markers"):
+            if (found := getattr(self, name)) is not None:
+                yield name, found.end
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        names = [field.name for field in self.header]
+        for name in (BPM, METER):
+            if names.count(name) != 1:
+                raise ValueError(f"header has {', '.join(names) or 'nothing'}, expected {name} once")
+        for field in (self.field(BPM), self.bars):
+            if not all(value.isdecimal() and int(value) for value in field.values):
+                raise ValueError(f"values of {field.name} have to be numbers above 0")
+        lengths = {"beats": (self.beats, self.field(METER)), "materials": (self.materials, self.kind)}
+        for name, (numbers, field) in lengths.items():
+            if len(numbers) != len(field.values):
+                raise ValueError(f"{name} has {len(numbers)} numbers, expected one for each of {len(field.values)}")
+        for kind in (*self.tags.values(), *([self.ending] if self.ending else [])):
+            if kind not in self.kind.values:
+                raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")
+        most = max(int(value) for value in self.bars.values)
+        if self.bar_markers.count < most:
+            raise ValueError(f"bar_markers has {self.bar_markers.count} tokens, sections have up to {most} bars")
+        return self

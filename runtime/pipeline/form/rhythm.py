@@ -1,0 +1,54 @@
+"""Bars on the grid of structure codes, and the markers that tell where in its bar a code lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Tempo and meter, and the grid of a model. Bar 0 begins at frame 0.
+
+    beats: of a bar. bar_token, clock_token: the first of the markers of each kind. A clock is the part of a beat that
+    `clocks_per_beat` counts.
+    """
+
+    bpm: float
+    beats: int
+    frame_rate_hz: float
+    frames_per_code: int
+    clocks_per_beat: int
+    bar_token: int
+    clock_token: int
+
+    def frame(self, bar: int) -> int:
+        """The frame nearest to the first beat of a bar."""
+        return math.ceil(bar * self.beats * 60.0 / self.bpm * self.frame_rate_hz - 0.501)
+
+    def code_range(self, first_bar: int, bars: int) -> range:
+        """The codes of some bars: the first holds the frame of their first beat."""
+        size = self.frames_per_code
+        return range(self.frame(first_bar) // size, self.frame(first_bar + bars) // size)
+
+    def markers(self, code: int, first_bar: int, recalled: Sequence[int] = ()) -> tuple[int, ...]:
+        """The tokens before a code of a section; `recalled` stand behind the bar's."""
+        return (*self.bar_marker(code, first_bar), *recalled, self.clock_marker(code))
+
+    def bar_marker(self, code: int, first_bar: int) -> tuple[int, ...]:
+        """The token of the bar that begins in a code of a section, if one does."""
+        bar, _ = self._place(code)
+        return (self.bar_token + bar - first_bar,) if code == self.code_range(bar, 1).start else ()
+
+    def clock_marker(self, code: int) -> int:
+        """The token of where in its bar a code's last frame lies."""
+        return self.clock_token + self._place(code)[1]
+
+    def _place(self, code: int) -> tuple[int, int]:
+        """Bar and clock of a code's last frame."""
+        frame = self.frames_per_code * (code + 1) - 1
+        bar = int(frame / self.frame_rate_hz * self.bpm / 60.0 / self.beats)
+        bar += int(frame >= self.frame(bar + 1)) - int(frame < self.frame(bar))
+        beat = (frame - self.frame(bar)) / self.frame_rate_hz * self.bpm / 60.0
+        return bar, min(int(beat * self.clocks_per_beat), self.beats * self.clocks_per_beat - 1)

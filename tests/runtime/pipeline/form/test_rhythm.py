@@ -1,0 +1,35 @@
+"""Bars on the grid of codes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.pipeline.form.rhythm import Rhythm
+
+RHYTHMS = [Rhythm(bpm, beats, 25.0, 5, 24, 100, 200) for bpm in (60, 97, 120, 131.5, 180) for beats in (4, 3, 2)]
+
+
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
+def test_bars_share_the_codes_of_a_piece_and_each_begins_in_its_first(rhythm: Rhythm) -> None:
+    spans = [rhythm.code_range(bar, 1) for bar in range(40)]
+    assert [code for span in spans for code in span] == list(range(spans[-1].stop))
+    assert rhythm.code_range(8, 16) == range(spans[8].start, spans[23].stop)
+    for bar, span in enumerate(spans):
+        assert rhythm.frame(bar) in range(5 * span.start, 5 * (span.start + 1))
+
+
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=str)
+def test_markers_are_the_bar_that_begins_and_the_place_in_it(rhythm: Rhythm) -> None:
+    for bar in range(8, 24):
+        span = rhythm.code_range(bar, 1)
+        assert [rhythm.bar_marker(code, 8) for code in span] == [(100 + bar - 8,)] + [()] * (len(span) - 1)
+        clocks = np.array([rhythm.clock_marker(code) - 200 for code in span])
+        assert 0 <= clocks[0] < clocks[-1] < 24 * rhythm.beats
+        last_s = (5 * np.array(span) + 4) / 25.0 - rhythm.frame(bar) / 25.0
+        assert np.all(np.abs(clocks - last_s * rhythm.bpm / 60.0 * 24) <= 1)
+
+
+def test_recalled_tokens_stand_between_both_markers() -> None:
+    assert RHYTHMS[0].markers(0, 0, (7, 8)) == (100, 7, 8, RHYTHMS[0].clock_marker(0))
+    assert RHYTHMS[0].markers(1, 0, (7, 8)) == (7, 8, RHYTHMS[0].clock_marker(1))
