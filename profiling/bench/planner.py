@@ -20,7 +20,8 @@ from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
-from runtime.config.planner import PlannerSpec, TokenRange
+from runtime.config.plan_spec import TokenRange
+from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.sequence import ENDLESS, MOST_STEPS, SequenceRequest
