@@ -8,7 +8,8 @@
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
  *   changed: (message: Message) => void,
- *   canvas: (message: Message) => void, problem: (message: Message) => void, refused: () => void,
+ *   canvas: (message: Message) => void, plan: (message: Message) => void, problem: (message: Message) => void,
+ *   refused: () => void,
  * }} Handlers
  */
 
@@ -168,6 +169,7 @@ export class Connection {
       case "changed":
       case "state":
       case "canvas":
+      case "plan":
         this.handlers[message.type](message);
     }
   }

@@ -5,6 +5,7 @@ import { ControlPanel } from "./controls.js";
 import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
 import { MidiLearn } from "./midi.js";
+import { Plan } from "./plan.js";
 import { PresetBar } from "./preset_bar.js";
 import { Sources } from "./sources.js";
 import { cornerColors, onThemeChange, tint } from "./theme.js";
@@ -48,6 +49,7 @@ const connection = new Connection({
   changed: onChanged,
   state: onState,
   canvas: (message) => canvas.show(message),
+  plan: (message) => plan.show(message),
   refused: forgetWhatMayBeWrong,
   problem: showProblem,
 });
@@ -64,7 +66,8 @@ const pad = new PromptPad(
   all(".unknown"),
 );
 const band = new Band(find("band"));
-const canvas = new CanvasView(find("stage"), band, {
+const plan = new Plan(connection);
+const canvas = new CanvasView(find("stage"), band, plan.view, {
   seek: (to_s) => connection.send({ type: "seek", to_s }),
   curve: (values) => curveEditor.drawn(values),
 });
@@ -95,6 +98,7 @@ function openMessage() {
     controls: panel.values,
     ...(seed === null ? {} : { seed }),
     ...sources.open,
+    ...(mode === "extend" && !plan.isWanted ? { plan: false } : {}),
     format: "s16",
   };
 }
@@ -171,6 +175,7 @@ function onReady(ready) {
   field("seed").value = String(seed);
   canvas.seconds = ready.canvas.seconds;
   canvas.isEndless = ready.mode === "extend";
+  plan.begin(ready.plan ?? null, canvas.isEndless);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
   hasCanvas = ready.resumed;
@@ -223,6 +228,7 @@ function onState(state) {
 /** @param {Message} problem */
 function showProblem(problem) {
   sources.refused(problem.seq);
+  plan.refused(problem.seq);
   notify([problem.detail, problem.fix].filter(Boolean).join(" — "));
 }
 
@@ -264,6 +270,7 @@ function paint(now) {
   if (now - paintedMs < (stillness.matches ? STILL_FRAME_MS : FRAME_MS)) return;
   paintedMs = now;
   canvas.positionS = playPosition();
+  plan.follow(canvas.positionS);
   canvas.paint(colors, stillness.matches);
   transport.scope.paint(player.analyser, colors.wave);
 }
@@ -284,6 +291,7 @@ function currentPreset() {
     version: 1,
     name,
     mode,
+    plan: plan.isWanted,
     seconds,
     prompts: pad.texts,
     pad: [pad.x, pad.y],
@@ -300,6 +308,7 @@ function currentPreset() {
  */
 function showPreset(preset) {
   ({ name, mode, seconds } = preset);
+  plan.isWanted = preset.plan;
   seed = preset.seed ?? seed;
   field("seed").value = seed === null ? "" : String(seed);
   field("blend").value = preset.blend;
@@ -313,7 +322,7 @@ function showPreset(preset) {
 
 /** @param {Preset} preset */
 function usePreset(preset) {
-  const isSameCanvas = preset.mode === mode && preset.seconds === seconds;
+  const isSameCanvas = preset.mode === mode && preset.seconds === seconds && preset.plan === plan.isWanted;
   const defaults = Object.fromEntries(Object.keys(panel.values).map((control) => [control, null]));
   showPreset(preset);
   if (!isSameCanvas) {

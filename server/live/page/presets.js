@@ -1,8 +1,8 @@
 /** Presets: everything that is set on the page, as JSON, in a file or in the address. */
 
 /**
- * @typedef {{version: 1, name: string, mode: "loop" | "extend", seconds: number | null, prompts: string[],
- *   pad: [number, number], blend: string, controls: Record<string, any>, seed: number | null,
+ * @typedef {{version: 1, name: string, mode: "loop" | "extend", plan: boolean, seconds: number | null,
+ *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>, seed: number | null,
  *   band: [number, number]}} Preset
  */
 
@@ -12,6 +12,7 @@ function preset(name, prompts, more = {}) {
     version: 1,
     name,
     mode: "loop",
+    plan: true,
     seconds: null,
     prompts,
     pad: [0, 0],

@@ -1,24 +1,32 @@
-/** The canvas: its picture, the playhead, and the curve that is drawn over it. */
+/** The canvas: its picture, the plan and the playhead, and the curve that is drawn over it. */
 
 import { Curve } from "./curve.js";
 import { Picture } from "./picture.js";
 
 const GLOW_PIXELS = 46;
+/** With a plan the view is so many times as long, most of it ahead of the playhead. */
+const PLANNED_VIEW = 3;
 
 /** @typedef {{seek: (seconds: number) => void, curve: (values: number[]) => void}} CanvasHandlers */
 
 export class CanvasView {
-  /** Length of the view. */ seconds = 10;
+  /** Length of the canvas. */ seconds = 10;
   positionS = 0;
-  /** Whether the view follows the playhead, which stays in its middle. */ isEndless = false;
+  /** Whether the view follows the playhead, which stays in its place. */ isEndless = false;
   picture = new Picture();
   /** @type {Curve | null} */ #curve = null;
   #describedMs = -Infinity;
 
-  /** @param {HTMLElement} stage @param {import("./band.js").Band} band @param {CanvasHandlers} handlers */
-  constructor(stage, band, handlers) {
+  /**
+   * @param {HTMLElement} stage
+   * @param {import("./band.js").Band} band
+   * @param {import("./plan_view.js").PlanView} plan
+   * @param {CanvasHandlers} handlers
+   */
+  constructor(stage, band, plan, handlers) {
     this.stage = stage;
     this.band = band;
+    this.plan = plan;
     this.handlers = handlers;
     this.screen = /** @type {HTMLCanvasElement} */ (stage.querySelector("canvas"));
     this.context = /** @type {CanvasRenderingContext2D} */ (this.screen.getContext("2d"));
@@ -52,7 +60,7 @@ export class CanvasView {
   #touch(event) {
     const box = this.stage.getBoundingClientRect();
     const x = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
-    if (!this.#curve) return this.#seek(this.viewStartS + x * this.seconds);
+    if (!this.#curve) return this.#seek(this.viewStartS + x * this.viewS);
     this.#curve.drawTo(x, (event.clientY - box.top) / box.height);
     this.handlers.curve(this.#curve.values);
   }
@@ -90,9 +98,18 @@ export class CanvasView {
     return { start: this.band.start * this.seconds, end: this.band.end * this.seconds };
   }
 
+  get #isPlanned() {
+    return this.isEndless && this.plan.isShown;
+  }
+
+  /** Length of the view. */
+  get viewS() {
+    return this.seconds * (this.#isPlanned ? PLANNED_VIEW : 1);
+  }
+
   /** The position at the left edge. */
   get viewStartS() {
-    return this.isEndless ? this.positionS - this.seconds / 2 : 0;
+    return this.isEndless ? this.positionS - this.seconds / (this.#isPlanned ? 1 : 2) : 0;
   }
 
   /** Draw a curve from now on, or (null) seek. @param {Curve | null} curve */
@@ -108,14 +125,16 @@ export class CanvasView {
 
   /**
    * Draw one frame.
-   * @param {{ink: string, shade: string}} colors
+   * @param {{ink: string, shade: string, wave: string}} colors
    * @param {boolean} isStill nothing moves but the playhead
    */
   paint(colors, isStill) {
     const { context } = this;
     const { width, height } = this.screen;
     context.clearRect(0, 0, width, height);
-    this.picture.paint(context, this.viewStartS, this.seconds, !isStill);
+    const view = { startS: this.viewStartS, seconds: this.viewS, positionS: this.positionS };
+    this.picture.paint(context, view.startS, view.seconds, !isStill);
+    if (this.#isPlanned) this.plan.paint(context, view, colors);
     if (!this.isEndless) {
       context.fillStyle = colors.shade;
       context.fillRect(0, 0, this.band.start * width, height);
@@ -131,7 +150,7 @@ export class CanvasView {
     const { context } = this;
     const { width, height } = this.screen;
     const ratio = devicePixelRatio || 1;
-    const x = ((this.positionS - this.viewStartS) / this.seconds) * width;
+    const x = ((this.positionS - this.viewStartS) / this.viewS) * width;
     const glow = context.createLinearGradient(x - GLOW_PIXELS * ratio, 0, x, 0);
     glow.addColorStop(0, "rgb(255 255 255 / 0)");
     glow.addColorStop(1, "rgb(255 255 255 / 0.22)");
@@ -149,6 +168,8 @@ export class CanvasView {
     const end = this.isEndless ? this.picture.endS : this.seconds;
     this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
     this.stage.setAttribute("aria-valuemax", end.toFixed(1));
-    this.stage.setAttribute("aria-valuetext", `${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`);
+    const section = this.plan.at(this.positionS);
+    const text = `${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`;
+    this.stage.setAttribute("aria-valuetext", section ? `${text}, ${section.kind}` : text);
   }
 }
