@@ -24,9 +24,9 @@ CANVAS_FRAMES: Final = 256
 SAMPLE_RATE_HZ: Final = 48_000
 HOP_SAMPLES: Final = 1920
 
-# Structure codes: one number per 5 frames, of 12 digits with 5 values each.
+# Structure codes: one number per 5 frames, of 20 digits with 5 values each, 4 of every layer.
 FRAMES_PER_CODE: Final = 5
-CODE_DIGITS: Final = 12
+CODE_DIGITS: Final = 20
 CODE_LEVELS: Final = 5
 NUM_CODES: Final = CODE_LEVELS**CODE_DIGITS
 

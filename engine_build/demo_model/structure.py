@@ -1,6 +1,7 @@
 """Structure: latents -> codes of 5 frames -> hints, by finite scalar quantization (Mentzer et al., 2023).
 
-Codes keep pitches and drums. What is lost on the way, and the instruments, are the decoder's choice.
+Codes keep the pitches and drums of each layer by itself: what a layer plays has the same digits whatever else sounds,
+and a planner can write layer after layer. What is lost on the way, and the instruments, are the decoder's choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from engine_build.demo_model.corpus.batches import Bytes, draw_layers, silent_channels
 from engine_build.demo_model.corpus.songs import Song
+from engine_build.demo_model.instruments import LAYERS, pitch_channels
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
@@ -36,10 +38,11 @@ MAX_ERROR: Final = 1e-4
 
 NOTE_CHANNELS: Final = 55
 PIECE_FRAMES: Final = CANVAS_FRAMES // FRAMES_PER_CODE * FRAMES_PER_CODE
-_WIDTH: Final = 256
+_WIDTH: Final = 96
+_DIGITS: Final = CODE_DIGITS // len(LAYERS)
+_PLACE: Final = CODE_LEVELS**_DIGITS
 # Drums are short: their few frames count more than pitches.
 DRUM_WEIGHT: Final = 4.0
-_HALF: Final = CODE_LEVELS ** (CODE_DIGITS // 2)
 
 
 class _Residual(nn.Module):
@@ -54,33 +57,44 @@ class _Residual(nn.Module):
         return features + self.block(features)
 
 
+def _encoder(patch: int) -> nn.Sequential:
+    """A layer's levels in 5 frames `[B, patch, Q]` -> its digits, which do not depend on other codes."""
+    return nn.Sequential(
+        nn.Conv1d(patch, _WIDTH, 1), nn.SiLU(), nn.Conv1d(_WIDTH, _WIDTH, 1), nn.SiLU(), nn.Conv1d(_WIDTH, _DIGITS, 1)
+    )
+
+
+def _decoder(patch: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv1d(_DIGITS, _WIDTH, 3, padding=1), nn.SiLU(), _Residual(), nn.Conv1d(_WIDTH, patch, 1))
+
+
 class StructureTokenizer(nn.Module):
-    """Both directions. Levels `[B, Q * 5, 55]` of pitches and drums; digits `[B, Q, 12]` in -2 .. 2."""
+    """Both directions, each layer by itself. Levels `[B, Q * 5, 55]`; digits `[B, Q, 20]` in -2 .. 2, by layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        patch = FRAMES_PER_CODE * NOTE_CHANNELS
-        self.encoder = nn.Sequential(
-            nn.Conv1d(patch, _WIDTH, 1), nn.SiLU(), _Residual(), nn.Conv1d(_WIDTH, CODE_DIGITS, 1)
-        )
-        self.decoder = nn.Sequential(
-            nn.Conv1d(CODE_DIGITS, _WIDTH, 3, padding=1),
-            nn.SiLU(),
-            _Residual(),
-            _Residual(),
-            nn.Conv1d(_WIDTH, patch, 1),
-        )
+        patches = [FRAMES_PER_CODE * len(pitch_channels(layer)) for layer in LAYERS]
+        self.encoders = nn.ModuleList(_encoder(patch) for patch in patches)
+        self.decoders = nn.ModuleList(_decoder(patch) for patch in patches)
 
     def digits(self, latents: Tensor) -> Tensor:
-        """Latents `[B, Q * 5, C]` -> real-valued digits `[B, Q, 12]` between -2 and 2."""
-        levels = (latents[:, :, :NOTE_CHANNELS] - SILENCE) / LATENT_SCALE
-        patches = levels.unflatten(1, (-1, FRAMES_PER_CODE)).flatten(2)
-        return (CODE_LEVELS // 2) * torch.tanh(self.encoder(patches.transpose(1, 2)).transpose(1, 2))
+        """Latents `[B, Q * 5, C]` -> real-valued digits `[B, Q, 20]` between -2 and 2."""
+        levels = (latents - SILENCE) / LATENT_SCALE
+        found = []
+        for layer, encoder in zip(LAYERS, self.encoders, strict=True):
+            channels = pitch_channels(layer)
+            patches = levels[:, :, channels.start : channels.stop].unflatten(1, (-1, FRAMES_PER_CODE)).flatten(2)
+            found.append(encoder(patches.transpose(1, 2)).transpose(1, 2))
+        return (CODE_LEVELS // 2) * torch.tanh(torch.cat(found, dim=2))
 
     def levels(self, digits: Tensor) -> Tensor:
-        """Digits `[B, Q, 12]` -> levels `[B, Q * 5, 55]`."""
-        patches = self.decoder(digits.transpose(1, 2)).transpose(1, 2)
-        return patches.unflatten(2, (FRAMES_PER_CODE, NOTE_CHANNELS)).flatten(1, 2)
+        """Digits `[B, Q, 20]` -> levels `[B, Q * 5, 55]`."""
+        by_layer = dict(zip(LAYERS, digits.split(_DIGITS, dim=2), strict=True))
+        decoders, levels = dict(zip(LAYERS, self.decoders, strict=True)), []
+        for layer in sorted(LAYERS, key=lambda name: pitch_channels(name).start):
+            patches = decoders[layer](by_layer[layer].transpose(1, 2)).transpose(1, 2)
+            levels.append(patches.unflatten(2, (FRAMES_PER_CODE, -1)).flatten(1, 2))
+        return torch.cat(levels, dim=2)
 
     def forward(self, latents: Tensor) -> Tensor:
         """Levels `[B, Q * 5, 55]` of latents `[B, Q * 5, C]` by way of rounded digits; gradients pass."""
@@ -89,38 +103,44 @@ class StructureTokenizer(nn.Module):
 
 
 class LatentsToCodes(nn.Module):
-    """The encoder as the bundle's graph."""
+    """The encoder as the bundle's graph. A layer's digits are a number that is exact in float32."""
 
     def __init__(self, tokenizer: StructureTokenizer) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        powers = [CODE_LEVELS**place for place in range(CODE_DIGITS // 2)]
-        self.register_buffer("powers", torch.tensor(powers, dtype=torch.float32), persistent=False)
+        self.register_buffer("powers", _powers(), persistent=False)
+        self.register_buffer("places", torch.tensor([_PLACE**index for index in range(len(LAYERS))]), persistent=False)
 
     def forward(self, latents: Tensor) -> Tensor:
         """Latents `[B, Q * 5, C]` -> codes int64 `[B, Q]`."""
         digits = torch.round(self.tokenizer.digits(latents)) + CODE_LEVELS // 2
-        halves = (digits.unflatten(2, (2, -1)) * self.powers).sum(dim=-1).to(torch.int64)  # exact in float32
-        return halves[:, :, 0] + halves[:, :, 1] * _HALF
+        numbers = (digits.unflatten(2, (len(LAYERS), -1)) * self.powers).sum(dim=-1).to(torch.int64)
+        return (numbers * self.places).sum(dim=-1)
 
 
 class CodesToHints(nn.Module):
-    """The decoder as the bundle's graph. A half of a code is exact in float32; its digits are found there."""
+    """The decoder as the bundle's graph. A layer's number is exact in float32; its digits are found there."""
 
     def __init__(self, tokenizer: StructureTokenizer) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        powers = [CODE_LEVELS**place for place in range(CODE_DIGITS // 2)]
-        self.register_buffer("powers", torch.tensor(powers, dtype=torch.float32), persistent=False)
+        self.register_buffer("powers", _powers(), persistent=False)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Codes int64 `[B, Q]` -> hints `[B, Q * 5, C]`, silent in the channels of timbre."""
-        high = torch.div(codes, _HALF, rounding_mode="trunc")
-        halves = torch.stack([codes - high * _HALF, high], dim=-1).to(torch.float32)[..., None]
-        places = torch.floor((halves + 0.5) / self.powers)
+        numbers = []
+        for _ in LAYERS:
+            rest = codes // _PLACE
+            numbers.append(codes - rest * _PLACE)
+            codes = rest
+        places = torch.floor((torch.stack(numbers, dim=-1).to(torch.float32)[..., None] + 0.5) / self.powers)
         digits = places - CODE_LEVELS * torch.floor((places + 0.5) / CODE_LEVELS) - CODE_LEVELS // 2
         levels = self.tokenizer.levels(digits.flatten(2)).clamp(0.0, 1.0)
         return nn.functional.pad(levels, (0, CHANNELS - NOTE_CHANNELS)) * LATENT_SCALE + SILENCE
+
+
+def _powers() -> Tensor:
+    return torch.tensor([CODE_LEVELS**place for place in range(_DIGITS)], dtype=torch.float32)
 
 
 @dataclass(frozen=True)

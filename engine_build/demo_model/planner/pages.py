@@ -35,7 +35,7 @@ from engine_build.demo_model.planner.tokens import (
 )
 from runtime.pipeline.form.rhythm import Rhythm
 
-MAX_PAGE_TOKENS: Final = 1536
+MAX_PAGE_TOKENS: Final = 2304
 _FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
 
 
