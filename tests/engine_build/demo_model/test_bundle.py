@@ -44,7 +44,7 @@ def test_a_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
     assert bundle_size_bytes(tmp_path / "bundle") < SIZE_LIMIT_BYTES
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.structure is not None
-    assert bundle.structure.num_codes == 5**12
+    assert bundle.structure.num_codes == 5**20
     assert bundle.adapters is not None
     assert "layers.0.self_attn.to_q" in bundle.adapters.matrices
     training = read_bundle_file(tmp_path / "bundle")["training"]
