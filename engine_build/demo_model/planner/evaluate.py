@@ -32,7 +32,7 @@ def evaluate(model: Planner, structure: StructureCodes, count: int = NUM_PROMPTS
     """Figures of held-out prompts: of the planner's plans and codes, of the corpus' codes, of plans out of order."""
     pieces = [draw_piece(structure, HELD_OUT_SEED, index) for index in range(count)]
     planned = [(planned_arrangement(model, piece, seed), piece.moods) for seed, piece in enumerate(pieces)]
-    written = [write_piece(model, form, moods, seed) for seed, (form, moods) in enumerate(planned)]
+    written = [write_piece(model, structure, form, moods, seed) for seed, (form, moods) in enumerate(planned)]
     played, corpus = ([performance(structure, piece) for piece in listed] for listed in (written, pieces))
     return {
         **score(played),

@@ -1,6 +1,6 @@
 """Songs with form as pages of tokens: drawn, rendered and encoded by the bundle's structure tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,15 @@ from engine_build.demo_model.planner.tokens import (
     START,
     TOKEN_IDS,
     Codes,
+    code_tokens,
     header,
     marked_codes,
     rhythm_of,
     song_tokens,
 )
 from runtime.pipeline.form.rhythm import Rhythm
+
+Markers = Callable[[int], list[int]]
 
 MAX_PAGE_TOKENS: Final = 2304
 _FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
@@ -93,36 +96,59 @@ def plan_page(piece: Piece, rng: np.random.Generator) -> list[int]:
     return [TOKEN_IDS[START], *prompt, TOKEN_IDS[PLAN], *song_tokens(song), *plan, TOKEN_IDS[END]]
 
 
-def section_page(piece: Piece, index: int) -> list[int]:
-    """The page of a section of a piece, complete."""
-    sections = piece.arrangement.sections
+def section_page(piece: Piece, index: int, recalled: Codes | None = None) -> list[int]:
+    """The page of a section of a piece, complete; recalled: codes int64 of its span that stand before its own."""
+    span = section_span(piece, index)
+    markers = section_markers(piece, index, recalled)
     tokens = section_prompt(piece, index)
-    return [*tokens, *_codes_of_section(piece, index, sections[index])]
+    for place, groups in enumerate(code_tokens(piece.codes[span.start : span.stop]).tolist()):
+        tokens += [*markers(place), *groups]
+    return tokens
 
 
 def section_prompt(piece: Piece, index: int) -> list[int]:
-    """The page of a section without its codes: song, first occurrence, the last bar before, header."""
+    """The page of a section without its codes: song, the last bar before, header."""
     arrangement = piece.arrangement
     tokens = [TOKEN_IDS[START], *song_tokens(arrangement.song, piece.moods)]
-    recalled = recalled_section(arrangement.sections, index)
-    if recalled is not None:
-        section = arrangement.sections[recalled]
-        tokens += [TOKEN_IDS[RECALL], *header(section), *_codes_of_section(piece, recalled, section)]
     if index:
-        bar = arrangement.start_bars[index] - 1
+        bar, first = arrangement.start_bars[index] - 1, arrangement.start_bars[index - 1]
         span = piece.rhythm.code_range(bar, 1)
-        first = arrangement.start_bars[index - 1]
-        tokens += [
-            TOKEN_IDS[BEFORE],
-            *marked_codes(piece.rhythm, piece.codes[span.start : span.stop], first, span.start),
-        ]
+        before = piece.codes[span.start : span.stop]
+        tokens += [TOKEN_IDS[BEFORE], *marked_codes(piece.rhythm, before, first, span.start)]
     return [*tokens, TOKEN_IDS[SECTION], *header(arrangement.sections[index])]
 
 
-def _codes_of_section(piece: Piece, index: int, section: Section) -> list[int]:
-    bar = piece.arrangement.start_bars[index]
-    span = piece.rhythm.code_range(bar, section.bars)
-    return marked_codes(piece.rhythm, piece.codes[span.start : span.stop], bar, span.start)
+def section_markers(piece: Piece, index: int, recalled: Codes | None) -> Markers:
+    """The tokens that are given before each code of a section: bar, recalled code, place in the bar."""
+    first, bar = section_span(piece, index).start, piece.arrangement.start_bars[index]
+    tokens = None if recalled is None else code_tokens(recalled).tolist()
+
+    def markers(place: int) -> list[int]:
+        *begins, clock = piece.rhythm.markers(first + place, bar)
+        return [*begins, *([] if tokens is None else [TOKEN_IDS[RECALL], *tokens[place]]), clock]
+
+    return markers
+
+
+def section_span(piece: Piece, index: int) -> range:
+    """The codes of a section of a piece."""
+    return piece.rhythm.code_range(piece.arrangement.start_bars[index], piece.arrangement.sections[index].bars)
+
+
+def recalled_codes(structure: StructureCodes, piece: Piece, index: int) -> Codes | None:
+    """What a section recalls, int64, moved to the frames of its own codes; None where it recalls nothing.
+
+    A section that is longer than the recalled one reads that over and over.
+    """
+    recalled = recalled_section(piece.arrangement.sections, index)
+    if recalled is None:
+        return None
+    starts, span, source = piece.arrangement.start_frames, section_span(piece, index), section_span(piece, recalled)
+    hints = structure.decode(piece.codes[source.start : source.stop])
+    offset = np.arange(FRAMES_PER_CODE * span.start, FRAMES_PER_CODE * span.stop) - starts[index]
+    offset = np.where(offset < 0, offset, offset % (starts[recalled + 1] - starts[recalled]))
+    frames = starts[recalled] + offset - FRAMES_PER_CODE * source.start
+    return structure.encode(hints[frames.clip(0, len(hints) - 1)])
 
 
 def recalled_section(sections: Sequence[Section], index: int) -> int | None:

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from engine_build.demo_model.planner.arrangement import Arrangement, Section
 from engine_build.demo_model.planner.model import Cache, Planner
-from engine_build.demo_model.planner.pages import Piece, section_prompt
+from engine_build.demo_model.planner.pages import (
+    Markers,
+    Piece,
+    StructureCodes,
+    recalled_codes,
+    section_markers,
+    section_prompt,
+    section_span,
+)
 from engine_build.demo_model.planner.tokens import (
     END,
     FIRST_CODE_ID,
@@ -63,12 +71,12 @@ def _nucleus(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> int:
     return int(order[np.searchsorted(kept, rng.random() * kept[-1], side="right")])
 
 
-def write_codes(model: Planner, rhythm: Rhythm, prompt: Sequence[int], span: range, bar: int, seed: int) -> Codes:
-    """Codes int64 `[Q]` of a section's page: those of `span`, from the piece's bar number `bar` on."""
+def write_codes(model: Planner, prompt: Sequence[int], markers: Markers, count: int, seed: int) -> Codes:
+    """Codes int64 `[Q]` of a section's page, whose markers are given before each."""
     page, rng = Page(model, prompt[:-1]), np.random.default_rng(seed)
     unread, tokens = list(prompt[-1:]), list[int]()
-    for code in span:
-        unread += rhythm.markers(code, bar)
+    for place in range(count):
+        unread += markers(place)
         for group in range(NUM_GROUPS):
             page.append(unread)
             first = FIRST_CODE_ID + group * GROUP_SIZE
@@ -77,12 +85,15 @@ def write_codes(model: Planner, rhythm: Rhythm, prompt: Sequence[int], span: ran
     return codes_of(np.array(tokens).reshape(-1, NUM_GROUPS))
 
 
-def write_piece(model: Planner, arrangement: Arrangement, moods: tuple[str, ...], seed: int) -> Piece:
+def write_piece(
+    model: Planner, structure: StructureCodes, arrangement: Arrangement, moods: tuple[str, ...], seed: int
+) -> Piece:
     """A piece in a given form, section after section."""
     piece = Piece(arrangement, np.zeros(0, np.int64), moods)
-    for index, (section, bar) in enumerate(zip(arrangement.sections, arrangement.start_bars, strict=False)):
-        span = piece.rhythm.code_range(bar, section.bars)
-        codes = write_codes(model, piece.rhythm, section_prompt(piece, index), span, bar, seed + index)
+    for index in range(len(arrangement.sections)):
+        markers = section_markers(piece, index, recalled_codes(structure, piece, index))
+        count = len(section_span(piece, index))
+        codes = write_codes(model, section_prompt(piece, index), markers, count, seed + index)
         piece = replace(piece, codes=np.concatenate([piece.codes, codes]))
     return piece
 

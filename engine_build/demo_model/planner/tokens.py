@@ -85,9 +85,13 @@ def section_of(tokens: Sequence[int]) -> Section:
 
 def song_tokens(song: Song, moods: Iterable[str] = ()) -> list[int]:
     """What holds for all sections: genre, tempo, meter, key, mode and moods."""
-    bpm = range(*BPM_RANGE, BPM_STEP)[min((song.bpm - BPM_RANGE[0]) // BPM_STEP, 14)]
-    names = (f"genre:{song.genre}", f"bpm:{bpm}", f"meter:{song.meter}", KEY_CONCEPTS[song.root], f"mode:{song.mode}")
-    return [TOKEN_IDS[name] for name in (*names, *moods)]
+    names = (f"genre:{song.genre}", bpm_token(song.bpm), f"meter:{song.meter}", KEY_CONCEPTS[song.root])
+    return [TOKEN_IDS[name] for name in (*names, f"mode:{song.mode}", *moods)]
+
+
+def bpm_token(bpm: int) -> str:
+    """The token of a tempo: the least of its range."""
+    return f"bpm:{range(*BPM_RANGE, BPM_STEP)[min((bpm - BPM_RANGE[0]) // BPM_STEP, 14)]}"
 
 
 def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) -> list[int]:

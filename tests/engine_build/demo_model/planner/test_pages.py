@@ -1,26 +1,32 @@
 """Pages: what stands in them, what a section is played after, how long they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.paths import ROOT
 
+from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.latents import FRAMES_PER_CODE
-from engine_build.demo_model.planner.arrangement import Section, render_arrangement
+from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement
 from engine_build.demo_model.planner.pages import (
     MAX_PAGE_TOKENS,
     Piece,
     StructureCodes,
     draw_piece,
     plan_page,
+    recalled_codes,
     recalled_section,
     section_page,
     section_prompt,
+    section_span,
 )
 from engine_build.demo_model.planner.tokens import (
     FIRST_CODE_ID,
     NUM_GROUPS,
     TOKEN_IDS,
     TOKENS,
+    code_tokens,
     codes_of,
     header,
     section_of,
@@ -56,7 +62,6 @@ def test_the_sections_pages_hold_all_codes_once(pieces: list[Piece]) -> None:
         sections = range(len(piece.arrangement.sections))
         pages = [section_page(piece, index)[len(section_prompt(piece, index)) :] for index in sections]
         assert [code for page in pages for code in codes_in(page)] == piece.codes.tolist()
-        assert max(len(section_page(piece, index)) for index in sections) <= MAX_PAGE_TOKENS
 
 
 def test_a_section_is_played_after_the_first_of_its_kind_or_else_of_its_material() -> None:
@@ -66,20 +71,63 @@ def test_a_section_is_played_after_the_first_of_its_kind_or_else_of_its_material
     assert [recalled_section(sections, index) for index in range(6)] == [None, 0, None, 1, 2, 1]
 
 
-def test_a_return_reads_the_codes_of_the_first_time_and_the_bar_before(pieces: list[Piece]) -> None:
+def test_a_recalled_token_stands_six_places_before_its_own(structure: StructureCodes, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        for index in range(len(piece.arrangement.sections)):
+            recalled = recalled_codes(structure, piece, index)
+            if recalled is None:
+                continue
+            prompt, page = section_prompt(piece, index), section_page(piece, index, recalled)
+            assert page[: len(prompt)] == prompt
+            assert len(page) <= MAX_PAGE_TOKENS
+            marks = [place for place, token in enumerate(page) if token == TOKEN_IDS["recall"]]
+            own = code_tokens(piece.codes[section_span(piece, index)[0] :][: len(marks)])
+            assert len(marks) == len(section_span(piece, index))
+            for group in range(NUM_GROUPS):
+                places = np.array(marks) + 1 + group
+                assert np.array_equal(np.array(page)[places], code_tokens(recalled)[:, group])
+                assert np.array_equal(np.array(page)[places + NUM_GROUPS + 1], own[:, group])
+
+
+def test_a_section_that_is_played_again_recalls_mostly_what_it_plays(
+    structure: StructureCodes, pieces: list[Piece]
+) -> None:
+    shares = {"same": list[float](), "other": list[float]()}
+    for piece in pieces:
+        sections, starts = piece.arrangement.sections, piece.arrangement.start_frames
+        for index in range(len(sections)):
+            recalled, first = recalled_codes(structure, piece, index), recalled_section(sections, index)
+            if recalled is not None and first is not None and sections[first] == sections[index]:
+                span = section_span(piece, index)
+                is_equal = code_tokens(recalled) == code_tokens(piece.codes[span.start : span.stop])
+                is_in_phase = (starts[index] - starts[first]) % FRAMES_PER_CODE == 0
+                shares["same" if is_in_phase else "other"].append(float(is_equal.mean()))
+    assert np.mean(shares["same"]) > 0.5
+    assert np.mean(shares["other"]) > 0.35
+
+
+def test_recalled_codes_are_moved_frame_by_frame_and_repeat(structure: StructureCodes) -> None:
+    first, longer = Section("verse", 4, frozenset({"bass"})), Section("verse", 8, frozenset({"bass"}))
+    song = replace(draw_song(np.random.default_rng(1)), bpm=97, meter="4/4")
+    arrangement = Arrangement(song, (first, longer))
+    piece = Piece(arrangement, structure.encode(render_arrangement(arrangement)), ())
+    starts, span = arrangement.start_frames, section_span(piece, 1)
+    hints = structure.decode(piece.codes[: section_span(piece, 0).stop])
+    wanted = np.zeros((FRAMES_PER_CODE * len(span), hints.shape[1]), np.float32)
+    for row, frame in enumerate(range(FRAMES_PER_CODE * span.start, FRAMES_PER_CODE * span.stop)):
+        offset = frame - starts[1]
+        wanted[row] = hints[min(max(offset % starts[1] if offset >= 0 else offset, 0), len(hints) - 1)]
+    assert np.array_equal(recalled_codes(structure, piece, 1), structure.encode(wanted))
+    assert recalled_codes(structure, piece, 0) is None
+
+
+def test_a_section_reads_the_bar_before(pieces: list[Piece]) -> None:
     piece = pieces[0]
-    sections, bars = piece.arrangement.sections, piece.arrangement.start_bars
-    index = next(i for i in range(1, len(sections)) if recalled_section(sections, i) is not None)
-    recalled = recalled_section(sections, index)
-    assert recalled is not None
-    prompt = section_prompt(piece, index)
-    recall, before = prompt.index(TOKEN_IDS["recall"]), prompt.index(TOKEN_IDS["before"])
-    first = piece.rhythm.code_range(bars[recalled], sections[recalled].bars)
-    last = piece.rhythm.code_range(bars[index] - 1, 1)
-    assert prompt[recall + 1 : recall + 4] == header(sections[recalled])
-    assert codes_in(prompt[recall:before]) == piece.codes[first.start : first.stop].tolist()
-    assert codes_in(prompt[before:]) == piece.codes[last.start : last.stop].tolist()
-    assert prompt[-3:] == header(sections[index])
+    prompt = section_prompt(piece, 2)
+    last = piece.rhythm.code_range(piece.arrangement.start_bars[2] - 1, 1)
+    assert codes_in(prompt[prompt.index(TOKEN_IDS["before"]) :]) == piece.codes[last.start : last.stop].tolist()
+    assert prompt[-3:] == header(piece.arrangement.sections[2])
+    assert TOKEN_IDS["before"] not in section_prompt(piece, 0)
 
 
 def test_a_plan_says_what_the_prompt_leaves_open_and_the_sections(pieces: list[Piece]) -> None:

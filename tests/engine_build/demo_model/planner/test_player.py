@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 pytestmark = pytest.mark.export
 
@@ -11,6 +12,7 @@ from engine_build.demo_model.corpus.songs import draw_song  # noqa: E402
 from engine_build.demo_model.latents import NUM_CODES  # noqa: E402
 from engine_build.demo_model.planner.arrangement import Arrangement, Section  # noqa: E402
 from engine_build.demo_model.planner.model import Planner, PlannerShape  # noqa: E402
+from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
 from engine_build.demo_model.planner.player import MOST_SECTIONS, write_piece, write_sections  # noqa: E402
 from engine_build.demo_model.planner.tokens import TOKEN_IDS  # noqa: E402
 
@@ -24,11 +26,12 @@ def model() -> Planner:
 def test_a_piece_has_codes_for_all_bars_and_is_the_same_for_a_seed(model: Planner) -> None:
     verse = Section("verse", 4, frozenset({"pad"}))
     arrangement = Arrangement(draw_song(np.random.default_rng(1)), (verse, verse))
-    piece = write_piece(model, arrangement, (), seed=3)
+    structure = StructureCodes(ROOT / "configs/demo")
+    piece = write_piece(model, structure, arrangement, (), seed=3)
     assert len(piece.codes) == len(piece.rhythm.code_range(0, 8))
     assert 0 <= piece.codes.min() <= piece.codes.max() < NUM_CODES
-    assert np.array_equal(piece.codes, write_piece(model, arrangement, (), seed=3).codes)
-    assert not np.array_equal(piece.codes, write_piece(model, arrangement, (), seed=4).codes)
+    assert np.array_equal(piece.codes, write_piece(model, structure, arrangement, (), seed=3).codes)
+    assert not np.array_equal(piece.codes, write_piece(model, structure, arrangement, (), seed=4).codes)
 
 
 def test_a_plan_has_sections_and_ends(model: Planner) -> None:

@@ -19,7 +19,6 @@ from engine_build.demo_model.planner.train import (  # noqa: E402
     draw_pages,
     held_out_figures,
     is_predicted,
-    padded,
     token_losses,
     train,
 )
@@ -38,23 +37,28 @@ def test_a_step_has_the_same_pages_again(pages: list[list[int]]) -> None:
     assert [TOKENS[page[0]] for page in pages] == ["start", "start"]
 
 
-def test_codes_and_what_follows_a_plan_are_predicted_and_markers_are_not(pages: list[list[int]]) -> None:
+def test_codes_and_what_follows_a_plan_are_predicted_and_given_tokens_are_not(pages: list[list[int]]) -> None:
     plan, section = pages
-    (batch,) = padded(pages)
-    found = is_predicted(batch)
-    plan_row = next(row for row in range(2) if TOKEN_IDS["plan"] in batch[row])
-    assert int(found[plan_row].sum()) == len(plan) - plan.index(TOKEN_IDS["plan"]) - 1
-    assert batch[1 - plan_row, 1:][found[1 - plan_row]].tolist() == [t for t in section if t >= FIRST_CODE_ID]
+    assert int(is_predicted(torch.tensor([plan])).sum()) == len(plan) - plan.index(TOKEN_IDS["plan"]) - 1
+    tokens = torch.tensor([section])
+    given = {
+        place for mark, token in enumerate(section) if token == TOKEN_IDS["recall"] for place in range(mark, mark + 6)
+    }
+    own = [token for place, token in enumerate(section) if token >= FIRST_CODE_ID and place not in given]
+    assert tokens[0, 1:][is_predicted(tokens)[0]].tolist() == own
+    code, recalled = list(range(FIRST_CODE_ID, FIRST_CODE_ID + 5)), list(range(FIRST_CODE_ID + 5, FIRST_CODE_ID + 10))
+    tokens = torch.tensor([[*code, *2 * [TOKEN_IDS["recall"], *recalled, TOKEN_IDS["clock:3"], *code]]])
+    assert tokens[0, 1:][is_predicted(tokens)[0]].tolist() == [*code[1:], *code, *code]
 
 
 def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:
     torch.manual_seed(0)
-    model, (batch,) = Planner(), padded(pages)
+    model, tokens = Planner(), torch.tensor(pages[1:])
     with torch.no_grad():
-        losses = token_losses(model, batch)
-    is_code = batch[:, 1:] >= FIRST_CODE_ID
-    assert float(losses[is_code].mean()) == pytest.approx(6.44, abs=0.4)  # ln 625
-    assert not losses[~is_predicted(batch)].any()
+        losses = token_losses(model, tokens)
+    wanted = is_predicted(tokens)
+    assert float(losses[wanted].mean()) == pytest.approx(6.44, abs=0.4)  # ln 625
+    assert not losses[~wanted].any()
 
 
 def test_steps_on_one_batch_lower_its_loss(pages: list[list[int]]) -> None:
