@@ -36,7 +36,7 @@ from engine_build.demo_model.planner.tokens import (
 )
 from runtime.pipeline.form.rhythm import Rhythm
 
-Markers = Callable[[int], list[int]]
+Markers = Callable[[int], Sequence[int]]
 
 MAX_PAGE_TOKENS: Final = 2304
 _FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
@@ -121,13 +121,8 @@ def section_prompt(piece: Piece, index: int) -> list[int]:
 def section_markers(piece: Piece, index: int, recalled: Codes | None) -> Markers:
     """The tokens that are given before each code of a section: bar, recalled code, place in the bar."""
     first, bar = section_span(piece, index).start, piece.arrangement.start_bars[index]
-    tokens = None if recalled is None else code_tokens(recalled).tolist()
-
-    def markers(place: int) -> list[int]:
-        *begins, clock = piece.rhythm.markers(first + place, bar)
-        return [*begins, *([] if tokens is None else [TOKEN_IDS[RECALL], *tokens[place]]), clock]
-
-    return markers
+    tokens = [] if recalled is None else [[TOKEN_IDS[RECALL], *groups] for groups in code_tokens(recalled).tolist()]
+    return lambda place: piece.rhythm.markers(first + place, bar, tokens[place] if tokens else ())
 
 
 def section_span(piece: Piece, index: int) -> range:

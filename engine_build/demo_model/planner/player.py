@@ -31,7 +31,6 @@ from engine_build.demo_model.planner.tokens import (
     codes_of,
     section_of,
 )
-from runtime.pipeline.form.rhythm import Rhythm
 
 TEMPERATURE: Final = 0.9
 TOP_P: Final = 0.9

@@ -1,8 +1,8 @@
 """The planner's vocabulary and its pages: token sequences of a plan and of one section's structure codes.
 
 A plan page: what a prompt says, what it leaves open (genre, tempo, meter, key), then the sections, three tokens each.
-A section page: the same, the first occurrence of its kind or of its material, the last bar before it, then its codes.
-A code is a token for each group of its digits, behind markers that say where in its bar it lies; those are given.
+A section page: the same, the last bar before it, then its codes. A code is a token for each group of its digits, behind
+markers that say where in its bar it lies and what the section recalls there; those are given.
 """
 
 from collections.abc import Iterable, Sequence
