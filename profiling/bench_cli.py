@@ -29,7 +29,7 @@ from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
 from profiling.bench.live.script import Script
 from profiling.bench.peers.run import measure_peers, peer_workloads, print_peers, torch_competitors
-from profiling.bench.planner import measure_planner, print_planner
+from profiling.bench.planner.measure import measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result

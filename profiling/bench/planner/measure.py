@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -15,6 +16,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from profiling.bench.planner.in_place import measure_in_place
 from profiling.bench.result import resident_bytes, shape_of
 from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
@@ -29,7 +31,6 @@ from runtime.tick.events import Event, Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
 
-LENGTHS = (256, 1024, 4096)
 SETTLED = 8
 PROMPT = 20
 RING_TOKENS = 20_000
@@ -129,6 +130,7 @@ def spec_of(session: BenchSession) -> PlannerSpec:
 def measure_planner(session: BenchSession, load: Workload, ticks: int) -> dict[str, Any]:
     """Everything, as one result. Raises ConfigError, TickError."""
     spec, many = spec_of(session), session.deployment.runtime.planner_sequences
+    resident_mib = _resident_mib(session, many)  # first: memory that was used before is in RAM already
     if not spec.window:
         ticks = min(ticks, (spec.capacity - PROMPT - 2 * MOST_STEPS) // spec.verify_tokens - SETTLED)
     if ticks < 1:
@@ -152,9 +154,10 @@ def measure_planner(session: BenchSession, load: Workload, ticks: int) -> dict[s
         "alone": {name: timed.figures() for name, timed in alone.items()},
         "beside": _beside(session, load, many, ticks),
         "speculation": _speculation(session, ticks, alone["one sequence"]),
-        "in_place": _in_place(session, ticks),
+        "in_place": measure_in_place(session, ticks),
         "ring": _ring(session) if spec.window else None,
         "sequence_mib": _sequence_mib(session),
+        "resident_mib": resident_mib,
     }
 
 
@@ -201,32 +204,6 @@ def _speculation(session: BenchSession, ticks: int, without: Timed) -> dict[str,
     }
 
 
-def _in_place(session: BenchSession, ticks: int) -> list[dict[str, Any]]:
-    """A decode of one row at several lengths, and what concatenation does in addition: every layer's keys and values
-    are copied into new memory. On the CPU."""
-    spec, found = spec_of(session), []
-    lengths = [length for length in LENGTHS if length <= spec.capacity and session.device.kind == "cpu"]
-    for length in lengths:
-        room = spec.capacity - MOST_STEPS - ticks - 2 * SETTLED
-        decode = _timed(session, PLAIN, 1, ticks, length=min(length, room))
-        decode_ms, copy_ms = float(np.median(decode.times_ms)), _copy_ms(session, length, ticks)
-        ratio = round((decode_ms + copy_ms) / decode_ms, 3)
-        found.append({"length": length, "ms": round(decode_ms, 3), "copy_ms": round(copy_ms, 3), "ratio": ratio})
-    return found
-
-
-def _copy_ms(session: BenchSession, length: int, times: int) -> float:
-    """The median time of appending one position to every cache of one row by concatenation."""
-    caches = [np.zeros((1, *shape[:1], length - 1, *shape[2:]), dtype) for shape, dtype in _cache_rows(session)]
-    new, found = [cache[:, :, :1].copy() for cache in caches], []
-    for _ in range(times):
-        start_s = time.perf_counter()
-        for cache, last in zip(caches, new, strict=True):
-            np.concatenate([cache, last], axis=2)
-        found.append((time.perf_counter() - start_s) * 1e3)
-    return float(np.median(found))
-
-
 def _cache_rows(session: BenchSession) -> list[tuple[tuple[int, ...], str]]:
     """Shape `[H,M,J]` and dtype of each of the caches."""
     engines = session.engines.planner
@@ -253,6 +230,19 @@ def _ring(session: BenchSession) -> dict[str, Any]:
         "last_ms": round(float(np.median(last.times_ms)), 3),
         "grown_mib": round((last_bytes - first_bytes) / 2**20, 2),
     }
+
+
+def _resident_mib(session: BenchSession, many: int) -> float | None:
+    """What a guided sequence takes of the RAM: a loop that has `many` of them, less one that has one."""
+    grown = []
+    with ExitStack() as closing:
+        for sequences in (1, many):
+            before = resident_bytes()
+            stream = PlannerStream(session, runtime={**PLAIN, "planner_sequences": sequences})
+            closing.callback(stream.close)
+            stream.begin(sequences, is_guided=True)
+            grown.append(resident_bytes() - before)
+    return round((grown[1] - grown[0]) / (many - 1) / 2**20, 3) if many > 1 else None
 
 
 def _sequence_mib(session: BenchSession) -> float:
@@ -300,9 +290,10 @@ def print_planner(console: Console, result: Mapping[str, Any]) -> None:
     share = "none" if drafts["accepted_share"] is None else f"{drafts['accepted_share']:.0%}"
     console.print(f"drafts: {share} accepted, {drafts['gain']:.2f}x tokens per second", highlight=False)
     for point in result["in_place"]:
-        text = f"{point['length']} tokens in place: {point['ms']:.2f} ms, copied {point['copy_ms']:.2f} ms more"
+        text = f"{point['length']} tokens in place: {point['ms']:.2f} ms, concatenated {point['concat_ms']:.2f} ms"
         console.print(f"{text}: {point['ratio']:.2f}x", highlight=False)
     if ring is not None:
         grown = f"{ring['grown_mib']:+.1f} MiB after {ring['tokens']} tokens"
         console.print(f"ring: {ring['first_ms']:.2f} then {ring['last_ms']:.2f} ms per token, {grown}", highlight=False)
-    console.print(f"caches: {result['sequence_mib']:.1f} MiB per guided sequence", highlight=False)
+    resident = "" if result["resident_mib"] is None else f", {result['resident_mib']:.1f} MiB of RAM with its buffers"
+    console.print(f"caches: {result['sequence_mib']:.1f} MiB per guided sequence{resident}", highlight=False)

@@ -11,8 +11,8 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from rich.console import Console
 
-from profiling.bench import planner
-from profiling.bench.planner import PLAIN, PlannerStream, measure_planner, print_planner
+from profiling.bench.planner import in_place, measure
+from profiling.bench.planner.measure import PLAIN, PlannerStream, measure_planner, print_planner
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.workload import Workload, workload_of
 from runtime.errors import ConfigError
@@ -51,7 +51,9 @@ def test_tokens_are_those_of_the_timed_ticks(session: BenchSession, load: Worklo
     stream.close()
 
 
-def test_every_figure_of_a_linear_cache(session: BenchSession, load: Workload) -> None:
+def test_every_figure_of_a_linear_cache(session: BenchSession, load: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = iter(2**20 * size for size in (10, 12, 20, 37))
+    monkeypatch.setattr(measure, "resident_bytes", lambda: next(resident))
     result = measure_planner(session, load, TICKS)
     assert [figures["tokens"] for figures in result["alone"].values()] == [TICKS, 4 * TICKS, 4 * TICKS, 12 * TICKS]
     assert [figures["tokens"] for figures in result["beside"].values()] == [0, 12 * TICKS]
@@ -61,6 +63,7 @@ def test_every_figure_of_a_linear_cache(session: BenchSession, load: Workload) -
     assert drafts["tokens"] > TICKS
     assert (result["in_place"], result["ring"]) == ([], None)  # shorter than any length that is measured
     assert result["sequence_mib"] == round(2 * 4 * 2 * 96 * 8 * 4 / 2**20, 3)
+    assert result["resident_mib"] == (37 - 20 - (12 - 10)) / 3
     text = StringIO()
     print_planner(Console(file=text, width=120), result)
     assert "4 guided sequences, 3 tokens per tick" in text.getvalue()
@@ -69,12 +72,12 @@ def test_every_figure_of_a_linear_cache(session: BenchSession, load: Workload) -
 def test_a_ring_goes_on_for_ever_and_a_length_is_measured_in_place(
     session: BenchSession, load: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "RING_TOKENS", 50)
-    monkeypatch.setattr(planner, "LENGTHS", (64, 256))
+    monkeypatch.setattr(measure, "RING_TOKENS", 50)
+    monkeypatch.setattr(in_place, "LENGTHS", (64, 256))
     result = measure_planner(ring_of(session), load, TICKS)
     assert result["ring"]["tokens"] > 2 * 96 + 50
     (point,) = result["in_place"]
-    assert (point["length"], point["ratio"] > 1) == (64, True)
+    assert (point["length"], point["difference"] < 1e-4) == (64, True)
     text = StringIO()
     print_planner(Console(file=text, width=120), result)
     assert "ring:" in text.getvalue()

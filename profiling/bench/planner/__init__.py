@@ -1,0 +1,1 @@
+"""What the planner costs and what each of its techniques is worth."""
