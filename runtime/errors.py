@@ -191,6 +191,14 @@ class StoreError(TickError):
     code = "store_error"
 
 
+class StoreUnavailableError(StoreError):
+    """The store of live sessions cannot be reached now; retry after `retry_after_s`."""
+
+    code = "store_unavailable"
+    status = 503
+    retry_after_s = 5.0
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The question "did you mean NAME?" with the most similar of `names`; "" where none is similar."""
     similar = get_close_matches(name[:MAX_NAME_CHARACTERS], list(names), n=1)

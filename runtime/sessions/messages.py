@@ -333,6 +333,7 @@ class State(_Message):
     tick_ms: float
     canvas_position_s: float
     playing: bool
+    stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,15 @@ LOCK = "sessions.lock"
 # Marks a database as ours: "TkRT".
 APPLICATION_ID = 0x546B5254
 SCHEMA = """
-CREATE TABLE sessions (id TEXT PRIMARY KEY, document BLOB NOT NULL) STRICT;
+CREATE TABLE sessions (id TEXT PRIMARY KEY, document BLOB NOT NULL, epoch INTEGER NOT NULL DEFAULT 1) STRICT;
 CREATE TABLE pieces (session TEXT, name TEXT, data BLOB NOT NULL, PRIMARY KEY (session, name)) STRICT;
+"""
+# Format 1 had no epochs.
+UPGRADE = "ALTER TABLE sessions ADD COLUMN epoch INTEGER NOT NULL DEFAULT 1"
+# The epoch that this server holds, 0 where it holds none, is enough to write a session that is new or not newer.
+WRITE = """
+INSERT INTO sessions (id, document, epoch) VALUES (:id, :document, max(:epoch, 1))
+ON CONFLICT (id) DO UPDATE SET document = :document, epoch = :epoch WHERE epoch <= :epoch RETURNING epoch
 """
 logger = logging.getLogger("tickrt.sessions")
 
@@ -43,6 +50,8 @@ class SqliteBackend:
 
     def __init__(self, folder: Path) -> None:
         self._lock = lock_folder(folder)
+        self._epochs: dict[str, int] = {}
+        self.on_lost: Callable[[str], None] = lambda session_id: None
         try:
             self._connection = _open_database(folder / DATABASE)
         except BaseException:
@@ -60,7 +69,12 @@ class SqliteBackend:
     def write(self, session_id: str, document: bytes, new: Mapping[str, bytes], unused: set[str]) -> None:
         """In one transaction: replace the document, add the pieces `new`, delete the pieces `unused`."""
         with self._transaction() as execute:
-            execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (session_id, document))
+            values = {"id": session_id, "document": document, "epoch": self._epochs.get(session_id, 0)}
+            written = execute(WRITE, values).fetchall()
+            if not written:
+                self._lose(session_id)
+                return
+            self._epochs[session_id] = written[0][0]
             for name in unused:
                 execute("DELETE FROM pieces WHERE session = ? AND name = ?", (session_id, name))
             for name, data in new.items():
@@ -72,16 +86,34 @@ class SqliteBackend:
         pieces = self._query("SELECT name, data FROM pieces WHERE session = ?", session_id)
         return (documents[0][0], dict(pieces)) if documents else None
 
-    def delete(self, session_id: str) -> None:
-        """Delete a session's document and pieces, if there are any."""
+    def take(self, session_id: str) -> tuple[bytes, dict[str, bytes]] | None:
+        """In one transaction: increment the session's epoch, which this server holds then, and read it."""
         with self._transaction() as execute:
-            execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-            execute("DELETE FROM pieces WHERE session = ?", (session_id,))
+            taken = execute("UPDATE sessions SET epoch = epoch + 1 WHERE id = ? RETURNING epoch", (session_id,))
+            for (epoch,) in taken.fetchall():
+                self._epochs[session_id] = epoch
+            return self.read(session_id)
+
+    def release(self, session_id: str) -> None:
+        """The session is not this server's any more."""
+        self._epochs.pop(session_id, None)
+
+    def delete(self, session_id: str) -> None:
+        """Delete a session's document and pieces, if there are any and no other server has taken it."""
+        epoch = self._epochs.pop(session_id, 0)
+        with self._transaction() as execute:
+            execute("DELETE FROM sessions WHERE id = ? AND epoch <= ?", (session_id, epoch))
+            execute("DELETE FROM pieces WHERE session NOT IN (SELECT id FROM sessions) AND session = ?", (session_id,))
 
     def close(self) -> None:
         """Close the database and unlock the folder."""
         self._connection.close()
         self._lock.release()
+
+    def _lose(self, session_id: str) -> None:
+        if self._epochs.pop(session_id, None) is not None:
+            logger.warning("session %s was taken by another server; it ends here", session_id)
+            self.on_lost(session_id)
 
     def _query(self, sql: str, *values: str) -> list[Any]:
         with _storage_errors():
@@ -142,7 +174,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             for statement in SCHEMA.strip().splitlines():
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
+        elif _pragma(connection, "user_version") < STORE_FORMAT:
+            connection.execute(UPGRADE)
+        connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
         connection.execute("COMMIT")
     except BaseException:
         connection.close()

@@ -1,8 +1,13 @@
 """Snapshots of live sessions in a store that survives the process: format, checksums, one writer thread.
 
 A store never delays a caller: `save` returns at once, and the writer thread writes the newest snapshot of each session.
-The first error of the storage ends persistence with one log line; sessions keep playing. Nothing in a store depends on
-the wall clock: the sessions found at a start are kept for `session_keep_s` of the server's own running time.
+An error of the storage is logged once; sessions keep playing, and what waits is written once the storage works again.
+Nothing in a store depends on the wall clock: the sessions found at a start are kept for `session_keep_s` of the running
+time of the server.
+
+A session belongs to the server that took it last. Taking increments its epoch, and what a server that holds an older
+epoch writes does not count: it learns that it has lost the session (`on_lost`). So a server that was frozen or cut off
+cannot overwrite what its successor has stored.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import io
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,11 +27,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import StoreError
+from runtime.errors import StoreError, StoreUnavailableError
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 DIGEST_BYTES = hashlib.sha256().digest_size
 DOCUMENT = "document"
+RETRY_S = 5.0  # Between two attempts while the storage fails.
 logger = logging.getLogger("tickrt.sessions")
 
 
@@ -42,10 +49,13 @@ class SessionSnapshot:
 
 
 class StoreBackend(Protocol):
-    """Storage of one document and named pieces of bytes per session. Used by the store's writer thread only.
+    """Storage of an epoch, one document and named pieces of bytes per session. Used by the store's writer thread only.
 
-    Every method raises StoreError where the storage fails.
+    on_lost: called, in any thread, with a session that this server held and another one has taken. Every method raises
+    StoreError where the storage fails.
     """
+
+    on_lost: Callable[[str], None]
 
     def ids(self) -> list[str]:
         """The stored sessions that belong to this server."""
@@ -54,25 +64,38 @@ class StoreBackend(Protocol):
         """The names of a session's stored pieces."""
 
     def write(self, session_id: str, document: bytes, new: Mapping[str, bytes], unused: set[str]) -> None:
-        """In one transaction: replace the document, add the pieces `new`, delete the pieces `unused`."""
+        """In one transaction: replace the document, add the pieces `new`, delete the pieces `unused`.
+
+        A session that is not stored yet is this server's. Nothing is written where another server has taken it.
+        """
 
     def read(self, session_id: str) -> tuple[bytes, dict[str, bytes]] | None:
         """A session's document and pieces; None where there is no document."""
 
+    def take(self, session_id: str) -> tuple[bytes, dict[str, bytes]] | None:
+        """In one transaction: increment the session's epoch, which this server holds then, and read it."""
+
+    def release(self, session_id: str) -> None:
+        """The session is not this server's any more; it stays stored as long as one that nobody holds."""
+
     def delete(self, session_id: str) -> None:
-        """Delete a session's document and pieces, if there are any."""
+        """Delete a session's document and pieces, if there are any and no other server has taken it."""
 
     def close(self) -> None:
         """Release the storage."""
 
 
+Read = Callable[[str], tuple[bytes, dict[str, bytes]] | None]
+
+
 class SessionStore:
     """Snapshots of sessions in a backend, which `open_backend` opens in the writer thread.
 
-    Raises what `open_backend` raises.
+    retry_s: between two attempts while the storage fails. Raises what `open_backend` raises.
     """
 
-    def __init__(self, open_backend: Callable[[], StoreBackend]) -> None:
+    def __init__(self, open_backend: Callable[[], StoreBackend], retry_s: float = RETRY_S) -> None:
+        self._retry_s, self._rests_until_s = retry_s, 0.0
         self._failure: str | None = None
         self._pending: dict[str, SessionSnapshot | None] = {}
         self._lock = threading.Lock()
@@ -85,8 +108,12 @@ class SessionStore:
 
     @property
     def failure(self) -> str | None:
-        """Why persistence has ended; None while snapshots are stored."""
+        """Why snapshots are not stored; None while they are."""
         return self._failure
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        """Call with each session that this server held and another one has taken, in any thread."""
+        self._backend.on_lost = call
 
     def save(self, session_id: str, snapshot: SessionSnapshot) -> None:
         """Store `snapshot` soon; it replaces one of the same session that is still waiting."""
@@ -96,12 +123,26 @@ class SessionStore:
         """Delete a session soon."""
         self._enqueue(session_id, None)
 
+    def release(self, session_id: str) -> None:
+        """Give a session up after the saves that wait: another server goes on with it."""
+        self._writer.submit(self._backend.release, session_id)
+
     def load(self, session_id: str) -> SessionSnapshot | None:
         """The last snapshot; None where there is none or it is damaged (logged). Waits for saves that are under way.
 
-        Raises StoreError.
+        The session stays whose it is. Raises StoreUnavailableError.
         """
-        stored = self._writer.submit(self._backend.read, session_id).result()
+        return self._read(self._backend.read, session_id)
+
+    def take(self, session_id: str) -> SessionSnapshot | None:
+        """As `load`; the session is this server's from now on, and saves of the one that had it do not count."""
+        return self._read(self._backend.take, session_id)
+
+    def _read(self, read: Read, session_id: str) -> SessionSnapshot | None:
+        try:
+            stored = self._writer.submit(read, session_id).result()
+        except StoreError as error:
+            raise StoreUnavailableError(error.what, fix=error.fix) from error
         if stored is None:
             return None
         try:
@@ -111,11 +152,11 @@ class SessionStore:
             return None
 
     def ids(self) -> list[str]:
-        """The stored sessions that belong to this server: no other one can resume them. Raises StoreError."""
+        """The stored sessions that this server holds, or that no other one can have. Raises StoreError."""
         return self._writer.submit(self._backend.ids).result()
 
     def flush(self) -> None:
-        """Wait until everything that was saved before is stored, or persistence has ended."""
+        """Wait until everything that was saved before is stored, or the storage fails."""
         self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
@@ -131,18 +172,34 @@ class SessionStore:
 
     def _enqueue(self, session_id: str, snapshot: SessionSnapshot | None) -> None:
         with self._lock:
-            if self._failure is not None:
-                return
-            is_waiting = session_id in self._pending
+            is_enqueued = session_id in self._pending and self._failure is None
             self._pending[session_id] = snapshot
-        if not is_waiting:
-            self._writer.submit(self._write_next, session_id).add_done_callback(self._end_on_error)
+        if not is_enqueued and not self._is_resting:
+            self._submit(session_id)
 
-    def _write_next(self, session_id: str) -> None:
+    def _submit(self, session_id: str) -> None:
+        self._writer.submit(self._write_next, session_id).add_done_callback(self._note_outcome)
+
+    @property
+    def _is_resting(self) -> bool:
+        """Whether the storage has failed so recently that it is not tried again yet."""
+        return self._failure is not None and time.monotonic() < self._rests_until_s
+
+    def _write_next(self, session_id: str) -> bool:
+        """Write what waits of a session, if anything does; whether the storage has been written."""
         with self._lock:
-            if session_id not in self._pending:
-                return
+            if session_id not in self._pending or self._is_resting:
+                return False
             snapshot = self._pending.pop(session_id)
+        try:
+            self._write(session_id, snapshot)
+        except BaseException:
+            with self._lock:
+                self._pending.setdefault(session_id, snapshot)
+            raise
+        return True
+
+    def _write(self, session_id: str, snapshot: SessionSnapshot | None) -> None:
         if snapshot is None:
             self._backend.delete(session_id)
             return
@@ -150,14 +207,20 @@ class SessionStore:
         new = {name: encode_piece(name, array) for name, array in snapshot.pieces.items() if name not in stored}
         self._backend.write(session_id, encode_document(snapshot), new, stored - snapshot.pieces.keys())
 
-    def _end_on_error(self, write: Future[None]) -> None:
-        error = write.exception()
-        if error is None or self._failure is not None:
-            return
-        with self._lock:
+    def _note_outcome(self, write: Future[bool]) -> None:
+        error, before = write.exception(), self._failure
+        if error is not None:
+            self._rests_until_s = time.monotonic() + self._retry_s
             self._failure = error.what if isinstance(error, StoreError) else repr(error)
-            self._pending.clear()
-        logger.error("live sessions keep playing but are no longer stored: %s", self._failure)
+            if before is None:
+                logger.error("live sessions keep playing but are no longer stored: %s", self._failure)
+        elif before is not None and write.result():
+            self._failure = None
+            logger.warning("live sessions are stored again")
+            with self._lock:
+                waiting = list(self._pending)
+            for session_id in waiting:
+                self._submit(session_id)
 
 
 def encode_document(snapshot: SessionSnapshot) -> bytes:

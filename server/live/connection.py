@@ -40,6 +40,7 @@ CLOSE_CODES = {
     "too_large": 1009,
     "engine": 1011,
     "unavailable": 1013,
+    "taken": 4409,
 }
 
 

@@ -81,6 +81,61 @@ def test_sessions_do_not_touch_each_other(opened: Opened) -> None:
         assert_same(store.load("b"), snapshot(2, canvas=2.0))
 
 
+def test_a_taken_session_is_read_written_and_deleted_by_the_server_that_took_it(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1, canvas=1.0))
+    for number in (2, 3):
+        with opened() as store:
+            assert_same(store.take("a"), snapshot(number - 1, canvas=1.0))
+            store.save("a", snapshot(number, canvas=1.0))
+    with opened() as store:
+        assert store.take("unknown") is None
+        assert store.take("a") is not None
+        store.delete("a")
+        store.flush()
+        assert store.load("a") is None
+
+
+def test_a_session_that_is_not_taken_is_neither_written_nor_deleted(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1, canvas=1.0))
+    with opened() as store:
+        store.save("a", snapshot(2))
+        store.delete("a")
+        store.flush()
+        assert_same(store.load("a"), snapshot(1, canvas=1.0))
+        assert store.failure is None
+
+
+def test_a_released_session_is_not_written_any_more(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1))
+        store.release("a")
+        store.flush()
+        store.save("a", snapshot(2))
+        assert_same(store.load("a"), snapshot(1))
+
+
+def assert_taken_from(old: SessionStore, new: SessionStore) -> None:
+    """Both think that a session is theirs: what the one says that had it before does not count, and it learns of it."""
+    lost: list[str] = []
+    old.on_lost(lost.append)
+    old.save("a", snapshot(1, canvas=1.0))
+    old.flush()
+    assert_same(new.take("a"), snapshot(1, canvas=1.0))
+    new.save("a", snapshot(2, canvas=1.0, noise=2.0))
+    new.flush()
+    for number in (3, 4):
+        old.save("a", snapshot(number, canvas=3.0))
+        old.flush()
+    old.delete("a")
+    old.save("b", snapshot(5))
+    old.flush()
+    assert_same(new.load("a"), snapshot(2, canvas=1.0, noise=2.0))
+    assert_same(old.load("b"), snapshot(5))
+    assert lost == ["a"]
+
+
 def test_a_session_that_was_deleted_can_be_stored_again(opened: Opened) -> None:
     with opened() as store:
         store.save("a", snapshot(0, canvas=1.0))

@@ -15,7 +15,7 @@ from helpers.live_player import Player, is_audio, player
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.messages import Problem, Ready
+from runtime.sessions.messages import Closed, Problem, Ready, State
 
 Start = Callable[..., AbstractContextManager[Served]]
 
@@ -65,16 +65,36 @@ def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Star
             client.receive_until(is_changed_audio)
 
 
-def test_another_server_takes_over_a_session_from_redis(tiny: Callable[..., Deployment], tmp_path: Path) -> None:
+def test_a_session_in_redis_moves_to_another_server_and_outlives_redis(
+    tiny: Callable[..., Deployment], tmp_path: Path
+) -> None:
     with redis_server(tmp_path) as redis, serving(tiny(), redis=redis.url) as other:
-        with serving(tiny(), redis=redis.url) as served, played(served) as ready, resuming(other, ready) as client:
-            client.send(type="open", resume=ready.resume_token)
-            refused = client.receive()
-            assert isinstance(refused, Problem)
-            assert "in use by another server" in refused.detail
+        with serving(tiny(), redis=redis.url) as served, player(served) as first:
+            ready = first.open(prompts=[{"text": "a"}], seed=3)
+            first.send(type="set", seq=1, values={"guidance": 2.5})
+            first.receive_until(is_changed_audio)
+            with resuming(other, ready) as client:
+                client.send(type="open", resume="wrong")
+                assert isinstance(client.receive(), Problem)
+            assert served.metrics()["tickrt_live_connected"] == 1
+            with resuming(other, ready) as client:
+                assert client.open(resume=ready.resume_token).controls.values["guidance"] == 2.5
+                client.receive_until(is_changed_audio)
+                assert first.receive_end() == (Closed(reason="taken", resumable=False), 4409)
         with resuming(other, ready) as client:
             assert client.open(resume=ready.resume_token).controls.values["guidance"] == 2.5
-            client.receive_until(is_changed_audio)
+            redis.process.kill()
+            redis.process.wait()
+            client.send(type="set", seq=2, values={"guidance": 3.5})
+            client.receive_until(lambda item: isinstance(item, State) and not item.stored)
+            client.receive_until(lambda item: is_audio(item) and item.full_seq == 2)
+            assert other.metrics()["tickrt_session_store_failed"] == 1
+        with player(other, "/v1/live/unknown") as client:
+            client.send(type="open", resume="token")
+            refused = client.receive()
+            assert isinstance(refused, Problem)
+            assert (refused.status, refused.code, refused.retry_after_s) == (503, "store_unavailable", 5.0)
+            assert client.receive_end() == (Closed(reason="unavailable", resumable=False), 1013)
 
 
 def test_a_stored_session_can_be_ended(start: Start) -> None:

@@ -46,7 +46,7 @@ from runtime.sessions.hosting.services import (
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
 from runtime.sessions.messages import ClientMessage, Open
 from runtime.sessions.session import LiveSession
-from runtime.sessions.store import SessionStore
+from runtime.sessions.store import SessionSnapshot, SessionStore
 from runtime.tick.record import TickRecord
 
 MIN_WAIT_S = 0.001
@@ -98,6 +98,7 @@ class SessionHost:
         self._refusal: TickError | None = None
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
         if store is not None:
+            store.on_lost(lambda session_id: self.end(session_id, "taken"))
             self._calls.put(partial(self._restore_all, store))
 
     # Any thread.
@@ -134,9 +135,10 @@ class SessionHost:
     def resume(self, session_id: str, token: str, listener: SessionListener, client: str = "") -> str:
         """Connect to a session, here or in the store; an earlier connection of it is closed. Returns its id.
 
-        Raises UnknownSessionError, DrainingError, EngineDeadError, StoreError.
+        One in the store is taken from the server that has it. Raises UnknownSessionError, DrainingError,
+        EngineDeadError, StoreUnavailableError.
         """
-        hosted = self._sessions.get(session_id) or self._restored(session_id)
+        hosted = self._sessions.get(session_id) or self._restored(session_id, token)
         if not hosted.session.has_token(token):
             raise _unknown(session_id)
         hosted.client = hosted.client or client
@@ -235,23 +237,31 @@ class SessionHost:
         self._sessions[hosted.id] = hosted
         self._num_opened += 1
 
-    def _restored(self, session_id: str) -> HostedSession:
+    def _restored(self, session_id: str, token: str | None = None) -> HostedSession:
         """A session of the store, added to the open ones and kept like one whose connection is gone.
 
-        Raises UnknownSessionError, StoreError, and RequestError where it does not fit the model.
+        It is taken once it is known to fit the model and to be resumed by the token, if one is given. Raises
+        UnknownSessionError, StoreError, and RequestError where it does not fit the model.
         """
         if self._refusal is not None:
             raise self._refusal
-        snapshot = None if self._store is None else self._store.load(session_id)
-        if snapshot is None:
+        if self._store is None:
             raise _unknown(session_id)
-        session = LiveSession.restore(snapshot, self.model, self._clock())
+        if token is not None and not self._loaded(session_id, self._store.load).has_token(token):
+            raise _unknown(session_id)
+        session = self._loaded(session_id, self._store.take)
         hosted = HostedSession(self._services, session, session_id, "", self._clock)
         hosted.expires_s = self._clock() + self._limits.keep_s
         with self._lock:
             if session_id not in self._sessions:
                 self._add(hosted)
             return self._sessions[session_id]
+
+    def _loaded(self, session_id: str, load: Callable[[str], SessionSnapshot | None]) -> LiveSession:
+        snapshot = load(session_id)
+        if snapshot is None:
+            raise _unknown(session_id)
+        return LiveSession.restore(snapshot, self.model, self._clock())
 
     def _restore_all(self, store: SessionStore) -> None:
         """Open the stored sessions that belong to this server; one that cannot be restored stays in the store."""

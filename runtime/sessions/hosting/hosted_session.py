@@ -227,7 +227,9 @@ class HostedSession:
         if isinstance(message, State):
             stats = services.pipeline.loop.stats()
             tick_ms = services.tick_times.estimate_ms(max(1, stats.slots_active))
-            message = self.state = message.model_copy(update={"ticks": stats.ticks, "tick_ms": tick_ms})
+            message = self.state = message.model_copy(
+                update={"ticks": stats.ticks, "tick_ms": tick_ms, "stored": services.is_storing}
+            )
         elif isinstance(message, Applied):
             playhead = self.session.playhead_sample(self.clock())
             message = self._times.apply(message, playhead, services.sample_rate_hz, services.clock())

@@ -57,6 +57,11 @@ class HostServices:
     generations_started: int = 0
     generations_ended: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether sessions survive this server."""
+        return self.store is not None and self.store.failure is None
+
     def observe_control(self, kind: ControlKind, stage: str, seconds: float) -> None:
         """Pass on how long a change took to be heard."""
         for observer in self.control_observers:

@@ -1,10 +1,11 @@
-"""The Redis store against a real redis-server: the contract of stores, claims of sessions, failures of the server."""
+"""The Redis store against a real redis-server: the contract of stores, epochs of sessions, failures of the server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,13 +13,14 @@ pytest.importorskip("redis", reason="needs the extra redis")
 
 from helpers.redis_server import RedisServer, redis_server
 from helpers.store_contract import *  # noqa: F403  (tests that every session store passes)
-from helpers.store_contract import Opened, assert_same, snapshot
+from helpers.store_contract import Opened, assert_same, assert_taken_from, snapshot
 
-from runtime.errors import ConfigError, StoreError
+from runtime.errors import ConfigError, StoreUnavailableError
 from runtime.sessions.redis_store import open_redis_store
 from runtime.sessions.store import STORE_FORMAT
 
-SOON_S = 0.3
+SOON_S = 0.05
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -32,74 +34,69 @@ def opened(server: RedisServer) -> Opened:
     return lambda: open_redis_store(server.url)
 
 
-def test_a_session_in_use_by_another_server_is_neither_read_nor_written_nor_deleted(
-    opened: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_session_is_taken_from_a_server_that_has_it(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    with opened() as old, opened() as new:
+        assert_taken_from(old, new)
+    assert caplog.text.count("session a was taken by another server") == 1
+
+
+def test_reading_a_session_does_not_take_it(opened: Opened) -> None:
     with opened() as one, opened() as other:
         one.save("a", snapshot(1))
         one.flush()
-        with pytest.raises(StoreError, match="in use by another server"):
-            other.load("a")
-        other.save("a", snapshot(2))
-        other.delete("a")
-        other.flush()
-        assert_same(one.load("a"), snapshot(1))
-        assert other.failure is None
-
-
-def test_a_closed_store_gives_its_sessions_to_the_next_server(opened: Opened) -> None:
-    with opened() as other:
-        with opened() as one:
-            one.save("a", snapshot(1))
         assert_same(other.load("a"), snapshot(1))
-
-
-def test_a_server_that_restarts_under_its_name_has_its_sessions_at_once(server: RedisServer) -> None:
-    with (
-        open_redis_store(server.url, owner="replica-1") as killed,
-        open_redis_store(server.url, owner="replica-1") as one,
-    ):
-        killed.save("a", snapshot(1))
-        killed.flush()
-        assert one.ids() == ["a"]
-        assert_same(one.load("a"), snapshot(1))
-
-
-def test_claims_are_renewed_while_the_store_is_open(server: RedisServer, opened: Opened) -> None:
-    with open_redis_store(server.url, claim_s=SOON_S) as one, opened() as other:
-        one.save("a", snapshot(1))
+        one.save("a", snapshot(2))
         one.flush()
-        time.sleep(3 * SOON_S)
-        server.client.pexpire("tickrt:claim:a", 60_000)
-        with pytest.raises(StoreError, match="in use by another server"):
-            other.load("a")
+        assert_same(other.load("a"), snapshot(2))
 
 
-def test_a_session_whose_claim_expired_is_taken_over_and_not_written_by_its_old_server(
-    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
+def test_a_server_learns_that_it_lost_a_session_also_where_it_saves_nothing(
+    server: RedisServer, opened: Opened
 ) -> None:
+    lost: SimpleQueue[str] = SimpleQueue()
+    with open_redis_store(server.url, renew_s=SOON_S) as old, opened() as new:
+        old.on_lost(lost.put)
+        old.save("a", snapshot(1))
+        old.flush()
+        new.take("a")
+        assert lost.get(timeout=TIMEOUT_S) == "a"
+
+
+def test_a_session_is_kept_while_a_server_holds_it_and_for_keep_s_afterwards(server: RedisServer) -> None:
+    with open_redis_store(server.url, renew_s=SOON_S, keep_s=60.0) as store:
+        store.save("a", snapshot(1))
+        store.flush()
+        server.client.pexpire("tickrt:session:a", 30_000)
+        until_s = time.monotonic() + TIMEOUT_S
+        while server.client.pttl("tickrt:session:a") <= 30_000:
+            assert time.monotonic() < until_s, "the session is not renewed"
+            time.sleep(SOON_S / 10)
+    assert 30_000 < server.client.pttl("tickrt:session:a") <= 61_000
+
+
+def test_a_session_that_redis_has_lost_is_stored_again(server: RedisServer, opened: Opened) -> None:
     with opened() as old, opened() as new:
         old.save("a", snapshot(1))
         old.flush()
-        server.client.delete("tickrt:claim:a")
-        assert_same(new.load("a"), snapshot(1))
-        for number in (2, 3):
-            old.save("a", snapshot(number))
-            old.flush()
-        old.save("b", snapshot(4))
+        new.take("a")
+        server.client.delete("tickrt:session:a")
+        new.save("a", snapshot(2, canvas=1.0))
+        new.flush()
+        old.save("a", snapshot(3))
         old.flush()
-        assert_same(new.load("a"), snapshot(1))
-        assert server.client.get("tickrt:claim:b") is not None
-    assert caplog.text.count("session a is owned by another server") == 1
+        assert_same(new.load("a"), snapshot(2, canvas=1.0))
 
 
-def test_a_session_is_deleted_once_it_had_no_owner_for_keep_s(server: RedisServer) -> None:
-    with open_redis_store(server.url, claim_s=6.0, keep_s=60.0) as store:
-        store.save("a", snapshot(1))
-        store.flush()
-        assert 0 < server.client.pttl("tickrt:claim:a") <= 6000
-    assert not server.client.exists("tickrt:claim:a")
-    assert 6000 < server.client.pttl("tickrt:session:a") <= 66_000
+def test_sessions_of_format_1_are_taken(server: RedisServer, opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1, canvas=1.0))
+    server.client.hdel("tickrt:session:a", "epoch")
+    server.client.set("tickrt:format", 1)
+    with opened() as store:
+        assert_same(store.take("a"), snapshot(1, canvas=1.0))
+        store.save("a", snapshot(2))
+        assert_same(store.load("a"), snapshot(2))
+    assert int(server.client.get("tickrt:format")) == STORE_FORMAT
 
 
 def test_a_newer_format_is_refused_and_kept(server: RedisServer, opened: Opened) -> None:
@@ -149,6 +146,9 @@ def test_a_server_that_ends_ends_persistence_and_closing_still_works(
         store.save("a", snapshot(2))
         store.flush()
         assert store.failure is not None
+        with pytest.raises(StoreUnavailableError) as refused:
+            store.load("a")
+        assert refused.value.status == 503
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 

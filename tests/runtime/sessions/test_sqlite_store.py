@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 from helpers.store_contract import *  # noqa: F403  (tests that every session store passes)
-from helpers.store_contract import Opened, assert_same, snapshot
+from helpers.store_contract import Opened, assert_same, assert_taken_from, snapshot
 
 from runtime.errors import ConfigError
 from runtime.sessions.sqlite_store import DATABASE, LOCK, open_sqlite_store
@@ -81,6 +81,28 @@ def test_all_stored_sessions_belong_to_the_server_that_opens_the_folder(database
     assert database.is_file()
     with opened() as store:
         assert store.ids() == ["a", "b"]
+
+
+def test_a_server_whose_lock_was_deleted_does_not_overwrite_what_its_successor_stores(
+    folder: Path, opened: Opened
+) -> None:
+    with opened() as old:
+        (folder / LOCK).unlink()
+        with opened() as new:
+            assert_taken_from(old, new)
+
+
+def test_a_database_of_format_1_is_upgraded(database: Path, opened: Opened) -> None:
+    connection = sqlite3.connect(database)
+    connection.execute("ALTER TABLE sessions DROP COLUMN epoch")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with opened() as store:
+        taken = store.take("a")
+        assert taken is not None
+        store.save("a", SessionSnapshot({"name": "new"}, taken.pieces))
+    with opened() as store:
+        assert [store.load(name).meta["name"] for name in "ab"] == ["new", "b"]  # type: ignore[union-attr]
 
 
 def damage_header(path: Path) -> None:

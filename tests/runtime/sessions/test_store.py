@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ class MemoryBackend:
         self.stored: dict[str, tuple[bytes, dict[str, bytes]]] = {}
         self.writes: list[str] = []
         self.error: Exception | None = None
+        self.on_lost: Callable[[str], None] = lambda session_id: None
         self.gate = threading.Event()
         self.is_writing = threading.Event()
         self.is_closed = False
@@ -46,7 +47,14 @@ class MemoryBackend:
     def read(self, session_id: str) -> tuple[bytes, dict[str, bytes]] | None:
         return self.stored.get(session_id)
 
+    take = read
+
+    def release(self, session_id: str) -> None:
+        pass
+
     def delete(self, session_id: str) -> None:
+        if self.error:
+            raise self.error
         self.stored.pop(session_id, None)
 
     def close(self) -> None:
@@ -114,6 +122,32 @@ def test_the_first_error_ends_persistence_with_one_log_line(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert store.failure in caplog.text
     assert_same(store.load("a"), snapshot(1))
+
+
+def test_what_was_not_stored_while_the_storage_failed_is_stored_once_it_works_again(
+    backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SessionStore(lambda: backend, retry_s=0.0) as store:
+        for name in "abc":
+            store.save(name, snapshot(1))
+        store.flush()
+        backend.error = StoreError("gone")
+        for number in (2, 3):
+            store.save("a", snapshot(number))
+            store.flush()
+        store.delete("b")
+        store.save("c", snapshot(4))
+        store.flush()
+        assert store.failure == "gone"
+        backend.error = None
+        store.save("c", snapshot(5))
+        store.flush()
+        store.flush()
+        assert store.failure is None
+        assert store.ids() == ["a", "c"]
+        assert_same(store.load("a"), snapshot(3))
+        assert_same(store.load("c"), snapshot(5))
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
 
 
 def test_an_error_of_opening_is_raised_and_leaves_no_thread() -> None:

@@ -50,6 +50,7 @@ class Store:
 
     def __init__(self) -> None:
         self.saved: dict[str, SessionSnapshot] = {}
+        self.taken: list[str] = []
         self.num_saves = 0
 
     def save(self, session_id: str, snapshot: SessionSnapshot) -> None:
@@ -61,6 +62,13 @@ class Store:
 
     def load(self, session_id: str) -> SessionSnapshot | None:
         return self.saved.get(session_id)
+
+    def take(self, session_id: str) -> SessionSnapshot | None:
+        self.taken.append(session_id)
+        return self.load(session_id)
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        self.lose = call
 
     def ids(self) -> list[str]:
         return list(self.saved)
@@ -253,10 +261,30 @@ class TestStore:
         other, new = drive(store=store), Client()
         with pytest.raises(UnknownSessionError):
             other.host.resume(session.id, "wrong", new)
+        assert store.taken == []
         assert other.host.resume(session.id, session.token, new) == session.id
         other.run()
         assert len(new.of(Ready)) == 1
         assert other.host.stats().open == 1
+
+    def test_a_session_that_another_server_has_taken_ends_here_and_stays_in_the_store(self, drive: Drive) -> None:
+        store = Store()
+        driven = drive(store=store)
+        session, client = driven.open()
+        store.lose(session.id)
+        driven.run()
+        assert client.of(Closed) == [Closed(reason="taken", resumable=False)]
+        assert driven.host.stats().ended == {"taken": 1}
+
+    def test_a_state_says_whether_the_session_is_stored(self, drive: Drive) -> None:
+        store = Store()
+        driven = drive(store=store)
+        session, client = driven.open()
+        for store.failure in (None, "gone"):
+            session.next_actions = [SendMessage(state())]
+            driven.host.post(session.id, Ack(playhead_sample=0))
+            driven.run()
+        assert [message.stored for message in client.of(State)] == [True, False]
 
     def test_stored_sessions_are_kept_after_a_start_as_after_a_lost_connection(self, drive: Drive) -> None:
         store = Store()
