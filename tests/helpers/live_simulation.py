@@ -186,8 +186,16 @@ class Simulation:
                 self.fails_next = False
                 self.session.generation_failed(flight.job.id, EngineError("failed"), self.now_s)
             else:
-                self.session.generation_finished(flight.job.id, self._latents(flight), 7, self.now_s)
+                latents = self._latents(flight)
+                self.session.generation_finished(flight.job.id, latents, 7, self.now_s)
+                self._note_place(latents)
         return len(done)
+
+    def _note_place(self, latents: NDArray[np.float32]) -> None:
+        """After a reset, a generation's first frame is the canvas frame that it was put at."""
+        for part in self.session._timeline.canvas.parts:
+            if part.piece.latents is latents:
+                latents[:, FRAME] = np.arange(len(latents)) + part.start - part.row
 
     def _latents(self, flight: Flight) -> NDArray[np.float32]:
         segment = flight.job.segment
