@@ -31,7 +31,8 @@ from runtime.audio.windows import Window
 from runtime.errors import ConfigError, ShapeError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.planning import Plan, is_planned
+from runtime.pipeline.planning import AnyPlan, is_planned
+from runtime.pipeline.sequences import Caller
 from runtime.pipeline.sources import kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
@@ -58,7 +59,8 @@ class LongGeneration:
 
     `options` may be replaced between segments; the next request uses the new ones. `seed` is the options' one, or a
     random one. `plan` is None where it has none; its thinking is done here, blocking, its codes are waited for by
-    next_request(), and close() ends them. Raises RequestError for options that would have no effect, and TickError.
+    next_request(), and close() ends them. caller: who waits for both; once it leaves, they end in a TickError. Raises
+    RequestError for options that would have no effect, and TickError.
     """
 
     def __init__(
@@ -68,17 +70,19 @@ class LongGeneration:
         inputs: GenerationInputs = NO_INPUTS,
         *,
         is_endless: bool = False,
+        caller: Caller | None = None,
     ) -> None:
         self.seed = draw_seed() if options.seed is None else options.seed
         self._given, thinking = options, None
+        self._caller = Caller(inputs.client) if caller is None else caller
         if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
-            thinking = pipeline.planner.think(options, self.seed, inputs.client)
+            thinking = pipeline.planner.think(options, self.seed, self._caller)
             options = options.model_copy(update={**thinking.filled, "task": None})
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
-        self.plan: Plan | None = None
+        self.plan: AnyPlan | None = None
         if pipeline.planner is not None and thinking is not None and self.total_frames is not None:
-            self.plan = pipeline.planner.plan(options, thinking, self.seed, self.total_frames, inputs.client)
+            self.plan = pipeline.planner.plan(options, thinking, self.seed, self.total_frames, self._caller)
             inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
@@ -117,15 +121,20 @@ class LongGeneration:
         if segment is None:
             return None
         if self.plan is not None:
-            hints = self.plan.hints(segment.start_frame + segment.frames)
-            self._inputs = replace(self._inputs, hints=hints)
+            self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
         options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
 
     def close(self) -> None:
         """End its plan where that is still being made; any thread may call it."""
-        if self.plan is not None:
-            self.plan.close()
+        self._caller.leave()
+
+    def _planned_hints(self, plan: AnyPlan, segment: Segment) -> Latents:
+        """Hints `[N, C]` from frame 0 to the segment's end, as far as there are frames."""
+        assert self.total_frames is not None
+        known = self._inputs.hints if self._inputs.hints is not None else np.empty((0, 0), np.float32)
+        end = min(segment.start_frame + segment.frames, self.total_frames)
+        return known if len(known) >= end else np.concatenate((known, plan.hints(len(known), end - len(known))))
 
     def metadata(self) -> GenerationMetadata:
         """What a file of this generation says about it; its plan as far as it is made: codes where there are all."""

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.planner import FieldSpec, PlannerSpec, PromptSpec
-from runtime.errors import RequestError, TickError
-from runtime.language.constraints import CodesConstraint, Constraint, ThinkingConstraint
-from runtime.language.sequence import ENDLESS, SequenceRequest, room_for
+from runtime.errors import RequestError
+from runtime.language.constraints import CodesConstraint, ThinkingConstraint
+from runtime.language.sequence import ENDLESS, room_for
 from runtime.language.thinking import ThinkingGrammar, thinking_values
 from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.form.plan import FormPlan
+from runtime.pipeline.form.state import PlanState
+from runtime.pipeline.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
 from runtime.pipeline.structure import StructureCodec
-from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
 from runtime.requests.validation import plans_texts, untaken_options
 from runtime.tick.client import LoopClient
-from runtime.tick.events import Cancelled, Event, Failed, Finished
-
-Prompts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:
@@ -55,43 +51,72 @@ class Thinking(NamedTuple):
     filled: Mapping[str, Any] = {}
 
 
+class AnyPlan(Protocol):
+    """The plan of one generation, made ahead of its segments. One thread asks for it, any thread may close it."""
+
+    def hints(self, start_frame: int, frames: int) -> Latents:
+        """Hints `[frames, C]`, blocking. Raises TickError."""
+
+    def finish(self) -> list[int]:
+        """All codes, blocking. Raises TickError."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What is planned, by name, and the codes once there are all."""
+
+    def close(self) -> None:
+        """End what is being made: who waits for it gets a TickError."""
+
+
 class Planner:
-    """The planner of one bundle: prompts in tokens, thinking, codes. Any thread. Raises ConfigError."""
+    """The planner of one bundle: thinking, and plans. Any thread. Raises ConfigError."""
 
     def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
-        assert spec.tokenizer is not None
         self.spec, self.structure = spec, structure
-        self._bundle, self._loop = bundle, loop
-        self._tokenizer, _ = read_tokenizer(bundle.folder / spec.tokenizer)
+        self.sequences = Sequences(bundle, spec, loop, structure)
 
-    def think(self, options: GenerationOptions, seed: int, client: str = "") -> Thinking:
+    def think(self, options: GenerationOptions, seed: int, caller: Caller) -> Thinking:
         """Metadata for options, blocking; those that the options give are kept. Raises TickError."""
         if self.spec.thinking is None:
             return Thinking()
         given = {field.name: text for field in self.spec.thinking.fields if (text := _given(field, options))}
         constraint = ThinkingConstraint(self._grammar, given)
         prompts = self.prompts(self.spec.thinking, options)
-        run = self.start(prompts, options, plan_seed(seed, 0), constraint, self.room(prompts), client)
-        try:
-            tokens = run.wait(ENDLESS)
-        finally:
-            run.cancel()
-        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        order = SequenceOrder(prompts, constraint, self.room(prompts), plan_seed(seed, 0))
+        text = self.sequences.tokenizer.decode(
+            self.sequences.start(order, options, caller).wait(ENDLESS), skip_special_tokens=False
+        )
         values = thinking_values(text)
         return Thinking(text.removeprefix(self.spec.thinking.start).strip("\n"), values, self._filled(values, options))
 
     def plan(
-        self, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, client: str = ""
-    ) -> Plan:
+        self, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, caller: Caller
+    ) -> AnyPlan:
         """The plan of a generation of `total_frames`; its codes are made once they are asked for."""
-        return Plan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), client)
+        if self.spec.plan is not None:
+            return FormPlan(self.sequences, options, seed, total_frames, caller)
+        return Plan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
+
+    def form_plan(
+        self,
+        options: GenerationOptions,
+        seed: int,
+        total_frames: int | None = None,
+        client: str = "",
+        state: PlanState | None = None,
+    ) -> FormPlan:
+        """A plan with sections, of a bundle with [planner.plan]; without an end where `total_frames` is None.
+
+        state: what it goes on from. Raises RequestError.
+        """
+        return FormPlan(self.sequences, options, seed, total_frames, Caller(client), state)
 
     def prompts(self, phase: PromptSpec, options: GenerationOptions, thinking: str = "") -> Prompts:
         """Tokens of a phase's prompt and of its negative."""
         texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
         values = {"caption": ", ".join(texts), "lyrics": options.lyrics, "thinking": thinking}
         prompt, negative = phase.texts(values, options.negative_prompt)
-        return self._tokens(prompt), self._tokens(negative)
+        return self.sequences.tokens(prompt), self.sequences.tokens(negative)
 
     def room(self, prompts: Prompts) -> int:
         """How many tokens may follow. Raises RequestError where a code has no room."""
@@ -105,37 +130,9 @@ class Planner:
             )
         return room
 
-    def start(
-        self,
-        prompts: Prompts,
-        options: GenerationOptions,
-        seed: int,
-        constraint: Constraint,
-        max_tokens: int,
-        client: str,
-    ) -> SequenceRun:
-        """A sequence in the loop, once there is a place. Raises as submit_sequence does."""
-        defaults = self.spec.sampler
-        return SequenceRun(
-            self._loop,
-            prompt=prompts[0],
-            negative=prompts[1],
-            max_tokens=max_tokens,
-            seed=seed,
-            guidance=defaults.guidance if options.plan_guidance is None else options.plan_guidance,
-            temperature=defaults.temperature if options.plan_temperature is None else options.plan_temperature,
-            top_k=defaults.top_k,
-            top_p=defaults.top_p if options.plan_top_p is None else options.plan_top_p,
-            constraint=constraint,
-            client=client,
-        )
-
     @cached_property
     def _grammar(self) -> ThinkingGrammar:
-        return ThinkingGrammar(self.spec, self._tokenizer)
-
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return ThinkingGrammar(self.spec, self.sequences.tokenizer)
 
     def _filled(self, values: Mapping[str, str], options: GenerationOptions) -> dict[str, Any]:
         """Values of options that were not given, where the bundle takes them and they are valid."""
@@ -143,7 +140,7 @@ class Planner:
         filled: dict[str, Any] = {}
         for field in self.spec.thinking.fields:
             name, text = field.option, values.get(field.name, "")
-            if name is None or is_given(options, name) or name in untaken_options(self._bundle):
+            if name is None or is_given(options, name) or name in untaken_options(self.sequences.bundle):
                 continue
             try:
                 parsed = parse_options({"prompt": "", name: int(text) if text.isdecimal() else text})
@@ -151,43 +148,6 @@ class Planner:
                 continue
             filled[name] = getattr(parsed, name)
         return filled
-
-
-class SequenceRun:
-    """One sequence in the loop: the tick thread adds tokens, another thread waits for them."""
-
-    def __init__(self, loop: LoopClient, **request: Any) -> None:
-        self._loop, self._changed = loop, threading.Condition()
-        self._tokens: list[int] = []
-        self._end: Event | None = None
-        made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, **request)
-        self._id = loop.submit_sequence(made, self._note, wait=True)
-
-    def wait(self, count: int) -> list[int]:
-        """The tokens so far, once there are `count` or it has ended. Raises TickError, also where it was cancelled."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._tokens) >= count or self._end is not None)
-            if len(self._tokens) < count and isinstance(self._end, Failed):
-                raise self._end.error
-            if len(self._tokens) < count and isinstance(self._end, Cancelled):
-                raise TickError("the plan was cancelled")
-            return list(self._tokens)
-
-    def cancel(self) -> None:
-        """End it, if it has not ended."""
-        if self._end is None:
-            self._loop.cancel(self._id)
-
-    def _add(self, tokens: Sequence[int]) -> None:
-        with self._changed:
-            self._tokens += tokens
-            self._changed.notify_all()
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Finished | Failed | Cancelled):
-            with self._changed:
-                self._end = event
-                self._changed.notify_all()
 
 
 class Plan:
@@ -204,29 +164,30 @@ class Plan:
         thinking: Thinking,
         seed: int,
         num_codes: int,
-        client: str = "",
+        caller: Caller,
     ) -> None:
         self.thinking, self.num_codes = thinking, num_codes
         self._planner, self._structure, self._options = planner, planner.structure, options
-        self._seed, self._client, self._parts = seed, client, 0
+        self._seed, self._caller, self._parts = seed, caller, 0
         self._prompts = planner.prompts(planner.spec.codes, options, thinking.text)
         self._run: SequenceRun | None = None
         self._run_tokens = 0
         self._tokens: list[int] = []  # of sequences that have ended
-        self._hints: list[Latents] = []
-        self._is_closed = False
 
-    def hints(self, frames: int) -> Latents:
-        """Hints `[N, C]` of at least the first `frames` frames, or of all codes, blocking. Raises TickError.
+    def hints(self, start_frame: int, frames: int) -> Latents:
+        """Hints `[frames, C]`, fewer behind the last code, blocking. Raises TickError.
 
         They are decoded in the pieces that codes of a request are decoded in.
         """
         size = self._structure.codes_per_piece
-        wanted = min(self._structure.spec.num_codes_of(frames), self.num_codes)
-        while (first := len(self._hints) * size) < wanted:
-            codes = self.codes(min(first + size, self.num_codes))
-            self._hints.append(self._structure.hints_of_codes(codes[first : first + size]))
-        return np.concatenate(self._hints)
+        step = size * self._structure.spec.frames_per_code
+        first, last = start_frame // step, -(-(start_frame + frames) // step)
+        codes = self.codes(min(last * size, self.num_codes))
+        pieces = [
+            self._structure.hints_of_codes(codes[place : place + size])
+            for place in range(first * size, min(last * size, len(codes)), size)
+        ]
+        return np.concatenate(pieces)[start_frame - first * step :][:frames]
 
     def codes(self, count: int) -> list[int]:
         """At least the first `count` codes, blocking. Raises TickError."""
@@ -254,9 +215,7 @@ class Plan:
 
     def close(self) -> None:
         """End the sequence that is running: who waits for it gets a TickError."""
-        self._is_closed = True
-        if (run := self._run) is not None:
-            run.cancel()
+        self._caller.leave()
 
     def _next_run(self) -> SequenceRun:
         planner, width = self._planner, len(self._planner.spec.codes.groups)
@@ -267,11 +226,8 @@ class Plan:
         self._parts += 1
         constraint = CodesConstraint(planner.spec, self._run_tokens // width)
         prompts = (self._prompts[0] + heard, self._prompts[1] + heard)
-        seed = plan_seed(self._seed, self._parts)
-        run = planner.start(prompts, self._options, seed, constraint, self._run_tokens, self._client)
-        if self._is_closed:
-            run.cancel()
-        return run
+        order = SequenceOrder(prompts, constraint, self._run_tokens, plan_seed(self._seed, self._parts))
+        return planner.sequences.start(order, self._options, self._caller)
 
 
 def open_planner(bundle: Bundle, loop: LoopClient, structure: StructureCodec | None) -> Planner | None:
@@ -279,11 +235,6 @@ def open_planner(bundle: Bundle, loop: LoopClient, structure: StructureCodec | N
     if bundle.planner is None or structure is None or not plans_texts(bundle):
         return None
     return Planner(bundle, bundle.planner, loop, structure)
-
-
-def plan_seed(seed: int, index: int) -> int:
-    """The seed of a plan's sequence: the thinking is number 0."""
-    return int.from_bytes(hashlib.sha256(f"tickrt plan {seed} {index}".encode()).digest()[:8], "little")
 
 
 def is_given(options: GenerationOptions, name: str) -> bool:

@@ -29,9 +29,8 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
 
 
 def plans_texts(bundle: Bundle) -> bool:
-    """Whether its planner makes structure codes of a request's texts, without a plan in tokens of its own."""
-    planner = bundle.planner
-    return bundle.structure is not None and planner is not None and planner.tokenizer is not None and not planner.plan
+    """Whether its planner makes structure codes of a request's texts."""
+    return bundle.structure is not None and bundle.planner is not None and bundle.planner.tokenizer is not None
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:

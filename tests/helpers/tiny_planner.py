@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,15 +82,23 @@ values = ["en", "de", "unknown"]
 
 
 def save_planner(
-    folder: Path, *, capacity: int = 64, window: int = 0, thinking: bool = True, draft: bool = False, seed: int = 0
+    folder: Path,
+    *,
+    capacity: int = 64,
+    window: int = 0,
+    thinking: bool = True,
+    draft: bool = False,
+    seed: int = 0,
+    plan: bool = False,
 ) -> str:
     """Write the graph and the tokenizer into `folder`; returns `[planner]` of bundle.toml.
 
-    With `draft` the planner is its own draft.
+    With `draft` the planner is its own draft. plan: with sections, and without thinking.
     """
     onnx.save(planner_graph(PlannerSizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
-    byte_tokenizer().save(str(folder / "planner_tokenizer.json"))
-    return planner_toml(capacity, window, thinking=thinking, draft=draft)
+    (word_tokenizer() if plan else byte_tokenizer()).save(str(folder / "planner_tokenizer.json"))
+    toml = planner_toml(capacity, window, thinking=thinking and not plan, draft=draft)
+    return f"{toml}[planner.plan]\n{_toml_lines(PLAN)}" if plan else toml
 
 
 def planner_toml(capacity: int, window: int, *, thinking: bool, draft: bool) -> str:
@@ -132,6 +141,14 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_special_tokens([f"<|audio_code_{code}|>" for code in range(MARKERS[0] - FIRST_GROUP[0])])
     tokenizer.add_special_tokens([f"<|marker_{marker}|>" for marker in range(VOCABULARY - MARKERS[0])])
+    return tokenizer
+
+
+def word_tokenizer() -> Tokenizer:
+    """Words of a plan's prompt."""
+    words = {"calm": 28, "wild": 29, "bpm:120": 9, "meter:3": 13, "<unknown>": 255}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
 
@@ -220,3 +237,13 @@ outputs = {{ present = {list(present)} }}
 
 def _range(tokens: tuple[int, int]) -> str:
     return f"{{ first = {tokens[0]}, count = {tokens[1]} }}"
+
+
+def _toml_lines(table: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in table.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + " }"
+    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else json.dumps(value)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Tempo and meter, and the grid of a model. Bar 0 begins at frame 0.
+    """Tempo and meter, and the grid of a model.
 
-    beats: of a bar. bar_token, clock_token: the first of the markers of each kind. A clock is the part of a beat that
-    `clocks_per_beat` counts.
+    beats: of a bar. first_frame: where bar 0 begins, exactly. bar_token, clock_token: the first of the markers of each
+    kind. A clock is the part of a beat that `clocks_per_beat` counts.
     """
 
     bpm: float
@@ -22,10 +22,19 @@ class Rhythm:
     clocks_per_beat: int
     bar_token: int
     clock_token: int
+    first_frame: float = 0.0
+
+    def at(self, bpm: float, beats: int) -> Rhythm:
+        """Another tempo and meter."""
+        return replace(self, bpm=bpm, beats=beats)
+
+    def exact_frame(self, bar: int) -> float:
+        """Where a bar begins, between the frames."""
+        return self.first_frame + bar * self.beats * 60.0 / self.bpm * self.frame_rate_hz
 
     def frame(self, bar: int) -> int:
         """The frame nearest to the first beat of a bar."""
-        return math.ceil(bar * self.beats * 60.0 / self.bpm * self.frame_rate_hz - 0.501)
+        return math.ceil(self.exact_frame(bar) - 0.501)
 
     def code_range(self, first_bar: int, bars: int) -> range:
         """The codes of some bars: the first holds the frame of their first beat."""
@@ -48,7 +57,7 @@ class Rhythm:
     def _place(self, code: int) -> tuple[int, int]:
         """Bar and clock of a code's last frame."""
         frame = self.frames_per_code * (code + 1) - 1
-        bar = int(frame / self.frame_rate_hz * self.bpm / 60.0 / self.beats)
+        bar = int((frame - self.first_frame) / self.frame_rate_hz * self.bpm / 60.0 / self.beats)
         bar += int(frame >= self.frame(bar + 1)) - int(frame < self.frame(bar))
         beat = (frame - self.frame(bar)) / self.frame_rate_hz * self.bpm / 60.0
         return bar, min(int(beat * self.clocks_per_beat), self.beats * self.clocks_per_beat - 1)

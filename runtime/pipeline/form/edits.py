@@ -1,0 +1,67 @@
+"""Edits of a plan: other sections, other codes, or another song from some frame on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runtime.config.plan_spec import PlanSpec
+from runtime.errors import RequestError
+from runtime.pipeline.form.fitting import bars_of
+from runtime.pipeline.form.sections import Item, Song, SongSection
+
+
+def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[SongSection]) -> list[SongSection]:
+    """Sections, and those before them."""
+    found = list(before)
+    for item in items:
+        last = found[-1] if found else None
+        first_bar = last.next_bar if last is not None and last.song is song else 0
+        index = 0 if last is None else last.index + 1
+        found.append(SongSection(index, song, item, first_bar, bars_of(spec, item)))
+    return found
+
+
+def section_at(sections: Sequence[SongSection], from_frame: int) -> SongSection:
+    """The section that begins at a frame. Raises RequestError."""
+    found = next((section for section in sections if section.start_frame == from_frame), None)
+    if found is None:
+        starts = ", ".join(str(section.start_frame) for section in sections) or "none is planned yet"
+        raise RequestError(f"no section begins at frame {from_frame}, expected one of {starts}", field="sections")
+    return found
+
+
+def with_codes(
+    sections: Sequence[SongSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
+) -> list[SongSection]:
+    """Sections with other codes from number `first` on, and none behind them.
+
+    made: how many codes there are. num_codes: how many different ones. Raises RequestError.
+    """
+    wrong = next((code for code in codes if not 0 <= code < num_codes), None)
+    if wrong is not None:
+        raise RequestError(f"code {wrong} is unknown, the model has 0 to {num_codes - 1}", field="codes")
+    last = sections[-1].span.stop if sections else 0
+    if first > made or first + len(codes) > last:
+        raise RequestError(
+            f"got codes {first} to {first + len(codes) - 1}, expected them to begin at {made} or before and to end in "
+            f"a planned section, before {last}",
+            field="codes",
+        )
+    return [
+        section if section.span.stop <= first else replace(section, codes=_codes(section, first, codes))
+        for section in sections
+    ]
+
+
+def cut(section: SongSection, from_frame: int) -> SongSection:
+    """A section up to the first bar that begins at a frame or behind it."""
+    bars = range(section.first_bar, section.next_bar)
+    bar = next((bar for bar in bars if section.song.rhythm.frame(bar) >= from_frame), section.next_bar)
+    shorter = replace(section, bars=bar - section.first_bar)
+    return replace(shorter, codes=section.codes[: len(shorter.span)])
+
+
+def _codes(section: SongSection, first: int, codes: Sequence[int]) -> list[int]:
+    start, stop = section.span.start, section.span.stop
+    return [*section.codes[: max(0, first - start)], *codes[max(0, start - first) : max(0, stop - first)]]

@@ -1,0 +1,61 @@
+"""A plan's sections made to fit a length: some left out, some with half or twice their bars."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from runtime.config.plan_spec import PlanSpec
+from runtime.pipeline.form.sections import Item
+
+# What a change of a section's bars costs, in bars that the last section is cut by.
+CHANGE_COST = 2
+
+
+def bars_of(spec: PlanSpec, item: Item) -> int:
+    """How many bars a section has."""
+    return int(spec.bars.value(item[2]))
+
+
+def most_bars(spec: PlanSpec, items: Sequence[Item]) -> int:
+    """How many bars sections can be given in all."""
+    return sum(max(_choices(spec, item)) for item in items)
+
+
+def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections: int | None) -> list[Item]:
+    """Sections that have `total_bars` or, changed as little as may be, a few more.
+
+    Of more than `most_sections` those are left out that repeat others, then the shortest; None leaves out none.
+    Expects that they can have as many bars.
+    """
+    kept = list(items)
+    while most_sections is not None and len(kept) > most_sections:
+        rest = [item for place, item in enumerate(kept) if place != _least_needed(spec, kept)]
+        if most_bars(spec, rest) < total_bars:
+            break
+        kept = rest
+    costs: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for item in kept:
+        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for total, (cost, chosen) in costs.items():
+            for bars in _choices(spec, item):
+                found = (cost + CHANGE_COST * (bars != bars_of(spec, item)), (*chosen, bars))
+                longer[total + bars] = min(longer.get(total + bars, found), found)
+        costs = longer
+    _, _, chosen = min((cost + total - total_bars, total, chosen) for total, (cost, chosen) in costs.items()
+                       if total >= total_bars)  # fmt: skip
+    return [(kind, layers, spec.bars.token(str(bars))) for (kind, layers, _), bars in zip(kept, chosen, strict=True)]
+
+
+def _choices(spec: PlanSpec, item: Item) -> list[int]:
+    bars = bars_of(spec, item)
+    return [n for n in (bars, bars // 2, 2 * bars) if str(n) in spec.bars.values]
+
+
+def _least_needed(spec: PlanSpec, items: Sequence[Item]) -> int:
+    """The last of the kind that comes most often; else the shortest, but rather not what ends the song."""
+    kind, count = Counter(item[0] for item in items).most_common(1)[0]
+    if count > 1:
+        return max(place for place, item in enumerate(items) if item[0] == kind)
+    ending = spec.kind.token(spec.ending) if spec.ending else None
+    return min(range(len(items)), key=lambda place: (bars_of(spec, items[place]), items[place][0] == ending, -place))

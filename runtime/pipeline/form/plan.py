@@ -1,0 +1,337 @@
+"""Songs planned in sections, and their structure codes, one section after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.errors import RequestError, TickError
+from runtime.language.sequence import ENDLESS
+from runtime.pipeline.form.edits import cut, following, section_at, with_codes
+from runtime.pipeline.form.fitting import bars_of, fitted
+from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
+from runtime.pipeline.form.prompt import SongPrompt, read_prompt
+from runtime.pipeline.form.rhythm import Rhythm
+from runtime.pipeline.form.sections import (
+    Item,
+    PlannedSection,
+    SectionRequest,
+    Song,
+    SongSection,
+    header_values,
+    item_of,
+    song_of,
+)
+from runtime.pipeline.form.state import PlanState, packed, unpacked
+from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
+from runtime.requests.options import GenerationOptions
+from runtime.requests.segments import Latents
+
+# Codes are kept of what ends so long before the newest hints, of the last sections, and of what may be recalled.
+KEPT_S, KEPT_SECTIONS = 60.0, PAGE_SECTIONS
+# A generation of known length gets at most a section for each of these.
+SECTION_S = 16.0
+
+
+class _Task(NamedTuple):
+    """Codes in the making."""
+
+    page: CodesPage
+    run: SequenceRun
+
+
+class FormPlan:
+    """Sections and codes of one generation, or without an end where `total_frames` is None. Any thread.
+
+    Codes are made as far as hints are asked for; what is long past is forgotten. A plan page that ends too early is
+    followed by others, which begin with the last sections. Frames count from the plan's first.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        options: GenerationOptions,
+        seed: int,
+        total_frames: int | None = None,
+        caller: Caller | None = None,
+        state: PlanState | None = None,
+    ) -> None:
+        spec = sequences.spec.plan
+        assert spec is not None
+        self._sequences, self._spec, self._structure = sequences, spec, sequences.structure
+        self._options, self._seed, self._total_frames = options, seed, total_frames
+        self._caller = Caller() if caller is None else caller
+        grid = (sequences.bundle.latents.frame_rate_hz, self._structure.spec.frames_per_code, spec.clocks_per_beat)
+        self._grid = Rhythm(120.0, 4, *grid, spec.bar_markers.first, spec.clock_markers.first)
+        # `_making` is held while codes are made, `_lock` while anything below is read or changed.
+        self._making, self._lock = threading.Lock(), threading.Lock()
+        self._prompt = read_prompt(sequences, options)
+        self._song: Song | None = None
+        self._sections: list[SongSection] = []
+        self._task: _Task | None = None
+        self._version, self._asked_frame = 0, 0
+        if state is not None:
+            self._restore(state)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What holds for all sections from here on, by field; {} before they are planned."""
+        with self._lock:
+            return {} if self._song is None else header_values(self._spec, self._song)
+
+    @property
+    def sections(self) -> tuple[PlannedSection, ...]:
+        """Those that are planned, but for what is long past. Never blocks."""
+        with self._lock:
+            oldest = self._oldest_frame
+            return tuple(
+                section.planned(self._spec, self._total_frames)
+                for section in self._sections
+                if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
+            )
+
+    def hints(self, start_frame: int, frames: int) -> Latents:
+        """Hints `[frames, C]`, blocking; codes are made as far as needed. Raises TickError.
+
+        They are decoded in the pieces that codes of a request are decoded in.
+        """
+        with self._lock:
+            self._asked_frame = max(self._asked_frame, start_frame)
+        size = self._structure.codes_per_piece
+        step = size * self._structure.spec.frames_per_code
+        first, last = start_frame // step, -(-(start_frame + frames) // step)
+        pieces = [self._structure.hints_of_codes(self.codes(i * size, (i + 1) * size)) for i in range(first, last)]
+        return np.concatenate(pieces)[start_frame - first * step :][:frames]
+
+    def codes(self, first: int, end: int) -> list[int]:
+        """Codes from number `first` to before `end`, or the plan's end, blocking. Raises TickError."""
+        if self._num_codes is not None:
+            end = min(end, self._num_codes)
+        with self._making:
+            while self._made < end:
+                self._advance(end)
+        with self._lock:
+            found = [
+                code
+                for section in self._sections
+                for number, code in zip(section.span, section.codes, strict=False)
+                if first <= number < end
+            ]
+        if len(found) < end - first:
+            raise TickError(f"codes from {first} on are forgotten")
+        return found
+
+    def finish(self) -> list[int]:
+        """All codes, blocking. Raises TickError."""
+        assert self._num_codes is not None
+        return self.codes(0, self._num_codes)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Header, sections with their times, and the codes once there are all."""
+        rate_hz, made = self._grid.frame_rate_hz, self._made
+        sections = [
+            {
+                "kind": section.kind,
+                "layers": list(section.layers),
+                "bars": section.bars,
+                "start_s": round(section.start_frame / rate_hz, 3),
+                "end_s": round(section.end_frame / rate_hz, 3),
+            }
+            for section in self.sections
+        ]
+        values = {**self.header, "sections": sections} if sections else {}
+        if self._num_codes is None or made < self._num_codes:
+            return values
+        return {**values, "codes": self.finish()}
+
+    def replace(
+        self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
+    ) -> None:
+        """Other sections from the start of one on, or other codes from one on; what follows goes on by itself.
+
+        Who waits for hints gets those of the new plan. Raises RequestError; nothing has changed then.
+        """
+        with self._lock:
+            known = [section for section in self._sections if section.end_frame > self._oldest_frame]
+            if sections is not None:
+                items = [item_of(self._spec, section) for section in sections]
+                first = section_at(known, from_frame)
+                self._set(following(self._spec, first.song, items, self._before(first)))
+                self._song = first.song
+            if codes is not None:
+                self._set([*self._before(known[0] if known else None), *self._with_codes(known, from_frame, codes)])
+
+    def change(self, options: GenerationOptions, from_frame: int) -> None:
+        """Another prompt, tempo or key, from the first bar on that begins at `from_frame` or behind it.
+
+        The section that is then played keeps its kind; its beat goes on. Raises RequestError.
+        """
+        prompt = read_prompt(self._sequences, options)
+        with self._lock:
+            self._options, self._prompt, self._song = options, prompt, None
+            if not self._sections:
+                return
+            section = next((each for each in self._sections if each.end_frame > from_frame), self._sections[-1])
+            shorter = cut(section, from_frame)
+            self._set([*self._before(section), *([shorter] if shorter.bars else [])])
+            self._grid = replace(self._grid, first_frame=section.song.rhythm.exact_frame(shorter.next_bar))
+            self._prompt = replace(prompt, kinds=prompt.kinds or section.item[:1])
+
+    def state(self) -> PlanState:
+        """What another plan of the same options goes on from. Never blocks."""
+        with self._lock:
+            first_frame, kinds = self._grid.first_frame, list(self._prompt.kinds)
+            others = {"first_frame": first_frame, "kinds": kinds, "asked_frame": self._asked_frame}
+            return packed(self._sections, self._song, **others)
+
+    def close(self) -> None:
+        """Make no more: who waits for codes gets a TickError."""
+        self._caller.leave()
+
+    @property
+    def _num_codes(self) -> int | None:
+        return None if self._total_frames is None else self._structure.spec.num_codes_of(self._total_frames)
+
+    @property
+    def _made(self) -> int:
+        """How many codes there are, all told."""
+        with self._lock:
+            return self._frontier.span.start + len(self._frontier.codes) if self._sections else 0
+
+    @property
+    def _frontier(self) -> SongSection:
+        """The first section whose codes are not complete, else the last one."""
+        return next((each for each in self._sections if len(each.codes) < len(each.span)), self._sections[-1])
+
+    @property
+    def _oldest_frame(self) -> int:
+        return self._asked_frame - round(KEPT_S * self._grid.frame_rate_hz)
+
+    def _advance(self, end: int) -> None:
+        """Plan sections, or wait for codes up to number `end` of the section that is being made."""
+        with self._lock:
+            version, task = self._version, self._task
+            is_short = self._needs_sections()
+            section, others = (None, []) if is_short else (self._frontier, list(self._sections))
+        try:
+            if section is None:
+                self._plan_sections(version)
+                return
+            task = task or self._start(section, others, version)
+            last = min(max(end - section.span.start - task.page.first, 1), len(task.page.ends))
+            tokens = task.run.wait(task.page.ends[last - 1])
+        except TickError:
+            if version == self._version or self._caller.has_left:
+                raise
+            return  # the plan was changed: this is not needed any more
+        with self._lock:
+            if version == self._version:
+                self._take(section, task, tokens)
+
+    def _needs_sections(self) -> bool:
+        """Whether the last planned section is being made, or they do not reach the plan's end."""
+        if not self._sections or self._song is None:
+            return True
+        if self._num_codes is not None:
+            return self._sections[-1].span.stop < self._num_codes
+        return self._frontier is self._sections[-1]
+
+    def _plan_sections(self, version: int) -> None:
+        """Write plan pages. The first sections of a plan of known length are made to fit it."""
+        with self._lock:
+            prompt, song, is_first = self._prompt, self._song, not self._sections
+            earlier = [section.item for section in self._sections if section.song is song]
+            number = 0 if is_first else self._sections[-1].index + 1
+        header, items = self._page(prompt, song, earlier, number)
+        if song is None:
+            moods = [] if self._spec.moods is None else sorted(set(prompt.tokens) & set(self._spec.moods.tokens))
+            song = song_of(self._spec, header, moods, prompt.bpm, self._grid)
+        if self._num_codes is not None and is_first:
+            items = self._fitted(prompt, song, items, self._num_codes)
+        with self._lock:
+            if version == self._version:
+                self._song = song
+                self._sections = following(self._spec, song, items, self._sections)
+
+    def _fitted(self, prompt: SongPrompt, song: Song, items: list[Item], num_codes: int) -> list[Item]:
+        """The first page's sections, and more before the end where they are too few, as a plan of `num_codes`."""
+        spec, rhythm = self._spec, song.rhythm
+        bars = next(bar for bar in count(1) if rhythm.code_range(0, bar).stop >= num_codes)
+        ending = items[-1:] if spec.ending and spec.kind.value(items[-1][0]) == spec.ending else []
+        body = items[: len(items) - len(ending)]
+        while sum(bars_of(spec, item) for item in (*body, *ending)) < bars:
+            body += self._page(prompt, song, body, len(body))[1]
+        most = max(1, round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S))
+        return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most)
+
+    def _page(
+        self, prompt: SongPrompt, song: Song | None, earlier: Sequence[Item], number: int
+    ) -> tuple[tuple[int, ...], list[Item]]:
+        """Header and new sections of a plan page, blocking."""
+        has_end = self._total_frames is not None
+        page = plan_page(self._sequences.spec, prompt, song, earlier, number=number, seed=self._seed, has_end=has_end)
+        run = self._sequences.start(page.order, self._options, self._caller)
+        return page.read(run.wait(page.order.max_tokens))
+
+    def _start(self, section: SongSection, others: Sequence[SongSection], version: int) -> _Task:
+        """The sequence of a section's next codes."""
+        page = codes_page(
+            self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
+        )
+        task = _Task(page, self._sequences.start(page.order, self._options, self._caller))
+        with self._lock:
+            if version == self._version:
+                self._task = task
+            else:
+                task.run.cancel()
+        return task
+
+    def _take(self, section: SongSection, task: _Task, tokens: Sequence[int]) -> None:
+        """Note the codes that are complete, and forget what is long past."""
+        codes = task.page.read(tokens)
+        section.codes[task.page.first :] = codes
+        if len(codes) == len(task.page.ends):
+            self._task = None
+        if self._total_frames is None:
+            self._sections = [each for each in self._sections if self._is_kept(each, section)]
+
+    def _is_kept(self, section: SongSection, newest: SongSection) -> bool:
+        if section.end_frame > self._oldest_frame or section.index > newest.index - KEPT_SECTIONS:
+            return True
+        alike = [each for each in self._sections if each.song is section.song and each.item[0] == section.item[0]]
+        return section.song is newest.song and alike[0] is section
+
+    def _set(self, sections: list[SongSection]) -> None:
+        """Go on from these sections."""
+        self._sections, self._version = sections, self._version + 1
+        if self._task is not None:
+            self._task.run.cancel()
+            self._task = None
+
+    def _before(self, section: SongSection | None) -> list[SongSection]:
+        return [each for each in self._sections if section is not None and each.index < section.index]
+
+    def _with_codes(self, known: Sequence[SongSection], from_frame: int, codes: Sequence[int]) -> list[SongSection]:
+        size, planner = self._grid.frames_per_code, self._sequences.spec
+        first, oldest = from_frame // size, known[0].span.start if known else 0
+        if from_frame % size or first < oldest:
+            raise RequestError(
+                f"codes begin at frame {from_frame}, expected a multiple of {size} from {oldest * size} on",
+                field="codes",
+            )
+        made = self._frontier.span.start + len(self._frontier.codes) if known else 0
+        num_codes = min(self._structure.spec.num_codes, planner.codes.count)
+        return with_codes(known, first, codes, made=made, num_codes=num_codes)
+
+    def _restore(self, state: PlanState) -> None:
+        values = state.values
+        self._sections, self._song = unpacked(state, self._grid)
+        self._grid = replace(self._grid, first_frame=values["first_frame"])
+        self._prompt = replace(self._prompt, kinds=tuple(values["kinds"]))
+        self._asked_frame = values["asked_frame"]

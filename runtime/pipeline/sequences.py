@@ -1,0 +1,144 @@
+"""Sequences of a bundle's planner: who asks for them, their prompts in tokens, and their tokens as they come."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config.bundle import Bundle
+from runtime.config.planner import PlannerSpec
+from runtime.errors import TickError
+from runtime.language.constraints import Constraint
+from runtime.language.sequence import SequenceRequest
+from runtime.pipeline.structure import StructureCodec
+from runtime.pipeline.text_encoder import read_tokenizer
+from runtime.requests.options import GenerationOptions
+from runtime.tick.client import LoopClient
+from runtime.tick.events import Cancelled, Event, Failed, Finished
+
+Prompts = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Caller:
+    """Who waits for sequences. client: whose limit on generations applies. place_timeout_s: for a place in the loop.
+
+    Once `leave` is called, from any thread, whoever waits for it gets a TickError.
+    """
+
+    def __init__(self, client: str = "", place_timeout_s: float = math.inf) -> None:
+        self.client, self.place_timeout_s = client, place_timeout_s
+        self._left, self._lock = threading.Event(), threading.Lock()
+        self._on_leave: list[Callable[[], None]] = []
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._left.is_set()
+
+    def leave(self) -> None:
+        """Wait no more; again does nothing."""
+        with self._lock:
+            self._left.set()
+            calls, self._on_leave = self._on_leave, []
+        for call in calls:
+            call()
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Call this once it leaves, or now; earlier ones are forgotten."""
+        with self._lock:
+            if not self._left.is_set():
+                self._on_leave = [call]
+                return
+        call()
+
+
+class SequenceRun:
+    """One sequence in the loop: the tick thread adds tokens, another thread waits for them."""
+
+    def __init__(self, loop: LoopClient, caller: Caller, **request: Any) -> None:
+        self._loop, self._changed = loop, threading.Condition()
+        self._tokens: list[int] = []
+        self._end: Event | None = None
+        made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, client=caller.client, **request)
+        self._id = loop.submit_sequence(made, self._note, wait=True)
+        caller.on_leave(self.cancel)
+
+    def wait(self, count: int) -> list[int]:
+        """The tokens so far, once there are `count` or it has ended. Raises TickError, also where it was cancelled."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._tokens) >= count or self._end is not None)
+            if len(self._tokens) < count and isinstance(self._end, Failed):
+                raise self._end.error
+            if len(self._tokens) < count and isinstance(self._end, Cancelled):
+                raise TickError("the plan was cancelled")
+            return list(self._tokens)
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        if self._end is None:
+            self._loop.cancel(self._id)
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        with self._changed:
+            self._tokens += tokens
+            self._changed.notify_all()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Finished | Failed | Cancelled):
+            with self._changed:
+                self._end = event
+                self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class SequenceOrder:
+    """A sequence to start. guided: whether the options' guidance applies, with the second of `prompts` as negative."""
+
+    prompts: Prompts
+    constraint: Constraint
+    max_tokens: int
+    seed: int
+    is_guided: bool = True
+
+
+class Sequences:
+    """Starts sequences of one bundle's planner. Any thread. Raises ConfigError."""
+
+    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
+        assert spec.tokenizer is not None
+        self.bundle, self.spec, self.structure, self._loop = bundle, spec, structure, loop
+        self.tokenizer, self._unknown = read_tokenizer(bundle.folder / spec.tokenizer)
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """A text's tokens, without unknown ones."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(token for token in ids if token != self._unknown)
+
+    def start(self, order: SequenceOrder, options: GenerationOptions, caller: Caller) -> SequenceRun:
+        """A sequence in the loop, once there is a place. Raises as submit_sequence does."""
+        defaults = self.spec.sampler
+        guidance = defaults.guidance if options.plan_guidance is None else options.plan_guidance
+        return SequenceRun(
+            self._loop,
+            caller,
+            prompt=order.prompts[0],
+            negative=order.prompts[1],
+            max_tokens=order.max_tokens,
+            seed=order.seed,
+            guidance=guidance if order.is_guided else 1.0,
+            temperature=defaults.temperature if options.plan_temperature is None else options.plan_temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p if options.plan_top_p is None else options.plan_top_p,
+            constraint=order.constraint,
+        )
+
+
+def plan_seed(seed: int, *numbers: int) -> int:
+    """The seed of one of a plan's sequences, by its numbers."""
+    text = " ".join(map(str, ("tickrt plan", seed, *numbers)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
