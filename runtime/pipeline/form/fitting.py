@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from runtime.config.plan_spec import PlanSpec
 from runtime.pipeline.form.sections import Item
 
-# What a change of a section's bars costs, in bars that the last section is cut by.
-CHANGE_COST = 2
+# What a section with other bars costs, in bars that the last section is cut by; and what its loss costs.
+CHANGE_COST, LOSS_COST = 3, 1000
 
 
 def bars_of(spec: PlanSpec, item: Item) -> int:
@@ -34,17 +34,22 @@ def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections
         if most_bars(spec, rest) < total_bars:
             break
         kept = rest
-    costs: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    choices = {
+        0: (0, tuple[int, ...]())
+    }  # bars in all -> the least cost, and their bars, negative: late ones change rather
     for item in kept:
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for total, (cost, chosen) in costs.items():
+        for total, (cost, chosen) in choices.items():
             for bars in _choices(spec, item):
-                found = (cost + CHANGE_COST * (bars != bars_of(spec, item)), (*chosen, bars))
+                found = (cost + CHANGE_COST * (bars != bars_of(spec, item)), (*chosen, -bars))
                 longer[total + bars] = min(longer.get(total + bars, found), found)
-        costs = longer
-    _, _, chosen = min((cost + total - total_bars, total, chosen) for total, (cost, chosen) in costs.items()
-                       if total >= total_bars)  # fmt: skip
-    return [(kind, layers, spec.bars.token(str(bars))) for (kind, layers, _), bars in zip(kept, chosen, strict=True)]
+        choices = longer
+    _, chosen = min(
+        (cost + total - total_bars + LOSS_COST * (total - total_bars >= -chosen[-1]), chosen)
+        for total, (cost, chosen) in choices.items()
+        if total >= total_bars
+    )
+    return [(kind, layers, spec.bars.token(str(-bars))) for (kind, layers, _), bars in zip(kept, chosen, strict=True)]
 
 
 def _choices(spec: PlanSpec, item: Item) -> list[int]:

@@ -168,9 +168,9 @@ def _part(spec: PlannerSpec, prompt_tokens: int, num_markers: Sequence[int], mad
     room, part = room_for(spec, prompt_tokens), _Part(0, 0, 0)
     while part.end <= made:
         first = part.end
-        heard = next(place for place in range(first + 1) if tokens[first] - tokens[place] <= room // 2)
+        heard = next((place for place in range(first) if tokens[first] - tokens[place] <= room // 2), first)
         used = tokens[first] - tokens[heard]
-        end = max(place for place in range(first, len(tokens)) if used + tokens[place] - tokens[first] <= room)
+        end = max(place for place in range(first, len(tokens)) if used + tokens[place] - tokens[first] <= max(room, 0))
         if end == first:
             raise RequestError(
                 f"a section's page has {prompt_tokens} tokens, the planner's cache has {spec.capacity}",

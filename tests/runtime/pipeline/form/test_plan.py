@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from conftest import Built
 
-from runtime.pipeline.form.plan import FormPlan
+from runtime.errors import RequestError, TickError
+from runtime.pipeline.form.plan import KEPT_S, FormPlan
+from runtime.pipeline.form.sections import SectionRequest
+from runtime.pipeline.form.state import PlanState
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 
@@ -19,36 +23,152 @@ RATE_HZ, SIZE = 25, 3
 
 @pytest.fixture(scope="module")
 def pipeline(built: Built) -> Iterator[Pipeline]:
-    with open_pipeline(built(planner={"capacity": 1024, "plan": True}, structure=True)) as opened:
+    with open_pipeline(built(planner={"capacity": 1024, "plan": True})) as opened:
         yield opened
 
 
-def planned(pipeline: Pipeline, total_frames: int | None = None, seed: int = 1, **options: Any) -> FormPlan:
+def plan_of(
+    pipeline: Pipeline, total_frames: int | None = None, seed: int = 1, state: PlanState | None = None, **options: Any
+) -> FormPlan:
     assert pipeline.planner is not None
-    return pipeline.planner.form_plan(parse_options({"prompt": "calm", **options}), seed, total_frames)
+    return pipeline.planner.form_plan(parse_options({"prompt": "calm", **options}), seed, total_frames, state=state)
 
 
-def test_sections_follow_each_other_and_have_codes(pipeline: Pipeline) -> None:
-    plan = planned(pipeline, 1000, bpm=120)
-    assert plan.sections == ()
+def starts(plan: FormPlan) -> list[int]:
+    return [section.start_frame for section in plan.sections]
+
+
+def test_a_plan_of_known_length_fits_it_and_is_the_same_for_a_seed(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, 400, bpm=120)
+    assert (plan.sections, plan.header, plan.summary) == ((), {}, {})
     codes = plan.finish()
-    assert len(codes) == -(-1000 // SIZE)
-    sections = plan.sections
-    print(plan.header, [(s.kind, s.layers, s.bars, s.start_frame, s.end_frame) for s in sections])
-    assert [each.start_frame for each in sections] == [0, *[each.end_frame for each in sections[:-1]]]
-    assert sections[-1].end_frame == 1000
-    assert [code for each in sections for code in each.codes or ()] == codes
+    found = plan.sections
+    assert len(codes) == -(-400 // SIZE)
+    assert starts(plan) == [0, *[section.end_frame for section in found[:-1]]]
+    assert found[-1].end_frame == 400
+    assert [code for section in found for code in section.codes or ()] == codes
     assert plan.header["bpm"] == 120
-    assert planned(pipeline, 1000, bpm=120).finish() == codes
+    assert plan.summary["codes"] == codes
+    assert plan.summary["sections"][-1]["end_s"] == 16.0
+    assert plan_of(pipeline, 400, bpm=120).finish() == codes
+    assert plan_of(pipeline, 400, bpm=120, seed=2).finish() != codes
 
 
-def test_endless(pipeline: Pipeline) -> None:
-    plan = planned(pipeline)
-    hints = [plan.hints(start, 50) for start in range(0, 6000, 50)]
-    print([(s.index, s.kind, s.layers, s.bars, s.start_frame, s.end_frame) for s in plan.sections])
-    again = planned(pipeline)
-    assert np.array_equal(np.concatenate(hints[:8]), again.hints(0, 400))
-    state = again.state()
-    values = json.loads(json.dumps(state.values))
-    restored = pipeline.planner.form_plan(parse_options({"prompt": "calm"}), 1, None, state=state._replace(values=values))
-    assert np.array_equal(restored.hints(400, 400), np.concatenate(hints[8:16]))
+def test_hints_are_those_of_the_codes_however_they_are_asked_for(pipeline: Pipeline) -> None:
+    assert pipeline.structure is not None
+    plan = plan_of(pipeline, 150)
+    pieces = [plan.hints(start, min(40, 150 - start)) for start in range(0, 150, 40)]
+    whole = pipeline.structure.hints_of_codes(plan.finish())
+    assert np.array_equal(np.concatenate(pieces), whole)
+    assert np.array_equal(plan.hints(31, 7), whole[31:38])
+
+
+def test_tags_say_the_kinds_of_sections(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, 300, lyrics="[break] [drop]\n[verse]", bpm=120)
+    plan.hints(0, 1)
+    assert [section.kind for section in plan.sections][:3] == ["break", "chorus", "verse"][: len(plan.sections)]
+    endless = plan_of(pipeline, lyrics="[verse] [drop] [break]", seed=3)
+    endless.hints(0, 1)
+    assert [section.kind for section in endless.sections[:3]] == ["verse", "chorus", "break"]
+
+
+def test_without_an_end_it_goes_on_and_keeps_what_may_be_heard_or_recalled(pipeline: Pipeline) -> None:
+    plan, step = plan_of(pipeline, bpm=144), 50
+    sizes = []
+    for start in range(0, 80 * RATE_HZ, step):
+        assert len(plan.hints(start, step)) == step
+        sizes.append(len(plan.state().codes))
+        assert plan.sections[-1].codes is None, "sections are planned ahead"
+    found = plan.sections
+    assert found[0].start_frame > 0
+    assert found[0].end_frame > 80 * RATE_HZ - step - KEPT_S * RATE_HZ
+    assert [section.index for section in found] == list(range(found[0].index, found[-1].index + 1))
+    assert all(section.kind != "outro" for section in found)
+    assert max(sizes) < (KEPT_S + 25) * RATE_HZ / SIZE
+    with pytest.raises(TickError, match="are forgotten"):
+        plan.hints(0, 10 * RATE_HZ)
+
+
+def test_a_restored_plan_goes_on_with_the_same_codes(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=4)
+    plan.hints(0, 100)
+    state = plan.state()
+    expected = plan.hints(100, 300)
+    restored = plan_of(pipeline, seed=4, state=state._replace(values=json.loads(json.dumps(state.values))))
+    assert restored.sections[0].start_frame == 0
+    assert np.array_equal(restored.hints(100, 300), expected)
+    assert restored.header == plan.header
+
+
+def test_sections_are_replaced_from_a_start_on(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=6)
+    before = plan.hints(0, 200)
+    at = plan.sections[-1].start_frame
+    plan.replace(at, [SectionRequest("break", ("bass",), 2), SectionRequest("verse", ("drums",), 1)])
+    found = [section for section in plan.sections if section.start_frame >= at]
+    assert [(section.kind, section.layers, section.bars) for section in found] == [
+        ("break", ("bass",), 2),
+        ("verse", ("drums",), 1),
+    ]
+    plan.hints(at, found[-1].end_frame - at + 1)
+    assert len(plan.sections) > len(found), "what follows goes on by itself"
+    assert np.array_equal(plan.hints(0, min(200, at // 30 * 30)), before[: at // 30 * 30])
+    with pytest.raises(RequestError, match=f"no section begins at frame {at + 1}"):
+        plan.replace(at + 1, [])
+    known = starts(plan)
+    with pytest.raises(RequestError, match="kind is 'solo'"):
+        plan.replace(at, [SectionRequest("solo", ("bass",), 2)])
+    assert starts(plan) == known
+    plan.replace(at, [])
+    assert all(start < at for start in starts(plan))
+
+
+def test_codes_are_replaced_and_what_follows_goes_on(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=6)
+    codes = plan.codes(0, 40)
+    wanted = [(code + 1) % 25 for code in codes[10:14]]
+    plan.replace(30, codes=wanted)
+    assert plan.codes(0, 14) == [*codes[:10], *wanted]
+    assert plan.codes(14, 30) != codes[14:30]
+    for frame, expected in ((31, "expected a multiple of 3"), (30_000, "got codes 10000 to 10000")):
+        with pytest.raises(RequestError, match=expected):
+            plan.replace(frame, codes=[1])
+
+
+def test_another_tempo_begins_with_a_bar_and_keeps_the_kind(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=8, bpm=120)
+    before = plan.hints(0, 60)
+    playing = next(section for section in plan.sections if section.end_frame > 40)
+    bar_frames = (playing.end_frame - playing.start_frame) / playing.bars
+    plan.change(parse_options({"prompt": "wild", "bpm": 97}), 40)
+    plan.hints(60, 200)
+    bars = [frame for frame in starts(plan) if frame >= 40]
+    meter = {"4/4": 4, "3/4": 3}
+    changed = next(section for section in plan.sections if section.start_frame == bars[0])
+    assert changed.kind == playing.kind
+    assert abs((changed.start_frame - playing.start_frame) / bar_frames % 1 - 0.5) > 0.45, "the beat goes on"
+    assert plan.header["bpm"] == 97
+    length = changed.bars * meter[plan.header["meter"]] * 60 / 97 * RATE_HZ
+    assert abs(changed.end_frame - changed.start_frame - length) <= 1
+    assert np.array_equal(plan.hints(0, 30), before[:30])
+
+
+def test_who_waits_takes_up_an_edit_and_an_end(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=9)
+    plan.hints(0, 1)
+    ended = list[str]()
+
+    def wait() -> None:
+        try:
+            plan.hints(0, 100_000)
+        except TickError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    last = plan.sections[-1].start_frame
+    plan.replace(last, [SectionRequest("break", ("bass",), 4)])
+    assert any(section.kind == "break" and section.start_frame == last for section in plan.sections)
+    plan.close()
+    thread.join(60)
+    assert ended == ["the plan was cancelled"]

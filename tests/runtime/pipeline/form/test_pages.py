@@ -1,0 +1,164 @@
+"""Sequences of plans and of codes: those that the demo's planner was trained on, and what fits into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+from helpers.songs import GRID, PLANNER, SONG, SPEC, items, kinds, sections
+from helpers.tiny_planner import END_TOKEN, planner_spec
+from helpers.tiny_structure import codes_of, hints_of
+from numpy.typing import NDArray
+
+from engine_build.demo_model.latents import latents_from_levels, levels_from_latents
+from engine_build.demo_model.planner.pages import StructureCodes, draw_piece, recalled_codes, section_page
+from engine_build.demo_model.planner.tokens import header, planner_tables, rhythm_of, song_tokens
+from runtime.errors import RequestError
+from runtime.pipeline.form.edits import following
+from runtime.pipeline.form.pages import codes_page, plan_page
+from runtime.pipeline.form.prompt import SongPrompt
+from runtime.pipeline.form.sections import Song
+from runtime.pipeline.sequences import plan_seed
+from runtime.pipeline.structure import StructureCodec
+
+PROMPT = SongPrompt((28, 200), (29,), 120, ())
+
+
+class TinyStructure:
+    """The tiny bundle's structure, in numpy."""
+
+    def hints_of_codes(self, codes: Sequence[int]) -> NDArray[np.float32]:
+        """Hints `[N, C]`."""
+        return hints_of(np.array(codes), 8)
+
+    def codes(self, latents: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Codes `[Q]`."""
+        return codes_of(latents)
+
+
+class DemoStructure(StructureCodes):
+    """The demo's structure graphs as the runtime calls them."""
+
+    def hints_of_codes(self, codes: Sequence[int]) -> NDArray[np.float32]:
+        """Hints `[N, C]`."""
+        return latents_from_levels(self.decode(np.array(codes)))
+
+    def codes(self, latents: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Codes `[Q]`."""
+        return self.encode(levels_from_latents(latents))
+
+
+TINY = cast(StructureCodec, TinyStructure())
+
+
+def test_a_page_is_the_one_that_the_planner_was_trained_on() -> None:
+    """Song, last bar before, header, and before every code its bar, what it recalls and where it lies."""
+    structure = DemoStructure(ROOT / "configs" / "demo")
+    piece = draw_piece(structure, 5, 0)
+    planner = planner_spec(thinking=None, capacity=4096, **planner_tables())
+    assert planner.plan is not None
+    song, arrangement = piece.arrangement.song, piece.arrangement
+    tokens = song_tokens(song, piece.moods)
+    rhythm = rhythm_of(song.bpm, song.meter)
+    places = [(a, b, c) for a, b, c in map(header, arrangement.sections)]
+    found = following(planner.plan, Song(tuple(tokens[:5]), tuple(tokens[5:]), rhythm), places, [])
+    for section in found:
+        section.codes.extend(piece.codes[section.span.start : section.span.stop].tolist())
+    returns = 0
+    for index, section in enumerate(found):
+        last = section.codes.pop()
+        page = codes_page(planner, cast(StructureCodec, structure), section, found, seed=1, most_codes=None)
+        expected = section_page(piece, index, recalled := recalled_codes(structure, piece, index))
+        given = page.order.constraint.forced(page.order.max_tokens)
+        assert [*page.order.prompts[0], *given] == expected[: -len(planner.codes.groups)]
+        assert page.ends[-1] == len(given) + len(planner.codes.groups)
+        assert page.read(given) == section.codes
+        section.codes.append(last)
+        returns += recalled is not None
+    assert returns > 2
+
+
+def test_a_plan_page_gives_what_is_known() -> None:
+    page = plan_page(PLANNER, PROMPT, None, [], number=0, seed=3, has_end=True)
+    assert page.order.prompts == ((1, 28, 200, 2), (1, 29, 2))
+    assert page.order.constraint.forced(9) == [9]
+    assert page.order.seed == plan_seed(3, -1, 0)
+    header_, found = page.read([9, 12, *items("verse 4")[0], *items("outro 1")[0], END_TOKEN])
+    assert (header_, kinds(found)) == ((9, 12), ["verse 4", "outro 1"])
+
+
+def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
+    tagged = SongPrompt((), (), None, (17, 19))
+    for has_end in (True, False):
+        constraint = plan_page(PLANNER, tagged, None, [], number=0, seed=3, has_end=has_end).order.constraint
+        for token in (8, 12, 17, 20, 24, 19, 20, 24):
+            allowed = np.zeros(PLANNER.vocabulary, bool)
+            constraint.write_allowed(allowed)
+            assert np.flatnonzero(allowed).tolist() == [token] if token in (17, 19) else allowed[token]
+            constraint.advance(token)
+        assert constraint.is_done == has_end
+
+
+def test_a_further_page_begins_with_the_last_sections_and_does_not_end_the_song() -> None:
+    earlier = items("break 1", *["verse 2", "chorus 1"] * 5)
+    page = plan_page(PLANNER, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
+    constraint = page.order.constraint
+    given = [*SONG.header, *[token for item in earlier[-8:] for token in item]]
+    assert constraint.forced(99) == given
+    for token in given:
+        constraint.advance(token)
+    for token in (16, 20, 24) * 4:
+        allowed = np.zeros(PLANNER.vocabulary, bool)
+        constraint.write_allowed(allowed)
+        assert allowed[token]
+        assert not allowed[[SPEC.kind.token("outro"), END_TOKEN]].any()
+        constraint.advance(token)
+    assert constraint.is_done
+    assert len(page.read([*given, *(16, 20, 24) * 4])[1]) == 4
+
+
+def test_codes_that_there_are_already_are_given() -> None:
+    first, second = sections("verse 2", "chorus 1", made=40)
+    page = codes_page(PLANNER, TINY, second, [first, second], seed=3, most_codes=None)
+    forced = page.order.constraint.forced(999)
+    assert page.read(forced) == second.codes == list(range(33 % 25, 40 % 25))
+    assert forced[-1] == GRID.clock_marker(40)
+    assert page.order.max_tokens == page.ends[-1] == 2 * 1 + len(second.span) * 3 - 1
+    assert not page.order.is_guided
+    shorter = codes_page(PLANNER, TINY, second, [first, second], seed=3, most_codes=45)
+    assert len(shorter.ends) == 45 - 33
+
+
+def test_a_section_beyond_the_cache_is_made_in_parts() -> None:
+    small = PLANNER.model_copy(update={"capacity": 120})
+    first, second = sections("verse 2", "verse 4", made=33)
+    parts = []
+    while len(second.codes) < len(second.span):
+        page = codes_page(small, TINY, second, [first, second], seed=3, most_codes=None)
+        prompt = page.order.prompts[0]
+        assert len(prompt) + page.order.max_tokens + 8 <= 121
+        begin = codes_page(PLANNER, TINY, second, [first, second], seed=3, most_codes=None).order.prompts[0]
+        heard = prompt[len(begin) :]
+        assert len(heard) <= (113 - len(begin)) // 2
+        clocks = [place for place, token in enumerate(heard) if token in SPEC.clock_markers.tokens]
+        codes = [small.codes.number(heard[place + 1 : place + 3]) for place in clocks]
+        assert codes == second.codes[len(second.codes) - len(codes) :]
+        assert bool(codes) == bool(second.codes)
+        parts.append(page.first)
+        second.codes.extend([7] * len(page.ends))
+        again = codes_page(small, TINY, _with(second, page.first + 1), [first, second], seed=3, most_codes=None)
+        assert (again.first, again.order.prompts, again.order.seed) == (page.first, page.order.prompts, page.order.seed)
+    assert parts[0] == 0
+    assert len(parts) > 5
+    with pytest.raises(RequestError, match="the planner's cache has 64"):
+        codes_page(
+            PLANNER.model_copy(update={"capacity": 64}), TINY, _with(second, 0), [first], seed=3, most_codes=None
+        )
+
+
+def _with(section: Any, count: int) -> Any:
+    return replace(section, codes=section.codes[:count])

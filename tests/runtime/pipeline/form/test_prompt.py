@@ -1,0 +1,60 @@
+"""What options say of a song: tokens, tempo, kinds by tags."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from helpers.songs import PLANNER, SPEC
+from helpers.tiny_planner import word_tokenizer
+
+from runtime.errors import RequestError
+from runtime.pipeline.form.prompt import read_prompt, section_tags
+from runtime.pipeline.sequences import Sequences
+from runtime.requests.options import parse_options
+
+
+class Words:
+    """A bundle's planner and its tokenizer; the bundle takes no lyrics."""
+
+    spec = PLANNER
+    bundle: Any = type("Bundle", (), {"text_encoder": None})
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Known words."""
+        return tuple(token for token in word_tokenizer().encode(text).ids if token != 255)
+
+
+def read(**options: Any) -> Any:
+    return read_prompt(cast(Sequences, Words()), parse_options({"prompt": "calm", **options}))
+
+
+def test_prompt_and_metadata_become_tokens() -> None:
+    found = read(bpm=120, time_signature=3, negative_prompt="a wild one", lyrics="[verse]")
+    assert (found.tokens, found.negative, found.bpm, found.kinds) == ((28, 9, 13), (29,), 120, (16,))
+    assert read(prompt=[{"text": "so calm"}, {"text": "wild"}]).tokens == (29,), "the texts with commas between them"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "bpm"), [("house at 124 bpm", 124), ("97BPM", 97), ("in 1990 bpm", None), ("bpm", None)]
+)
+def test_a_tempo_may_be_in_the_prompt(prompt: str, bpm: int | None) -> None:
+    assert read(prompt=prompt).bpm == bpm
+    assert read(prompt=prompt, bpm=100).bpm == 100
+
+
+def test_tags_name_kinds() -> None:
+    assert section_tags(SPEC, "", sings=False) == ()
+    assert section_tags(SPEC, "[Verse 1] [drop]\n[Outro: soft]\n", sings=False) == (16, 17, 19)
+    assert section_tags(SPEC, "[verse]\nla la\n[guitar solo]\n[drop]", sings=True) == (16, 17)
+
+
+@pytest.mark.parametrize("lyrics", ["[verse] la la", "[solo]", "la", "[]", "[1]"])
+def test_words_that_nobody_sings_are_refused(lyrics: str) -> None:
+    with pytest.raises(RequestError, match=r"does not sing[\s\S]*\[verse\] \[chorus\] \[break\] \[outro\] \[drop\]"):
+        section_tags(SPEC, lyrics, sings=False)
+
+
+def test_more_tags_than_a_plan_has_sections_are_refused() -> None:
+    with pytest.raises(RequestError, match="has 7 sections, at most 6"):
+        section_tags(SPEC, "[verse]" * 7, sings=False)
