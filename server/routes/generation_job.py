@@ -18,7 +18,7 @@ from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.planning import Plan
+from runtime.pipeline.planning import AnyPlan
 from runtime.pipeline.text_encoder import parse_condition
 from server.admission import Permit
 from server.asgi.openapi import GenerationBody
@@ -121,7 +121,7 @@ class GenerationJob:
         self.permit.remaining_steps = self.generation.num_steps
         self.permit.reserve(self._response_bytes())
 
-    async def _finish_plan(self, plan: Plan) -> None:
+    async def _finish_plan(self, plan: AnyPlan) -> None:
         """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
         try:
             await asyncio.to_thread(plan.finish)
