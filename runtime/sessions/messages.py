@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import PydanticCustomError, from_json
 
@@ -19,6 +19,8 @@ from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text
 from runtime.requests.options import options_error
 from runtime.requests.request import MAX_SEED
+from runtime.sessions.protocol.base import MAX_SEQ, Count, Identifier, Message, Sample, Seconds, Seq
+from runtime.sessions.protocol.plan import GetPlan, Plan, PlanChoices, SetPlan
 from runtime.untrusted import one_line, parse_json_object
 
 SUBPROTOCOL = "tickrt.live.v1"
@@ -30,28 +32,15 @@ MAX_FIELD_CHARACTERS = 200
 MAX_RAMP_MS = 60_000.0
 MAX_SLOTS = 4
 MAX_CONTROLS = 64
-MAX_SEQ = 2**32 - 1
-MAX_SAMPLE = 2**64 - 1
 
 Mode = Literal["loop", "extend"]
 AudioFormat = Literal["s16", "f32", "opus"]
 Blend = Literal["velocity", "tokens"]
-Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
-Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
-Seconds = Annotated[float, Field(ge=0.0, le=1e9)]
-Count = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
-Identifier = Annotated[str, Field(min_length=1, max_length=200)]
 RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
 Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, populate_by_name=True, serialize_by_alias=True
-    )
-
-
-class LivePrompt(_Message):
+class LivePrompt(Message):
     """One of a session's prompts."""
 
     text: Text = Field(description="Text that describes the audio.")
@@ -61,7 +50,7 @@ class LivePrompt(_Message):
 Prompts = Annotated[list[LivePrompt], Field(max_length=MAX_PROMPTS)]
 
 
-class Open(_Message):
+class Open(Message):
     """Opens a session; the first message of a connection. With `resume`, only that member counts."""
 
     type: Literal["open"] = "open"
@@ -78,10 +67,11 @@ class Open(_Message):
     slots: int = Field(default=2, ge=1, le=MAX_SLOTS, description="Generations in flight at a time.")
     format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
     paused: bool = Field(default=False, description="Nothing is generated before `play`.")
+    plan: bool | None = Field(default=None, description="Play by a plan. Default: where mode and model have one.")
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 
-class SetControls(_Message):
+class SetControls(Message):
     """Changes controls (merge patch): null is the default, what is left out stays."""
 
     type: Literal["set"] = "set"
@@ -93,7 +83,7 @@ class SetControls(_Message):
     )
 
 
-class SetPrompts(_Message):
+class SetPrompts(Message):
     """Replaces the prompts."""
 
     type: Literal["prompts"] = "prompts"
@@ -103,7 +93,7 @@ class SetPrompts(_Message):
     ramp_ms: RampMs = 0.0
 
 
-class _Reference(_Message):
+class _Reference(Message):
     seq: Seq
     id: Identifier | None = Field(description="An id of /v1/sources; null: none.")
     strength: Share | None = Field(default=None, description="0 ignores it, 1 is its full effect.")
@@ -130,7 +120,7 @@ class SetTimbre(_Reference):
 SetReference = SetSource | SetStructure | SetTimbre
 
 
-class SetAdapter(_Message):
+class SetAdapter(Message):
     """Adds a LoRA adapter, changes its strength, or removes it."""
 
     type: Literal["adapter"] = "adapter"
@@ -140,7 +130,7 @@ class SetAdapter(_Message):
     ramp_ms: RampMs = 0.0
 
 
-class WriteAudio(_Message):
+class WriteAudio(Message):
     """Writes audio into the canvas. One binary message follows: `samples` interleaved samples per channel."""
 
     type: Literal["write"] = "write"
@@ -151,7 +141,7 @@ class WriteAudio(_Message):
     format: Literal["s16", "f32"] = "s16"
 
 
-class SetBand(_Message):
+class SetBand(Message):
     """Plays only a part of the canvas; both null: the whole canvas."""
 
     type: Literal["band"] = "band"
@@ -168,33 +158,33 @@ class SetBand(_Message):
         return self
 
 
-class Seek(_Message):
+class Seek(Message):
     """Continues at another position of the canvas."""
 
     type: Literal["seek"] = "seek"
     to_s: Seconds
 
 
-class Reset(_Message):
+class Reset(Message):
     """Begins anew: what is generated next does not continue what was heard. Needs the mode extend."""
 
     type: Literal["reset"] = "reset"
     seq: Seq
 
 
-class Play(_Message):
+class Play(Message):
     """Continues after `pause`."""
 
     type: Literal["play"] = "play"
 
 
-class Pause(_Message):
+class Pause(Message):
     """Stops generations and audio until `play`."""
 
     type: Literal["pause"] = "pause"
 
 
-class Ack(_Message):
+class Ack(Message):
     """Reports the client's playhead; sent about 20 times a second."""
 
     type: Literal["ack"] = "ack"
@@ -206,13 +196,13 @@ class Ack(_Message):
     client_time_s: float | None = Field(default=None, description="Any clock of the client; `state` repeats it.")
 
 
-class GetCanvas(_Message):
+class GetCanvas(Message):
     """Asks for a picture of the canvas."""
 
     type: Literal["canvas"] = "canvas"
 
 
-class Close(_Message):
+class Close(Message):
     """Ends the session."""
 
     type: Literal["close"] = "close"
@@ -232,11 +222,13 @@ ClientMessage = (
     | Pause
     | Ack
     | GetCanvas
+    | SetPlan
+    | GetPlan
     | Close
 )
 
 
-class CanvasLayout(_Message):
+class CanvasLayout(Message):
     """Size of the canvas: frames of `channels` latents."""
 
     frames: Count
@@ -245,7 +237,7 @@ class CanvasLayout(_Message):
     channels: Count
 
 
-class PromptWords(_Message):
+class PromptWords(Message):
     """Which phrases of one of the session's texts the model understands."""
 
     text: str
@@ -253,7 +245,7 @@ class PromptWords(_Message):
     unknown: list[str]
 
 
-class ReadyControls(_Message):
+class ReadyControls(Message):
     """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
 
     json_schema: dict[str, Any] = Field(alias="schema")
@@ -266,7 +258,7 @@ class ReadyControls(_Message):
     seed: int
 
 
-class Limits(_Message):
+class Limits(Message):
     """Limits of a connection and of the session."""
 
     message_bytes: Count = MAX_MESSAGE_BYTES
@@ -276,7 +268,7 @@ class Limits(_Message):
     keep_s: float = Field(description="How long a session is kept without a connection.")
 
 
-class Ready(_Message):
+class Ready(Message):
     """The session is open. `next_sample`: the first sample that will be sent in this epoch."""
 
     type: Literal["ready"] = "ready"
@@ -292,9 +284,10 @@ class Ready(_Message):
     controls: ReadyControls
     next_sample: Sample
     limits: Limits
+    plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
 
 
-class Stages(_Message):
+class Stages(Message):
     """Milliseconds from a message's arrival to the stages of its change; null where there is none."""
 
     submitted: float | None = Field(default=None, description="A generation with it is submitted or updated.")
@@ -302,7 +295,7 @@ class Stages(_Message):
     decoded: float | None = Field(default=None, description="Their first audio is sent.")
 
 
-class Applied(_Message):
+class Applied(Message):
     """A change is scheduled: from `first_sample` on it has a part in the sound, from `full_sample` on it is complete.
 
     Null: not known yet; another `applied` with this seq follows. `tick`: the tick that made `first_sample`.
@@ -319,7 +312,7 @@ class Applied(_Message):
     )
 
 
-class State(_Message):
+class State(Message):
     """The session's state, 4 times a second."""
 
     type: Literal["state"] = "state"
@@ -337,7 +330,7 @@ class State(_Message):
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
 
 
-class Canvas(_Message):
+class Canvas(Message):
     """A picture of the canvas from `start_s` on, `seconds` long: the loop; in extend mode, what is near the playhead.
 
     `data`: base64 of `width * height` bytes, rows from low to high channels of latents.
@@ -352,7 +345,7 @@ class Canvas(_Message):
     seqs: list[int] = Field(description="Per column: the newest seq that is complete there.")
 
 
-class Changed(_Message):
+class Changed(Message):
     """Another client of the session has changed it. `values`: what is different now, by name.
 
     These are controls, and `prompts`, `prompt_words`, `blend`, `source`, `structure` and `timbre` (an id with its
@@ -363,7 +356,7 @@ class Changed(_Message):
     values: dict[str, Any]
 
 
-class Problem(_Message):
+class Problem(Message):
     """A refused message or a failed generation; nothing else has changed. RFC 9457's members, its `type` as `urn`."""
 
     type: Literal["problem"] = "problem"
@@ -378,7 +371,7 @@ class Problem(_Message):
     retry_after_s: float | None = None
 
 
-class Closed(_Message):
+class Closed(Message):
     """The last message of a connection. `resumable`: the session still exists and can be resumed."""
 
     type: Literal["closed"] = "closed"
@@ -386,8 +379,8 @@ class Closed(_Message):
     resumable: bool
 
 
-ServerMessage = Ready | Applied | State | Canvas | Changed | Problem | Closed
-_Parsed = TypeVar("_Parsed", bound=_Message)
+ServerMessage = Ready | Applied | State | Canvas | Plan | Changed | Problem | Closed
+_Parsed = TypeVar("_Parsed", bound=Message)
 
 
 def _by_type(union: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The shapes of the live protocol that messages.py puts together."""
