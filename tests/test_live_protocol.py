@@ -19,6 +19,7 @@ from server.live.connection import CLOSE_CODES
 
 __all__ = ["tiny"]
 DOCUMENT = (ROOT / "server" / "live" / "PROTOCOL.md").read_text(encoding="utf-8")
+(PLAN,) = re.findall(r"^```plan\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 (EXCHANGE,) = re.findall(r"^```exchange\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 EXACT = (
     "type",
@@ -74,7 +75,7 @@ def receive_shown(client: Player, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted({*CLIENT_MESSAGES, *SERVER_MESSAGES}))
 def test_every_message_is_described(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
-    assert f'"type": "{name}"' in EXCHANGE or name in (
+    assert f'"type": "{name}"' in EXCHANGE + PLAN or name in (
         "source",
         "structure",
         "timbre",

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runtime.config.bundle import Bundle
+from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError, RequestError
+from runtime.pipeline.form.sections import PlannedSection, SectionRequest
+from runtime.pipeline.form.state import PlanState
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.option_types import DcwOptions
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.validation import untaken_options
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import ServerMessage
+from runtime.sessions.protocol.plan import PlanChoices
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What a session has to know of the plans that a model makes. is_default: sessions have one unless they say no.
+
+    group_size: as PlanChoices has it. num_codes: codes are less.
+    """
+
+    spec: PlanSpec
+    frames_per_code: int
+    num_codes: int
+    group_size: int = 0
+    is_default: bool = True
+
+    @property
+    def choices(self) -> PlanChoices:
+        """What a section can be."""
+        layers = dict.fromkeys(name for value in self.spec.layers.values for name in value.split("+"))
+        bars = [int(value) for value in self.spec.bars.values]
+        return PlanChoices(
+            kinds=list(self.spec.kind.values), layers=list(layers), bars=bars, group_size=self.group_size
+        )
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> PlanFacts | None:
+        """Those of a bundle; None where its planner plans no sections."""
+        planner, structure = bundle.planner, bundle.structure
+        if planner is None or planner.plan is None or structure is None:
+            return None
+        sizes = [group.count for group in planner.codes.groups]
+        facts = cls(planner.plan, structure.frames_per_code, structure.num_codes, 0, planner.default)
+        is_by_layer = len(sizes) == len(facts.choices.layers) and len(set(sizes)) == 1
+        return replace(facts, group_size=sizes[0]) if is_by_layer else facts
 
 
 @dataclass(frozen=True)
@@ -26,7 +65,8 @@ class LiveModel:
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
     controls that the model sets, by name. untaken: controls that it can make nothing of. words: which words of texts
-    are understood; None where the model has no text. catalog: the adapters that there are now.
+    are understood; None where the model has no text. catalog: the adapters that there are now. plan: None where no
+    session has one.
     """
 
     sample_rate_hz: int
@@ -44,6 +84,7 @@ class LiveModel:
     untaken: frozenset[str] = frozenset()
     words: Callable[[Iterable[str]], PromptWords] | None = None
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
+    plan: PlanFacts | None = None
 
     def canvas_frames(self, seconds: float | None) -> int:
         """The first length that holds `seconds`. Raises RequestError."""
@@ -86,6 +127,7 @@ class LiveModel:
             untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
             catalog=lambda: pipeline.engines.adapters,
+            plan=PlanFacts.of(bundle),
         )
 
 
@@ -154,6 +196,68 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class PlanBeginning:
+    """A plan to open: what for, and the state that it goes on from; None: at the beginning."""
+
+    options: GenerationOptions
+    seed: int
+    state: PlanState | None = None
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """A change of a plan from a frame of it on: other sections, other codes, or options that it is planned anew for."""
+
+    from_frame: int
+    sections: tuple[SectionRequest, ...] | None = None
+    codes: tuple[int, ...] | None = None
+    options: GenerationOptions | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """JSON values that `loaded` takes."""
+        options = self.options and self.options.model_dump(mode="json", exclude_unset=True)
+        return {"from_frame": self.from_frame, "sections": self.sections, "codes": self.codes, "options": options}
+
+    @classmethod
+    def loaded(cls, stored: Mapping[str, Any]) -> PlanChange:
+        """The change of `stored`."""
+        sections, codes, options = stored["sections"], stored["codes"], stored["options"]
+        return cls(
+            from_frame=stored["from_frame"],
+            sections=None
+            if sections is None
+            else tuple(SectionRequest(kind, tuple(layers), bars) for kind, layers, bars in sections),
+            codes=None if codes is None else tuple(codes),
+            options=None if options is None else parse_options(options),
+        )
+
+
+@dataclass(frozen=True)
+class MakePlan:
+    """Make hints of the plan's frames `start_frame` .. `start_frame + frames`, in another thread.
+
+    begin: first open a plan in place of the one that there is. change: first change it. `plan_made(number, ...)` or
+    `plan_failed(number, ...)` tells what came of it.
+    """
+
+    number: int
+    begin: PlanBeginning | None
+    change: PlanChange | None
+    start_frame: int
+    frames: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlanPart:
+    """What was made: hints `[n, C]`, and header, sections and state of the plan then."""
+
+    header: Mapping[str, Any]
+    sections: tuple[PlannedSection, ...]
+    hints: Latents
+    state: PlanState
+
+
+@dataclass(frozen=True)
 class UpdateSteps:
     """Change step parameters of generations in flight: fields of StepOptions with their values, none of them None.
 
@@ -204,4 +308,4 @@ class End:
     """The client has closed the session."""
 
 
-Action = Generate | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End
+Action = Generate | MakePlan | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End

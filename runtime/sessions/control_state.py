@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from runtime.errors import RequestError
 from runtime.requests.option_types import MAX_PROMPTS, WeightedPrompt
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.actions import LiveModel
@@ -21,7 +23,7 @@ from runtime.sessions.controls import (
     prompt_weights,
 )
 from runtime.sessions.hosting.client_seqs import ClientSeqs
-from runtime.sessions.messages import Blend, LivePrompt
+from runtime.sessions.messages import Blend, LivePrompt, SetAdapter, SetControls
 from runtime.sessions.playback.playhead import Playhead
 
 # A session's options have these always; numbers without ramps are these and the metadata.
@@ -80,7 +82,7 @@ class ControlState:
     def __init__(
         self, model: LiveModel, controls: Mapping[str, Any], prompts: Sequence[LivePrompt], blend: Blend, seed: int
     ) -> None:
-        self.blend = blend
+        self._model, self.blend = model, blend
         self.seq = self.accepted_seq = 0
         self.from_sample = 0
         self.client_seqs = ClientSeqs()
@@ -113,6 +115,24 @@ class ControlState:
         """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
         self._merge(patch, now_s, now_s + ramp_s, self.accepted_seq)
         self.accept(seq)
+
+    def set(self, message: SetControls, playhead: Playhead, now_s: float) -> None:
+        """Take a client's values, now or for when they are to be heard. Raises RequestError."""
+        values = check_controls(message.values, self._model)
+        at_sample = 0 if message.at is None else round(message.at * playhead.rate_hz)
+        if at_sample >= playhead.wanted_until(now_s):
+            self.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
+        else:
+            self.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+
+    def set_adapter(self, message: SetAdapter, now_s: float) -> None:
+        """Of the control `adapters`, which has all of them, only this one changes. Raises RequestError."""
+        adapters = self.adapters_with(message.id, message.strength, now_s)
+        try:
+            values = check_controls({"adapters": adapters}, self._model)
+        except RequestError as error:
+            raise error.renamed("id") from None
+        self.change(values, message.seq, now_s, message.ramp_ms / 1e3)
 
     def schedule(self, at_sample: int, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
         """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
@@ -188,6 +208,10 @@ class ControlState:
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
         return GenerationOptions(prompt=self._prompt(now_s), blend=self.blend, **always | changed)
+
+    def final_options(self) -> GenerationOptions:
+        """Options of a generation with hints, once nothing moves."""
+        return self._new_options(math.inf, has_source=False, has_structure=True)
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         """JSON values that `restore` takes; times are relative to now."""

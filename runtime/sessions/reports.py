@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from runtime.errors import RequestError
 from runtime.sessions import messages
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import controls_schema
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Canvas, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.plan import Plan, PlannedSection
+from runtime.sessions.stored import SessionParts
 
 PICTURE_WIDTH = 512
 
@@ -23,6 +27,26 @@ def layout(model: LiveModel, frames: int) -> messages.CanvasLayout:
     seconds = frames / model.frame_rate_hz
     return messages.CanvasLayout(
         frames=frames, seconds=seconds, frame_rate_hz=model.frame_rate_hz, channels=model.latent_channels
+    )
+
+
+def ready(
+    model: LiveModel, parts: SessionParts, references: References, *, resumed: bool, keep_s: float, **members: Any
+) -> messages.Ready:
+    """The session as its client finds it."""
+    return messages.Ready(
+        session=parts.id,
+        resumed=resumed,
+        format=parts.format,
+        mode=parts.mode,
+        sample_rate_hz=model.sample_rate_hz,
+        channels=model.channels,
+        canvas=layout(model, parts.frames),
+        controls=controls(model, parts.controls, references.source),
+        next_sample=parts.playhead.sent_until,
+        limits=messages.Limits(keep_s=keep_s),
+        plan=None if references.plan is None else references.plan.facts.choices,
+        **members,
     )
 
 
@@ -98,6 +122,34 @@ def state(
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,
     )
+
+
+def has_plan(model: LiveModel, opened: messages.Open) -> bool:
+    """Whether a session plays by a plan. Raises RequestError where it cannot but is to."""
+    can_plan = opened.mode == "extend" and model.plan is not None
+    if opened.plan and not can_plan:
+        why = "a loop has no plan" if model.plan is not None else "the bundle has no [planner.plan]"
+        raise RequestError(why, field="plan", fix="leave it out")
+    return model.plan is not None and can_plan and (model.plan.is_default if opened.plan is None else opened.plan)
+
+
+def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
+    """The plan's sections that end after canvas frame `first`."""
+    origin = known.origin or 0
+    sections = [
+        PlannedSection(
+            index=section.index,
+            kind=section.kind,
+            layers=list(section.layers),
+            bars=section.bars,
+            start_s=(origin + section.start_frame) / frame_rate_hz,
+            end_s=(origin + section.end_frame) / frame_rate_hz,
+            codes=None if section.codes is None else list(section.codes),
+        )
+        for section in known.sections
+        if origin + section.end_frame > first
+    ]
+    return Plan(header=dict(known.header), sections=sections)
 
 
 def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.Canvas:

@@ -7,8 +7,6 @@ and whenever `due_s` has come, and carries out the actions in their order.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,15 +25,17 @@ from runtime.sessions.actions import (
     End,
     Generate,
     LiveModel,
+    PlanPart,
     SendAudio,
     SendMessage,
 )
 from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import check_controls, prompt_weights
+from runtime.sessions.controls import prompt_weights
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
@@ -43,6 +43,7 @@ from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.plan import GetPlan, SetPlan
 from runtime.sessions.store import SessionSnapshot
 from runtime.sessions.stored import CommitTimer, Pieces, SessionParts, load_generations
 
@@ -68,6 +69,8 @@ class LiveSession:
             session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
         )
         self._set_up(model, parts)
+        if reports.has_plan(model, opened):
+            self._generations.begin_plan(0)
         if opened.source_id is not None:
             self._set_reference("source", opened.source_id, opened.source_strength, source, 0, now_s)
 
@@ -85,6 +88,7 @@ class LiveSession:
         self._due_s: float | None = None
         self._problem = ""
         self._words: list[messages.PromptWords] = []  # As the client knows them.
+        self._told_plan: Any = None  # As the client knows it.
 
     @property
     def num_jobs(self) -> int:
@@ -95,6 +99,11 @@ class LiveSession:
     def underruns(self) -> int:
         """How often the client has played all audio that was sent."""
         return self._playhead.underruns
+
+    @property
+    def plan(self) -> SessionPlan | None:
+        """What it plays by; None: nothing."""
+        return self._generations.references.plan
 
     def playhead_sample(self, now_s: float) -> int:
         """Estimate of the next sample that the client plays."""
@@ -118,6 +127,10 @@ class LiveSession:
         """The seq of a change that another than the client makes now."""
         return self._controls.accepted_seq + 1
 
+    def wait_for_plan(self) -> None:
+        """Its time stands still while something is waited for."""
+        self._generations.is_patient = True
+
     def values(self) -> dict[str, Any]:
         """All that clients may have changed, by name, as in Changed."""
         references, rate_hz = self._generations.references, self.model.frame_rate_hz
@@ -127,25 +140,20 @@ class LiveSession:
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""
-        is_resumed = bool(self._parts.token_sha256)
-        self._parts.token_sha256 = _sha256(token)
+        is_resumed = self._parts.set_token(token)
         self._playhead.attach(now_s)
         self._audio.start_epoch()
         self._commits.is_changed = True
         self._words = reports.prompt_words(self.model, self._controls)
-        return Ready(
-            session=self.id,
+        self._told_plan = None
+        return reports.ready(
+            self.model,
+            self._parts,
+            self._generations.references,
             resume_token=token,
             resumed=is_resumed,
             epoch=self._audio.epoch,
-            format=self._parts.format,
-            mode=self._parts.mode,
-            sample_rate_hz=self.model.sample_rate_hz,
-            channels=self.model.channels,
-            canvas=reports.layout(self.model, self._generations.frames),
-            controls=reports.controls(self.model, self._controls, self._generations.references.source),
-            next_sample=self._playhead.sent_until,
-            limits=messages.Limits(keep_s=keep_s),
+            keep_s=keep_s,
         )
 
     def detach(self, now_s: float) -> None:
@@ -155,8 +163,8 @@ class LiveSession:
         self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:
-        """Whether `token` resumes this session; compared in constant time."""
-        return hmac.compare_digest(self._parts.token_sha256, _sha256(token))
+        """Whether `token` resumes this session."""
+        return self._parts.has_token(token)
 
     def handle(self, message: ClientMessage, now_s: float, latents: Latents | None = None) -> None:
         """Take a client's message. Raises RequestError; then nothing has changed.
@@ -171,7 +179,8 @@ class LiveSession:
             case messages.Ack():
                 self._ack(message, now_s)
             case messages.SetControls():
-                self._set_controls(message, now_s)
+                self._controls.set(message, self._playhead, now_s)
+                self._report_words(message.seq)
             case messages.SetPrompts():
                 weights = prompt_weights(message.items, self.model, "items")
                 self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
@@ -179,7 +188,7 @@ class LiveSession:
             case messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
                 self._set_reference(message.type, message.id, message.strength, latents, message.seq, now_s)
             case messages.SetAdapter():
-                self._set_adapter(message, now_s)
+                self._controls.set_adapter(message, now_s)
             case WriteAudio():
                 self._write(message, latents, now_s)
             case messages.SetBand():
@@ -195,11 +204,18 @@ class LiveSession:
                 self._playhead.pause(now_s)
             case messages.GetCanvas():
                 self._send(reports.picture(self.model, self._timeline.canvas, self._navigation.picture_start(now_s)))
+            case SetPlan():
+                self._generations.edit_plan(message, now_s)
+                self._controls.accept(message.seq)
+            case GetPlan():
+                if self.plan is None:
+                    raise RequestError("the session has no plan", field="type")
+                self._told_plan = None
             case messages.Close():
                 self._outbox.append(End())
             case Open():
                 raise RequestError("the session is open already", field="type")
-        if not isinstance(message, messages.Ack | messages.GetCanvas):
+        if not isinstance(message, messages.Ack | messages.GetCanvas | GetPlan):
             self._commits.is_changed = True
         if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
             self._stated_s = -math.inf
@@ -226,6 +242,7 @@ class LiveSession:
         for item in self._audio.sendable(now_s):
             actions.append(SendAudio(item) if isinstance(item, AudioChunk) else SendMessage(item))
         actions += self._state(now_s)
+        actions += self._plan(now_s)
         actions += self._outbox
         self._outbox = []
         actions += self._commit(now_s)
@@ -248,6 +265,17 @@ class LiveSession:
         if self._generations.finish(job_id, latents, now_s, took_s):
             self._audio.tick = tick
             self._commits.is_changed = True
+
+    def plan_made(self, number: int, made: PlanPart | TickError, now_s: float) -> None:
+        """What came of a MakePlan; unknown numbers are ignored. Where it failed it is tried again later."""
+        if (plan := self.plan) is None:
+            return
+        if isinstance(made, TickError):
+            if plan.failed(number, made, now_s):
+                self.step_refused(made)
+            return
+        self._generations.plan_made(number, made, now_s)
+        self._commits.is_changed = True
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
@@ -285,7 +313,7 @@ class LiveSession:
         pieces = Pieces(snapshot.pieces)
         session = cls.__new__(cls)
         session._set_up(model, SessionParts.restore(snapshot.meta, pieces, model, now_s))
-        load_generations(session._generations, snapshot.meta["generations"], pieces, now_s)
+        load_generations(session._generations, snapshot.meta["generations"], pieces, model, now_s)
         return session
 
     def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:
@@ -299,6 +327,8 @@ class LiveSession:
         self._generations.settle(now_s)
         if not is_active:
             return
+        if (work := self._generations.plan_work(now_s)) is not None:
+            yield work
         for job_id in self._generations.cancelled(now_s):
             yield Cancel(job_id)
         if (update := self._generations.update(now_s)) is not None:
@@ -316,16 +346,16 @@ class LiveSession:
         if not self._playhead.is_attached or not is_due or not (self.is_active(now_s) or self._stated_s == -math.inf):
             return
         self._stated_s = now_s
-        yield SendMessage(
-            reports.state(
-                self.model,
-                self._timeline,
-                self._playhead,
-                now_s,
-                generations_in_flight=self.num_jobs,
-                generation_s=self._generations.times.estimate_s,
-            )
-        )
+        estimate_s, parts = self._generations.times.estimate_s, (self.model, self._timeline, self._playhead)
+        state = reports.state(*parts, now_s, generations_in_flight=self.num_jobs, generation_s=estimate_s)
+        yield SendMessage(state)
+
+    def _plan(self, now_s: float) -> Iterator[Action]:
+        """Tell of the plan where the client does not know it."""
+        plan = self.plan
+        if plan is not None and plan.is_known and plan.told != self._told_plan:
+            self._told_plan = plan.told
+            yield SendMessage(reports.plan(plan, self._navigation.picture_start(now_s), self.model.frame_rate_hz))
 
     def _commit(self, now_s: float) -> Iterator[Action]:
         if self._commits.take(now_s, is_active=self.is_active(now_s)):
@@ -343,24 +373,6 @@ class LiveSession:
         self._audio.skip_missing(self._playhead.ack(ack, now_s), now_s)
         is_short = self._playhead.wanted_until(now_s) > self._audio.requested_until
         self._due_s = now_s if is_short else self._next_due_s(now_s)
-
-    def _set_controls(self, message: messages.SetControls, now_s: float) -> None:
-        values = check_controls(message.values, self.model)
-        at_sample = 0 if message.at is None else self._samples(message.at)
-        if at_sample >= self._playhead.wanted_until(now_s):
-            self._controls.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
-        else:
-            self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
-        self._report_words(message.seq)
-
-    def _set_adapter(self, message: messages.SetAdapter, now_s: float) -> None:
-        """Of the control `adapters`, which has all of them, only this one changes."""
-        adapters = self._controls.adapters_with(message.id, message.strength, now_s)
-        try:
-            values = check_controls({"adapters": adapters}, self.model)
-        except RequestError as error:
-            raise error.renamed("id") from None
-        self._controls.change(values, message.seq, now_s, message.ramp_ms / 1e3)
 
     def _set_reference(
         self,
@@ -401,7 +413,3 @@ class LiveSession:
 
     def _samples(self, seconds: float) -> int:
         return round(seconds * self.model.sample_rate_hz)
-
-
-def _sha256(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from runtime.sessions.control_state import ControlState
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.messages import AudioFormat, Mode
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
@@ -56,6 +59,15 @@ class SessionParts:
     playhead: Playhead
     epoch: int = 0
     token_sha256: str = ""
+
+    def set_token(self, token: str) -> bool:
+        """Let a token resume the session; returns whether another one did."""
+        had_token, self.token_sha256 = bool(self.token_sha256), _sha256(token)
+        return had_token
+
+    def has_token(self, token: str) -> bool:
+        """Whether a token resumes the session; compared in constant time."""
+        return hmac.compare_digest(self.token_sha256, _sha256(token))
 
     def snapshot(self, model: LiveModel, generations: Generations, epoch: int, now_s: float) -> SessionSnapshot:
         """Everything as of now. Its arrays do not change later."""
@@ -122,6 +134,8 @@ def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
     for name in ("timbre", "structure"):
         if meta["generations"].get(name) is not None and f"{name}_strength" in model.untaken:
             raise RequestError(f"the session has a {name}, the bundle has no [{name}]", fix="open a new session")
+    if meta["generations"].get("plan") is not None and model.plan is None:
+        raise RequestError("the session has a plan, the bundle has no [planner.plan]", fix="open a new session")
 
 
 def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
@@ -132,10 +146,7 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
             "play_frame": placement.play_frame,
             "canvas_frame": placement.canvas_frame,
             "band": None if placement.band is None else list(placement.band),
-            "parts": [
-                [pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq]
-                for part in placement.canvas.parts
-            ],
+            "parts": _store_parts(placement.canvas.parts, pieces),
         }
         for placement in timeline.placements
     ]
@@ -146,7 +157,7 @@ def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
     return Timeline(
         Placement(
             from_sample=values["from_sample"],
-            canvas=Canvas(tuple(Part(pieces.load(name), *rest) for name, *rest in values["parts"])),
+            canvas=Canvas(_load_parts(values["parts"], pieces)),
             play_frame=values["play_frame"],
             canvas_frame=values["canvas_frame"],
             band=None if values["band"] is None else (values["band"][0], values["band"][1]),
@@ -166,15 +177,20 @@ def store_generations(generations: Generations, pieces: Pieces, now_s: float) ->
         "source": _store_source(given.source, pieces),
         "timbre": given.timbre and pieces.store(given.timbre.piece),
         "structure": _store_source(given.structure, pieces),
+        "plan": given.plan and _store_plan(given.plan, pieces),
         **_store_mode(generations, pieces),
     }
 
 
-def load_generations(generations: Generations, stored: Mapping[str, Any], pieces: Pieces, now_s: float) -> None:
+def load_generations(
+    generations: Generations, stored: Mapping[str, Any], pieces: Pieces, model: LiveModel, now_s: float
+) -> None:
     """Go on as the generations of `store_generations`."""
     given = generations.references
     given.put("source", _load_source(stored["source"], pieces))
     given.put("structure", _load_source(stored.get("structure"), pieces))
+    if (plan := stored.get("plan")) is not None:
+        given.plan = SessionPlan.restored(model, generations.frames, plan["values"], _load_parts(plan["hints"], pieces))
     timbre = stored.get("timbre")
     given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])
@@ -185,6 +201,19 @@ def load_generations(generations: Generations, stored: Mapping[str, Any], pieces
         generations.heard_frame = stored["heard_frame"]
         generations.context_frame = stored.get("context_frame", 0)
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
+
+
+def _store_parts(parts: Iterable[Part], pieces: Pieces) -> list[list[Any]]:
+    return [[pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq] for part in parts]
+
+
+def _load_parts(stored: list[list[Any]], pieces: Pieces) -> tuple[Part, ...]:
+    return tuple(Part(pieces.load(name), *rest) for name, *rest in stored)
+
+
+def _store_plan(plan: SessionPlan, pieces: Pieces) -> dict[str, Any]:
+    values, parts = plan.store()
+    return {"values": values, "hints": _store_parts(parts, pieces)}
 
 
 def _store_source(source: Source | None, pieces: Pieces) -> list[Any] | None:
@@ -204,3 +233,7 @@ def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:
     assert isinstance(generations, LoopGenerations)
     noise = generations.placed_noise
     return {"noise": noise and [noise.seed, noise.index, noise.piece and pieces.store(noise.piece)]}
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import Canvas, Changed, ServerMessage, State
+from runtime.sessions.protocol.plan import Plan
 
 # A session runs at most 2 s ahead of its client, which is 768 KB of float32 stereo at 48 kHz.
 MAX_AUDIO_BYTES = 2**20
@@ -21,8 +22,8 @@ class Outbox:
     """The listener of a session: any thread puts, the event loop's thread takes. Messages go before audio.
 
     Audio that a newer chunk replaces is left out. Where the client does not read, audio is dropped, oldest first;
-    messages are not, but of `state`, `canvas` and `changed` only one waits. `has_overflowed`: more than MAX_MESSAGES
-    wait.
+    messages are not, but of `state`, `canvas`, `plan` and `changed` only one waits. `has_overflowed`: more than
+    MAX_MESSAGES wait.
     """
 
     def __init__(self, on_drop: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,7 @@ class Outbox:
         with self._lock:
             if self._is_closed:
                 return
-            if isinstance(message, State | Canvas | Changed):
+            if isinstance(message, State | Canvas | Plan | Changed):
                 message = self._replacing_waiting(message)
             self.has_overflowed |= len(self._messages) >= MAX_MESSAGES
             if not self.has_overflowed:
@@ -79,7 +80,7 @@ class Outbox:
         with self._lock:
             self._is_closed = True
 
-    def _replacing_waiting(self, message: State | Canvas | Changed) -> ServerMessage:
+    def _replacing_waiting(self, message: State | Canvas | Plan | Changed) -> ServerMessage:
         """Remove the message of this type that waits; a `changed` has the values of both."""
         if isinstance(message, Changed):
             older = [waiting.values for waiting in self._messages if isinstance(waiting, Changed)]

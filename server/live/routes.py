@@ -13,6 +13,7 @@ from runtime.errors import UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.services import SessionInfo
 from runtime.sessions.messages import SUBPROTOCOL, State, messages_schema
+from runtime.sessions.protocol.plan import Plan
 from server.asgi.openapi import problem_responses
 from server.asgi.problems import ProblemError
 from server.asgi.websocket import choose_subprotocol
@@ -30,6 +31,12 @@ class SessionCard(BaseModel):
     object: Literal["live.session"] = "live.session"
     connected: bool
     state: State | None
+
+
+class SessionDetail(SessionCard):
+    """One session. `plan`: the newest one; null: it has none, or none yet."""
+
+    plan: Plan | None
 
 
 class SessionList(BaseModel):
@@ -69,9 +76,10 @@ async def list_sessions(request: Request) -> SessionList:
 
 
 @router.get("/sessions/{session}", responses=problem_responses(401, 403, 404, 501, 503))
-async def get_session(request: Request, session: str) -> SessionCard:
-    """One live session."""
-    return _find(service_of(request).live_host(), session)
+async def get_session(request: Request, session: str) -> SessionDetail:
+    """One live session, with its plan."""
+    info = _find(service_of(request).live_host(), session)
+    return SessionDetail(**_card(info).model_dump(), plan=info.plan)
 
 
 @router.delete("/sessions/{session}", status_code=204, responses=problem_responses(401, 403, 404, 501, 503))
@@ -95,10 +103,10 @@ async def get_live_schema() -> Response:
 _messages_schema = cache(messages_schema)
 
 
-def _find(host: SessionHost, session: str) -> SessionCard:
+def _find(host: SessionHost, session: str) -> SessionInfo:
     for info in host.sessions():
         if info.id == session:
-            return _card(info)
+            return info
     raise UnknownSessionError("there is no live session with this id", fix="GET /v1/sessions lists them")
 
 

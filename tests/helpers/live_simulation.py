@@ -7,16 +7,18 @@ the frame that it belongs to, so channels have the same meaning.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from helpers.simulated_form import FACTS, SimulatedForm
 from numpy.typing import NDArray
 
-from runtime.errors import EngineError
+from runtime.errors import EngineError, TickError
 from runtime.sessions import actions, messages
 from runtime.sessions.actions import DecodeWindow, GenerationJob, LiveModel
 from runtime.sessions.frames import AudioChunk
+from runtime.sessions.generations.plan import make_part
 from runtime.sessions.session import LiveSession
 
 RATE, HOP, CHANNELS = 1000, 40, 4
@@ -35,13 +37,15 @@ MODEL = LiveModel(
     window_frames=32,
     defaults={"guidance": 3.0, "steps": 8, "shift": 1.0},
 )
+PLANNING = replace(MODEL, plan=FACTS)
 STEP_S, LIMIT_S = 0.005, 90
 NUMBER, FRAME, GUIDANCE, SEQ = range(CHANNELS)
 
 
 def new_session(session_id: str = "s", **opened: Any) -> LiveSession:
     """A session of MODEL, attached at time 0."""
-    session = LiveSession(session_id, MODEL, messages.Open(**{"seed": 1, **opened}), 0.0)
+    model = PLANNING if opened.get("plan") else MODEL
+    session = LiveSession(session_id, model, messages.Open(**{"seed": 1, **opened}), 0.0)
     session.attach("token", 0.0, keep_s=60.0)
     return session
 
@@ -62,13 +66,14 @@ class Simulation:
 
     generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
     nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are
-    lost.
+    lost. plan_s: how long a step of the plan takes.
     """
 
     session: LiveSession
     generation_s: float = 0.14
     decode_s: float = 0.003
     network_s: float = 0.002
+    plan_s: float = 0.05
     num_slots: int = 4
     now_s: float = 0.0
     is_lossy: bool = False
@@ -87,6 +92,8 @@ class Simulation:
     acked: int = 0
     playhead: int | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _plans: list[tuple[float, actions.MakePlan]] = field(default_factory=list)
+    _form: SimulatedForm | None = None
     _decodes: list[tuple[float, DecodeWindow]] = field(default_factory=list)
     _arrivals: list[tuple[float, AudioChunk]] = field(default_factory=list)
     _played_s: float = 0.0
@@ -132,8 +139,10 @@ class Simulation:
     def restart(self) -> None:
         """The process was killed and started again: the session is restored from its snapshot."""
         snapshot = self.session.snapshot(self.now_s)
-        self.session = LiveSession.restore(snapshot, MODEL, self.now_s)
+        self.session = LiveSession.restore(snapshot, self.session.model, self.now_s)
         self.flights.clear()
+        self._plans.clear()
+        self._form = None
         self.connect()
 
     def applied(self, seq: int) -> messages.Applied | None:
@@ -147,7 +156,7 @@ class Simulation:
         return self.ring[: self.playhead or 0]
 
     def _step(self) -> None:
-        events = self._finish_flights() + self._finish_decodes() + self._receive() + self._play()
+        events = self._finish_plans() + self._finish_flights() + self._finish_decodes() + self._receive() + self._play()
         due_s = self.session.due_s()
         if events or (due_s is not None and due_s <= self.now_s):
             self.advance()
@@ -158,6 +167,8 @@ class Simulation:
                 guidance = 3.0 if job.options.guidance is None else job.options.guidance
                 self.jobs.append(job)
                 self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
+            case actions.MakePlan():
+                self._plans.append((self.now_s + self.plan_s, action))
             case actions.UpdateSteps(job_ids, patch, seq):
                 self.updates.append(action)
                 for flight in self.flights:
@@ -177,6 +188,35 @@ class Simulation:
                 self.messages.append(message)
             case actions.Commit():
                 self.commits += 1
+
+    def hints_of(self, number: int, frame: int) -> float:
+        """The hint that a generation made a canvas frame with; NaN: without."""
+        job = self.jobs[number]
+        row = frame - job.segment.start_frame
+        return float("nan") if job.hints is None or row >= len(job.hints) else float(job.hints[row, 0])
+
+    def planned(self, frame: int) -> float:
+        """The plan's hint of a canvas frame, as it is now."""
+        plan = self.session.plan
+        assert plan is not None
+        hints = plan.hints(frame, 1)
+        assert hints is not None
+        return float(hints[0, 0])
+
+    def _finish_plans(self) -> int:
+        """One step after the other."""
+        done = [work for end_s, work in self._plans[:1] if end_s <= self.now_s + 1e-9]
+        for work in done:
+            del self._plans[0]
+            self._plans = [(max(end_s, self.now_s + self.plan_s), later) for end_s, later in self._plans]
+            if work.begin is not None:
+                self._form = SimulatedForm(work.begin)
+            assert self._form is not None
+            try:
+                self.session.plan_made(work.number, make_part(self._form, work), self.now_s)
+            except TickError as error:
+                self.session.plan_made(work.number, error, self.now_s)
+        return len(done)
 
     def _finish_flights(self) -> int:
         done = [flight for flight in self.flights if flight.end_s <= self.now_s + 1e-9]

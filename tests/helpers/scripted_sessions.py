@@ -53,6 +53,9 @@ class ScriptedSession:
         """The arguments of every call of a method."""
         return [call[1:] for call in self.calls if call[0] == name]
 
+    def wait_for_plan(self) -> None:
+        self.calls.append(("wait_for_plan",))
+
     def values(self) -> dict[str, Any]:
         return dict(self.controls)
 

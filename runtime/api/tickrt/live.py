@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from types import TracebackType
@@ -34,6 +34,7 @@ from runtime.sessions.messages import (
     State,
     parse_client_message,
 )
+from runtime.sessions.protocol.plan import Plan
 from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 
@@ -51,6 +52,7 @@ class _Receiver:
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
         self.ring = AudioRing(sample_rate_hz, channels)
         self.state: State | None = None
+        self.plan: Plan | None = None
         self.seed = 0
         self._rate_hz, self._channels = sample_rate_hz, channels
         self._error: TickError | None = None
@@ -71,6 +73,8 @@ class _Receiver:
                     self.seed = message.controls.seed
                 case State():
                     self.state = message
+                case Plan():
+                    self.plan = message
                 case Applied(seq=seq, first_sample=first_sample):
                     if seq >= self._pending_seq and first_sample is not None:
                         self._pending_seq = 0
@@ -143,6 +147,11 @@ class Live:
     def state(self) -> State | None:
         """Playhead, lead, generations in flight, ticks and more: the newest of those that come 4 times a second."""
         return self._receiver.state
+
+    @property
+    def plan(self) -> Plan | None:
+        """Its plan: header, and sections with their structure codes; None where it has none, or none yet."""
+        return self._receiver.plan
 
     @property
     def prompt_words(self) -> PromptWords:
@@ -238,6 +247,20 @@ class Live:
     def reset(self) -> None:
         """Begin anew: what is generated next does not continue what was heard. For sessions with mode "extend"."""
         self._send("reset")
+
+    def set_plan(
+        self,
+        start_s: float,
+        sections: Iterable[Mapping[str, Any]] | None = None,
+        *,
+        codes: Sequence[int] | None = None,
+    ) -> None:
+        """Replace what of the plan is not heard yet: sections from the start of one on, or structure codes.
+
+        start_s: seconds on the canvas. sections: each with kind, layers and bars; the plan goes on after them.
+        """
+        chosen = None if sections is None else [dict(section) for section in sections]
+        self._send("set_plan", start_s=float(start_s), sections=chosen, codes=None if codes is None else list(codes))
 
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
         """Post a message that changes sound."""

@@ -151,14 +151,16 @@ class Model:
         source_strength: float | None = None,
         sample_rate_hz: int | None = None,
         slots: int = 2,
+        plan: bool | None = None,
         chunk_s: float = CHUNK_S,
         **controls: Unpack[Controls],
     ) -> Live:
         """Open a live session: audio without end, whose prompts and controls change while it plays.
 
         mode: "loop" repeats a canvas of `seconds` and generates it again where something changes; "extend" continues
-        without repeating. slots: generations in flight at a time. chunk_s: seconds per item of the iterator. source,
-        sample_rate_hz: as of generate(). Raises RequestError, and ConfigError where the bundle has no codec.
+        without repeating. slots: generations in flight at a time. plan: whether it plays by a plan; None: where mode
+        and bundle have one. chunk_s: seconds per item of the iterator. source, sample_rate_hz: as of generate(). Raises
+        RequestError, and ConfigError where the bundle has no codec.
         """
         sessions = self._live_sessions()
         source_id = None if source is None else sessions.add_source(source, sample_rate_hz)
@@ -171,6 +173,7 @@ class Model:
             "source_id": source_id,
             "source_strength": source_strength,
             "slots": slots,
+            "plan": plan,
         }
         try:
             message = parse_client_message(json.dumps({"type": "open", **members}))

@@ -12,12 +12,13 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.actions import GenerationJob, LiveModel, UpdateSteps
+from runtime.sessions.actions import GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.plan import SetPlan
 
 UPDATE_INTERVAL_S = 0.02
 ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8
@@ -71,7 +72,8 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    `num_started` counts all, `num_placed` those whose latents were put into the canvas.
+    is_patient: time stands still while something is waited for. `num_started` counts all, `num_placed` those whose
+    latents were put into the canvas.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Generations(ABC):
         self.running: list[Running] = []
         self.times = GenerationTimes()
         self.references = References(model)
+        self.is_patient = False
         self.num_started = 0
         self.num_placed = 0
         self._model, self._slots = model, slots
@@ -207,12 +210,27 @@ class Generations(ABC):
     def key(self, now_s: float) -> Key:
         """What a generation that starts now is made with."""
         given = self.references
-        has_source, has_structure = given.source is not None, given.structure is not None
+        has_source, has_structure = given.source is not None, given.structure is not None or given.is_planned
         return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), given.version
 
     def reset(self) -> list[str]:
         """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
         raise RequestError("a loop continues nothing", field="type", fix="open the session with mode extend")
+
+    def begin_plan(self, origin: int | None) -> None:
+        """Play by a plan from canvas frame `origin` on."""
+        raise RequestError("a loop has no plan", field="plan")
+
+    def plan_work(self, now_s: float) -> MakePlan | None:
+        """What to make of the plan now; None where nothing is."""
+        return None
+
+    def plan_made(self, number: int, part: PlanPart, now_s: float) -> None:  # noqa: B027
+        """Take a part of the plan; those that it did not ask for are ignored."""
+
+    def edit_plan(self, message: SetPlan, now_s: float) -> None:
+        """Take an edit of the plan. Raises RequestError; then nothing has changed."""
+        raise RequestError("the session has no plan", field="type", fix="open it with mode extend and plan true")
 
     @abstractmethod
     def _is_wanted(self, now_s: float) -> bool:

@@ -1,4 +1,7 @@
-"""Generations of music without an end: each continues what is known, or what comes after the playhead anew."""
+"""Generations of music without an end: each continues what is known, or what comes after the playhead anew.
+
+With a plan, a generation starts once the plan's hints of its frames are there.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
+from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
+from runtime.sessions.actions import MakePlan, PlanPart
 from runtime.sessions.generations.base import Generations, Running
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+from runtime.sessions.protocol.plan import SetPlan
 
 HISTORY_S = 600.0
 
@@ -25,6 +32,9 @@ class ExtendGenerations(Generations):
         self.heard_frame = 0
         self.context_frame: int | None = 0
         self._noted_frame = self._playhead.sent_until // self._model.hop_samples
+        self._stale_frame: int | None = None  # From here on what is known has other hints than the plan.
+        self._bare_frame: int | None = None  # From here on what is known was made without hints.
+        self._final_options: tuple[int, GenerationOptions] | None = None  # with the seq that they have
 
     def note(self, now_s: float) -> None:
         """Note which canvas frames the playhead has reached, and forget those of long ago."""
@@ -45,19 +55,104 @@ class ExtendGenerations(Generations):
         """What is generated next is heard from its beginning, as soon as it is there."""
         stopped = [running.job.id for running in self.running]
         self.running.clear()
-        self._latest = self.context_frame = None
+        self._latest = self.context_frame = self._stale_frame = self._bare_frame = None
+        if self.references.plan is not None:
+            self.begin_plan(None)
         return stopped
 
+    def begin_plan(self, origin: int | None) -> None:
+        """Begin a plan, in place of one that there is. origin: the canvas frame of its beginning."""
+        self.references.plan = self.references.plan or SessionPlan(self._model, self.frames)
+        seed = segment_seed(int(self._controls.defaults["seed"]), self.num_started)
+        self.references.plan.restart(self._plan_options(), seed, origin)
+
+    def settle(self, now_s: float) -> None:
+        """An edit of the plan is complete once it is made."""
+        plan = self.references.plan
+        if plan is None or not plan.has_edits:
+            super().settle(now_s)
+
+    def plan_work(self, now_s: float) -> MakePlan | None:
+        """The plan is made anew where prompt, tempo or key have changed, and goes on ahead of what is generated."""
+        plan = self.references.plan
+        if plan is None or not self.references.is_planned:
+            if plan is not None:
+                plan.is_idle = True
+            return None
+        cut = self._cut(now_s)
+        if plan.is_idle:
+            self.begin_plan(cut)
+        plan.follow(self._plan_options(), cut)
+        first = self._position(now_s) - self.frames
+        return plan.work(first, self._timeline.canvas.end if plan.origin is not None else 0, now_s)
+
+    def plan_made(self, number: int, part: PlanPart, now_s: float) -> None:
+        """Where what is known was made with other hints, or without, it is made again."""
+        plan = self.references.plan
+        changed = None if plan is None else plan.made(number, part, now_s)
+        if plan is None or plan.origin is None:
+            return
+        if self._bare_frame is not None and plan.has_hints(self._bare_frame + 1):
+            changed, self._bare_frame = min(self._bare_frame, changed or self._bare_frame), None
+        ends = [running.job.segment.start_frame + running.job.segment.frames for running in self.running]
+        if changed is not None and changed < max([self._timeline.canvas.end, *ends]):
+            self._stale_frame = min(changed, self._stale_frame or changed)
+
+    def edit_plan(self, message: SetPlan, now_s: float) -> None:
+        """An edit is heard from its beginning: the time to make it has to be left."""
+        plan = self.references.plan
+        if plan is None:
+            super().edit_plan(message, now_s)
+            return
+        until_s = 2 * self.times.estimate_s + plan.duration_s(self.frames)
+        earliest = self._first_unheard(self._playhead.reach(now_s) + self._samples(until_s), now_s)
+        plan.edit(message, earliest, self._model.frame_rate_hz)
+
+    def _plan_options(self) -> GenerationOptions:
+        """What the plan is for: the session's options once nothing moves."""
+        if self._final_options is None or self._final_options[0] != self._controls.seq:
+            self._final_options = (self._controls.seq, self._controls.final_options())
+        return self._final_options[1]
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds * self._model.sample_rate_hz)
+
+    def _is_dirty(self, now_s: float) -> bool:
+        return self._stale_frame is not None or super()._is_dirty(now_s)
+
     def _is_wanted(self, now_s: float) -> bool:
-        return not self.running and (self._is_dirty(now_s) or self._is_short(now_s))
+        if self.running or not (self._is_dirty(now_s) or self._is_short(now_s)):
+            return False
+        return self._has_hints(now_s) or self._cannot_wait(now_s)
+
+    def _has_hints(self, now_s: float) -> bool:
+        """Whether the plan's hints of the next generation are there, or it has none."""
+        plan = self.references.plan
+        if plan is None or not self.references.is_planned:
+            return True
+        segment = self._segment(now_s)
+        start = 0 if plan.origin is None else segment.start_frame
+        return not plan.is_idle and plan.has_hints(start + segment.frames)
+
+    def _cannot_wait(self, now_s: float) -> bool:
+        """Whether what is known ends so soon that it is continued without a plan; before the first audio it waits."""
+        plan = self.references.plan
+        if plan is not None and (self._timeline.newest is None or self.context_frame is None):
+            return plan.is_late(now_s)
+        if plan is not None and self.is_patient:
+            return plan.has_failed
+        left = self._timeline.canvas.end - self._position(now_s)
+        return left < self._frames_s(self._playhead.lead_s + 3 * self.times.estimate_s)
+
+    def _frames_s(self, seconds: float) -> int:
+        return round(seconds * self._model.frame_rate_hz)
 
     def _is_short(self, now_s: float) -> bool:
         """Whether what is known ends within half a canvas, or within the time that some generations take."""
         newest = self._timeline.newest
         if newest is None or newest.band is not None:
             return newest is None
-        horizon_s = self._playhead.lead_s + 3 * self.times.estimate_s
-        horizon = max(self.frames // 2, round(horizon_s * self._model.frame_rate_hz))
+        horizon = max(self.frames // 2, self._frames_s(self._playhead.lead_s + 3 * self.times.estimate_s))
         return self._timeline.canvas.end - self._position(now_s) < horizon
 
     def _position(self, now_s: float) -> int:
@@ -68,28 +163,40 @@ class ExtendGenerations(Generations):
         return 0 if here is None else here.canvas_frame_at(sample // self._model.hop_samples)
 
     def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
-        canvas, is_dirty = self._timeline.canvas, self._is_dirty(now_s)
-        cut = self._cut(now_s) if is_dirty else canvas.end
-        context = 0 if self.context_frame is None else cut - max(self.context_frame, canvas.start)
-        keep = max(0, min(self._model.overlap_frames, self.frames // 2, context))
+        canvas, is_dirty, has_hints = self._timeline.canvas, self._is_dirty(now_s), self._has_hints(now_s)
+        segment = self._segment(now_s)
+        cut = segment.start_frame + segment.keep_frames
+        if not has_hints:
+            self._bare_frame = cut if self._bare_frame is None else min(cut, self._bare_frame)
         running = self._running(
             job_id,
-            Segment(cut - keep, self.frames, keep),
+            segment,
             now_s,
-            tail=canvas.rows(range(cut - keep, cut)) if keep else None,
+            tail=canvas.rows(range(segment.start_frame, cut)) if segment.keep_frames else None,
             noise=None,
             seed=segment_seed(int(self._controls.value("seed", now_s)), self.num_placed),
             is_refresh=cut < canvas.end,
         )
         running.is_append = not is_dirty
         running.is_beginning = self.context_frame is None
+        self._stale_frame = None
         return running
+
+    def _segment(self, now_s: float) -> Segment:
+        """The frames of a generation that starts now."""
+        canvas = self._timeline.canvas
+        cut = self._cut(now_s) if self._is_dirty(now_s) else canvas.end
+        context = 0 if self.context_frame is None else cut - max(self.context_frame, canvas.start)
+        keep = max(0, min(self._model.overlap_frames, self.frames // 2, context))
+        return Segment(cut - keep, self.frames, keep)
 
     def _cut(self, now_s: float) -> int:
         """The first frame that is generated again: it will not have been heard when the generation is finished."""
         canvas = self._timeline.canvas
         finished = self._playhead.reach(now_s) + round(self.times.estimate_s * self._model.sample_rate_hz)
         wanted = self._first_unheard(max(finished, self._controls.from_sample), now_s)
+        if self._stale_frame is not None and not super()._is_dirty(now_s):
+            wanted = max(wanted, self._stale_frame)
         return min(max(wanted, canvas.start), canvas.end)
 
     def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
@@ -110,6 +217,8 @@ class ExtendGenerations(Generations):
             return False
         if done.is_beginning:
             self.context_frame = start
+            if self.references.plan is not None:
+                self.references.plan.origin = start
         end = start + segment.frames - row
         new = Part(piece, row, start, end, done.basis.first_seq, done.basis.full_seq)
         extended = Canvas((*canvas.cut(canvas.start, start).parts, new))

@@ -1,4 +1,4 @@
-"""The audio that a session's generations are given: a source, a timbre, a structure."""
+"""The audio that a session's generations are given: a source, a timbre, a structure, or a plan's hints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import LiveModel
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, Source
 
 Kind = Literal["source", "timbre", "structure"]
@@ -16,15 +17,21 @@ class References:
     """What is in force, from the next generation on; `version` counts the changes.
 
     source: latents `[N, C]` on the canvas; timbre: latents `[F, C]` of a reference; structure: hints `[N, C]` on the
-    canvas.
+    canvas. plan: what is planned where there is neither source nor structure; None: nothing.
     """
 
     def __init__(self, model: LiveModel) -> None:
         self.source: Source | None = None
         self.timbre: Source | None = None
         self.structure: Source | None = None
+        self.plan: SessionPlan | None = None
         self.version = 0
         self._untaken = model.untaken
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether generations follow the plan."""
+        return self.plan is not None and self.source is None and self.structure is None
 
     def put(self, kind: Kind, reference: Source | None) -> None:
         """Set or remove one of them."""
@@ -59,4 +66,6 @@ class References:
             None if found is None else found.frames(segment.start_frame, segment.frames)
             for found in (self.source, self.structure)
         )
+        if self.plan is not None and self.is_planned:
+            hints = self.plan.hints(segment.start_frame, segment.frames)
         return {"source": source, "hints": hints, "timbre": None if self.timbre is None else self.timbre.piece.latents}

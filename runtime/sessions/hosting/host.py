@@ -191,7 +191,7 @@ class SessionHost:
     def sessions(self) -> list[SessionInfo]:
         """Every open session."""
         return [
-            SessionInfo(hosted.id, hosted.client, hosted.listener is not None, hosted.state)
+            SessionInfo(hosted.id, hosted.client, hosted.listener is not None, hosted.state, hosted.plan)
             for hosted in list(self._sessions.values())
         ]
 

@@ -15,12 +15,16 @@ from runtime.requests.options import StepOptions
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
+from runtime.sessions.generations.plan import Form
 from runtime.sessions.hosting.control_times import ControlTimes
 from runtime.sessions.hosting.controllers import Change, Controllers
 from runtime.sessions.hosting.message_queue import MessageQueue, Received
+from runtime.sessions.hosting.plan_work import PlanWork
 from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener
 from runtime.sessions.hosting.slots import Demand
-from runtime.sessions.messages import MAX_SEQ, Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
+from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
+from runtime.sessions.protocol.base import MAX_SEQ
+from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.session import LiveSession
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
@@ -41,8 +45,8 @@ class HostedSession:
     """A session in its host. The host's thread calls all methods.
 
     clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
-    state: the last one that was sent. demand: the slots that it held and wanted when it was advanced last, with the
-    time by the host's clock.
+    state, plan: the last ones that were sent. demand: the slots that it held and wanted when it was advanced last, with
+    the time by the host's clock.
     """
 
     def __init__(
@@ -52,12 +56,16 @@ class HostedSession:
         self.listener: SessionListener | None = None
         self.expires_s: float | None = None
         self.state: State | None = None
+        self.plan: Plan | None = None
         self.is_ended = False
         self._services = services
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
         self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse)
+        if clock is not services.clock:
+            session.wait_for_plan()
+        self._plans = PlanWork(self._open_form, services.call)
         self.controllers = Controllers(session.values)
         self.demand = Demand(session_id, 0)
 
@@ -88,6 +96,7 @@ class HostedSession:
     def end(self, reason: str, *, is_resumable: bool) -> None:
         """Stop what runs, close the connection, and delete it from the store unless `is_resumable`."""
         self.is_ended = True
+        self._plans.close()
         for job_id in self._jobs:
             self._services.pipeline.loop.cancel(job_id)
         closed = Closed(reason=reason, resumable=is_resumable)
@@ -105,6 +114,8 @@ class HostedSession:
         self._services.changed[self.id] = None
 
     def _send(self, message: ServerMessage) -> None:
+        if isinstance(message, Plan):
+            self.plan = message
         if self.listener is not None:
             self.listener.on_message(message)
 
@@ -206,6 +217,8 @@ class HostedSession:
         match action:
             case actions.Generate(job):
                 self._submit(job)
+            case actions.MakePlan():
+                self._plans.start(action, partial(self._planned, action.number))
             case actions.UpdateSteps():
                 self._update(action)
             case actions.Cancel(job_id):
@@ -257,6 +270,18 @@ class HostedSession:
             logger.error("session %s: audio was not decoded: %s", self.id, pcm)
         self.session.decoded(window, None if isinstance(pcm, TickError) else pcm, self.clock())
         self._change()
+
+    # The plan.
+
+    def _open_form(self, begin: actions.PlanBeginning) -> Form:
+        planner = self._services.pipeline.planner
+        assert planner is not None
+        return planner.form_plan(begin.options, begin.seed, client=self.id, state=begin.state)
+
+    def _planned(self, number: int, made: actions.PlanPart | TickError) -> None:
+        if not self.is_ended:
+            self.session.plan_made(number, made, self.clock())
+            self._change()
 
     # Generations.
 

@@ -17,6 +17,7 @@ from runtime.sessions.hosting.control_times import Kind as ControlKind
 from runtime.sessions.hosting.control_times import Observer
 from runtime.sessions.hosting.slots import TickTimes
 from runtime.sessions.messages import ServerMessage, State
+from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.store import SessionStore
 
 Clock = Callable[[], float]
@@ -86,12 +87,13 @@ class HostServices:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as of now. `state`: the last one that was sent to its client."""
+    """A session as of now. `state`, `plan`: the last ones that were sent to its client."""
 
     id: str
     client: str
     is_connected: bool
     state: State | None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ EXAMPLES = [
     {"type": "pause"},
     {"type": "ack", "playhead_sample": 2**64 - 1, "worst_lead_s": -0.1, "received_bytes": 10, "client_time_s": 1.0},
     {"type": "canvas"},
+    {"type": "get_plan"},
+    {"type": "set_plan", "seq": 10, "start_s": 64, "sections": [{"kind": "break", "layers": ["pads"], "bars": 8}]},
+    {"type": "set_plan", "seq": 11, "start_s": 66.4, "codes": [7, 5**20 - 1]},
     {"type": "close"},
 ]
 

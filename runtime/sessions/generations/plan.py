@@ -1,0 +1,356 @@
+"""A live session's plan as the session knows it: what is there of it, what is to be made next, edits, snapshots.
+
+Its frames begin at 0; the session's canvas has frame 0 at `origin`. It is made in another thread, a step at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.errors import RequestError, TickError
+from runtime.pipeline.form.sections import PlannedSection, SectionRequest, item_of
+from runtime.pipeline.form.state import PlanState
+from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.segments import Latents
+from runtime.sessions.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
+from runtime.sessions.playback.canvas import Canvas, Part, Piece
+from runtime.sessions.protocol.plan import SetPlan
+
+STEP_S = 2.0
+# A generation waits so long for the first part of a plan.
+PATIENCE_S = 10.0
+RETRY_MAX_S = 30.0
+STEPS_NOTED = 8
+
+
+class Form(Protocol):
+    """A plan that is made as far as it is asked for, as FormPlan of runtime.pipeline. Only hints() blocks."""
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """What holds for all sections; empty before the first is there."""
+
+    @property
+    def sections(self) -> Sequence[PlannedSection]:
+        """From those of a minute before the newest hints on."""
+
+    def hints(self, start_frame: int, frames: int) -> Latents:
+        """Hints `[frames, C]`; makes sections and codes as far as needed. Raises TickError."""
+
+    def replace(
+        self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
+    ) -> None:
+        """Other sections from one's start on, or other codes. Raises RequestError."""
+
+    def change(self, options: GenerationOptions, from_frame: int) -> None:
+        """Plan anew from about a frame on."""
+
+    def state(self) -> PlanState:
+        """What it goes on from."""
+
+    def close(self) -> None:
+        """End what is being made."""
+
+
+def make_part(form: Form, work: MakePlan) -> PlanPart:
+    """What a session asks for, blocking. Raises TickError."""
+    if (change := work.change) is not None:
+        if change.options is not None:
+            form.change(change.options, change.from_frame)
+        else:
+            form.replace(change.from_frame, change.sections, change.codes)
+    hints = form.hints(work.start_frame, work.frames)
+    return PlanPart(dict(form.header), tuple(form.sections), hints, form.state())
+
+
+def basis_of(options: GenerationOptions) -> tuple[Any, ...]:
+    """What a plan is made for, of a session's options."""
+    texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
+    return (sorted(texts), options.bpm, options.key, options.time_signature)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    work: MakePlan
+    asked_s: float
+
+
+class SessionPlan:
+    """The plan of one session. `end`: the frame that its hints are known up to.
+
+    origin: the canvas frame of its frame 0; None after a reset, until there is something new. sections, header: as far
+    as they are made. is_idle: the session plays something else than a plan.
+    """
+
+    def __init__(self, model: LiveModel, frames: int) -> None:
+        assert model.plan is not None
+        self.facts = model.plan
+        self.origin: int | None = 0
+        self.header: Mapping[str, Any] = {}
+        self.sections: tuple[PlannedSection, ...] = ()
+        self.end = self._first = 0  # Before `_first` nothing is shown.
+        self.is_idle = False
+        self._frames = frames
+        size = self.facts.frames_per_code
+        self._step = math.ceil(STEP_S * model.frame_rate_hz / size) * size
+        self._hints = Canvas()
+        self._options, self._seed, self._number = GenerationOptions(prompt=""), 0, 0
+        self._is_begun = False
+        self._state: PlanState | None = None
+        self._changes: deque[PlanChange] = deque()
+        self._asked: _Asked | None = None
+        self._waiting_since_s: float | None = None
+        self._retry_s, self._num_failed = -math.inf, 0
+        self._steps_s: deque[float] = deque(maxlen=STEPS_NOTED)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are sections, and where they are heard."""
+        return bool(self.sections) and self.origin is not None
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What clients are told of it."""
+        return (self.origin, self.header, self.sections)
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether an edit was taken that is not made yet."""
+        return any(change.options is None for change in self._changes)
+
+    def duration_s(self, frames: int) -> float:
+        """How long hints of so many frames take, at most, as far as is known; also what is being made comes first."""
+        return (math.ceil(frames / self._step) + 1) * max(self._steps_s, default=0.0)
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether generations have waited long enough for its first part, or it has failed."""
+        return self.has_failed or now_s > (self._waiting_since_s or now_s) + PATIENCE_S
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing has come of the newest work."""
+        return self._num_failed > 0
+
+    def hints(self, start: int, frames: int) -> Latents | None:
+        """Those of canvas frames from `start` on, at most `[frames, C]`; None where there are none.
+
+        What the plan does not have before them is not generated: it is there already.
+        """
+        first = 0 if self.origin is None else start - self.origin
+        known = range(max(first, self._hints.start), min(first + frames, self.end))
+        if not known:
+            return None
+        return self._hints.rows([known.start] * (known.start - first) + list(known))
+
+    def has_hints(self, canvas_end: int) -> bool:
+        """Whether they are known up to a canvas frame; frames are the plan's after a reset."""
+        return self.end >= canvas_end - (self.origin or 0)
+
+    # What is to be made.
+
+    def restart(self, options: GenerationOptions, seed: int, origin: int | None) -> None:
+        """A new plan takes its place."""
+        self.origin, self.header, self.sections, self.end, self._first = origin, {}, (), 0, 0
+        self._hints, self._state, self._asked = Canvas(), None, None
+        self._options, self._seed, self._is_begun, self.is_idle = options, seed, False, False
+        self._changes.clear()
+        self._waiting_since_s = None
+
+    def follow(self, options: GenerationOptions, canvas_frame: int) -> None:
+        """Plan anew from a canvas frame on where prompt, tempo or key are others than the plan's."""
+        if basis_of(options) == basis_of(self._options) or self._asked is not None:
+            return
+        if not self._is_begun or self.origin is None:
+            self.restart(options, self._seed, self.origin)
+        else:
+            self._options = options
+            self._changes.append(
+                PlanChange(self._code_frame(max(0, canvas_frame - self.origin), up=True), options=options)
+            )
+
+    def work(self, first: int, known: int, now_s: float) -> MakePlan | None:
+        """What to make now; None where enough is there, or something is being made.
+
+        first, known: canvas frames; before `first` nothing is shown, up to `known` all is generated.
+        """
+        origin = self.origin or 0
+        if self.origin is not None:
+            self._first = first - origin
+            self._forget()
+        if self._asked is not None or now_s < self._retry_s:
+            return None
+        change = self._changes[0] if self._changes else None
+        if self._is_begun and change is None and self.end >= self._wanted(known - origin):
+            return None
+        start = self.end if change is None else min(self.end, self._code_frame(change.from_frame))
+        begin = None if self._is_begun else PlanBeginning(self._options, self._seed, self._state)
+        self._number += 1
+        self._asked = _Asked(MakePlan(self._number, begin, change, start, self._step), now_s)
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return self._asked.work
+
+    def made(self, number: int, part: PlanPart, now_s: float) -> int | None:
+        """Take what was made; the canvas frame that it differs from, where that was known. Others are ignored."""
+        asked = self._take(number)
+        if asked is None:
+            return None
+        self._num_failed, self._retry_s, self._is_begun = 0, -math.inf, True
+        self._steps_s.append(now_s - asked.asked_s)
+        change, start = asked.work.change, asked.work.start_frame
+        changed = None
+        if change is not None:
+            self._changes.popleft()
+            changed = self._code_frame(change.from_frame)
+            self._cut(changed)
+        self._add(start, part.hints, number)
+        self._state = part.state
+        self._note_sections(part)
+        return None if changed is None else changed + (self.origin or 0)
+
+    def failed(self, number: int, error: TickError, now_s: float) -> bool:
+        """Nothing came of it; False where that is of no interest. An edit that is refused is given up."""
+        asked = self._take(number)
+        if asked is None:
+            return False
+        if isinstance(error, RequestError) and asked.work.change is not None:
+            self._changes.popleft()
+        else:
+            self._num_failed += 1
+            self._retry_s = now_s + min(2.0 ** (self._num_failed - 1), RETRY_MAX_S)
+            self._is_begun = False
+        return True
+
+    # Edits.
+
+    def edit(self, message: SetPlan, earliest: int, frame_rate_hz: float) -> None:
+        """Take an edit from canvas frame `earliest` on. Raises RequestError; then nothing has changed."""
+        if self.origin is None or not self.sections or self.is_idle:
+            raise RequestError("there is no plan yet", field="type", fix="wait for the message plan")
+        frame = round(message.start_s * frame_rate_hz) - self.origin
+        starts = self._starts() if message.sections is not None else self._code_starts()
+        allowed = [start for start in starts if self._code_frame(start) + self.origin >= earliest]
+        if frame not in allowed:
+            at = " or ".join(f"{(start + self.origin) / frame_rate_hz:.2f} s" for start in allowed[:1])
+            name = "a section" if message.sections is not None else "a code"
+            raise RequestError(
+                f"{message.start_s:g} is not the start of {name} that can still be changed",
+                field="start_s",
+                fix=f"the earliest is {at}" if at else "wait for the next section",
+            )
+        sections = None if message.sections is None else self._requests(message)
+        codes = None if message.codes is None else self._checked(message.codes)
+        self._changes.append(PlanChange(frame, sections, codes))
+        self._cut(self._code_frame(frame))
+        self.sections = tuple(section for section in self.sections if section.start_frame < frame)
+
+    def _starts(self) -> list[int]:
+        """The frames that sections begin at, and that the next one will."""
+        return [*(section.start_frame for section in self.sections), self.sections[-1].end_frame]
+
+    def _code_starts(self) -> range:
+        size = self.facts.frames_per_code
+        return range(self._code_frame(self.sections[0].start_frame, up=True), self.sections[-1].end_frame, size)
+
+    def _requests(self, message: SetPlan) -> tuple[SectionRequest, ...]:
+        made = [SectionRequest(each.kind, tuple(each.layers), each.bars) for each in message.sections or ()]
+        for request in made:
+            item_of(self.facts.spec, request)
+        return tuple(made)
+
+    def _checked(self, codes: Sequence[int]) -> tuple[int, ...]:
+        for index, code in enumerate(codes):
+            if code >= self.facts.num_codes:
+                raise RequestError(f"expected at most {self.facts.num_codes - 1}", field=f"codes.{index}")
+        return tuple(codes)
+
+    # What is known.
+
+    def _wanted(self, known: int) -> int:
+        """Plan two generations and a whole section further than is generated."""
+        following = (section.end_frame for section in self.sections if section.start_frame > known)
+        return max(known + 2 * self._frames, next(following, 0))
+
+    def _add(self, start: int, hints: Latents, number: int) -> None:
+        """Hints of frames from `start` on, where they continue what is known; up to the first edit."""
+        limits = [self._code_frame(change.from_frame) for change in self._changes if change.options is None]
+        end = min([start + len(hints), *limits])
+        if start <= self.end < end:
+            part = Part(Piece(f"plan/{number}", hints), self.end - start, self.end, end, 0, 0)
+            self._hints = Canvas((*self._hints.parts, part))
+            self.end = end
+
+    def _cut(self, frame: int) -> None:
+        if frame < self.end:
+            self._hints = self._hints.cut(self._hints.start, frame)
+            self.end = frame
+
+    def _forget(self) -> None:
+        if self._hints.parts and self._hints.parts[0].end <= self._first:
+            self._hints = Canvas(tuple(part for part in self._hints.parts if part.end > self._first))
+            self.sections = tuple(section for section in self.sections if section.end_frame > self._first)
+
+    def _note_sections(self, part: PlanPart) -> None:
+        """The newest ones, after those that the plan does not have any more."""
+        first = min((section.index for section in part.sections), default=0)
+        older = (section for section in self.sections if section.index < first)
+        edits = [change.from_frame for change in self._changes if change.options is None]
+        newest = (section for section in part.sections if all(section.start_frame < frame for frame in edits))
+        shown = (section for section in (*older, *newest) if section.end_frame > self._first)
+        self.header, self.sections = part.header, tuple(shown)
+
+    def _code_frame(self, frame: int, *, up: bool = False) -> int:
+        """Where the code of a frame begins, or the first one from it on."""
+        size = self.facts.frames_per_code
+        return -(-frame // size) * size if up else frame // size * size
+
+    def _take(self, number: int) -> _Asked | None:
+        asked = self._asked
+        if asked is None or asked.work.number != number:
+            return None
+        self._asked = None
+        return asked
+
+    # Snapshots.
+
+    def store(self) -> tuple[dict[str, Any], Iterable[Part]]:
+        """JSON values that `restored` takes, and the parts that hold its hints."""
+        state = None if self._state is None else [self._state.values, self._state.codes.tolist()]
+        values = {
+            "origin": self.origin,
+            "header": dict(self.header),
+            "sections": [asdict(section) for section in self.sections],
+            "options": self._options.model_dump(mode="json", exclude_unset=True),
+            "seed": self._seed,
+            "number": self._number,
+            "state": state,
+            "end": self.end,
+            "is_idle": self.is_idle,
+            "changes": [change.stored() for change in self._changes],
+        }
+        return values, self._hints.parts
+
+    @classmethod
+    def restored(cls, model: LiveModel, frames: int, stored: Mapping[str, Any], parts: Iterable[Part]) -> SessionPlan:
+        """The plan of a snapshot; it is opened again with the next work."""
+        plan = cls(model, frames)
+        plan.restart(parse_options(stored["options"]), stored["seed"], stored["origin"])
+        plan.header, plan.end, plan._number = stored["header"], stored["end"], stored["number"]
+        plan.sections = tuple(_section(values) for values in stored["sections"])
+        plan.is_idle = stored["is_idle"]
+        if stored["state"] is not None:
+            plan._state = PlanState(stored["state"][0], np.array(stored["state"][1], np.int64))
+        plan._changes.extend(PlanChange.loaded(values) for values in stored["changes"])
+        plan._hints = Canvas(tuple(parts))
+        return plan
+
+
+def _section(values: Mapping[str, Any]) -> PlannedSection:
+    codes = values["codes"]
+    return PlannedSection(**{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes)})

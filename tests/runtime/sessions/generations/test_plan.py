@@ -1,0 +1,262 @@
+"""Sessions that play by a plan: what is heard of it, edits, other prompts, resets, restarts, failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.live_simulation import FRAME, FRAME_RATE, HOP, NUMBER, Simulation, new_session
+from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
+
+from runtime.errors import RequestError
+from runtime.requests.options import GenerationOptions
+from runtime.sessions import messages
+from runtime.sessions.actions import PlanBeginning
+from runtime.sessions.generations.plan import SessionPlan
+from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
+
+BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
+
+
+def planned_session(**changes: Any) -> Simulation:
+    return Simulation(new_session(mode="extend", plan=True), **changes)
+
+
+def session_plan(simulation: Simulation) -> SessionPlan:
+    plan = simulation.session.plan
+    assert plan is not None
+    return plan
+
+
+def told(simulation: Simulation) -> Plan:
+    """The newest plan that the client got."""
+    return [message for message in simulation.messages if isinstance(message, Plan)][-1]
+
+
+def heard_hints(simulation: Simulation) -> dict[int, float]:
+    """Canvas frame -> the hint that it was generated with, of all that was heard."""
+    frames = simulation.heard[::HOP][:, [FRAME, NUMBER]]
+    assert not np.isnan(frames).any()
+    return {int(frame): simulation.hints_of(int(number), int(frame)) for frame, number in frames}
+
+
+def of_form(simulation: Simulation, frames: int, **options: Any) -> list[float]:
+    """The hints of the session's first plan."""
+    form = SimulatedForm(PlanBeginning(GenerationOptions(**{"prompt": "", **options}), 1))
+    return [float(hint) for hint in form.hints(0, frames)[:, 0]]
+
+
+def earliest_s(simulation: Simulation, **members: Any) -> float:
+    """The earliest time of an edit, as the refusal of one that is too early says."""
+    with pytest.raises(RequestError, match=r"still be changed") as caught:
+        simulation.handle(SetPlan(seq=10_000, start_s=0.0, **members))
+    assert caught.value.field == "start_s"
+    return float(caught.value.fix.split()[-2])
+
+
+@pytest.mark.parametrize("plan_s", [0.005, 0.3])
+def test_generations_follow_the_plan_which_is_ahead_of_them(plan_s: float) -> None:
+    simulation = planned_session(plan_s=plan_s)
+    simulation.run(20.0)
+    hints = heard_hints(simulation)
+    assert [hints[frame] for frame in range(len(hints))] == of_form(simulation, len(hints))
+    assert simulation.session.underruns == 0
+    canvas_end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
+    assert session_plan(simulation).end >= canvas_end + 64
+
+
+def test_what_is_kept_of_a_plan_does_not_grow() -> None:
+    simulation, sizes = planned_session(), []
+    for _ in range(6):
+        simulation.run(10.0)
+        stored, parts = session_plan(simulation).store()
+        sizes.append((len(stored["sections"]), len(list(parts))))
+    assert max(sizes[3:]) <= max(sizes[:3])
+
+
+@pytest.mark.parametrize("members", [{"sections": [BREAK, BREAK]}, {"codes": [1, 2, 3, 4, 5]}, {"sections": []}])
+@pytest.mark.parametrize(("generation_s", "plan_s"), [(0.03, 0.02), (0.14, 0.2), (0.4, 0.02)])
+def test_an_edit_at_the_earliest_time_is_heard_in_full(
+    members: dict[str, Any], generation_s: float, plan_s: float
+) -> None:
+    simulation = planned_session(generation_s=generation_s, plan_s=plan_s)
+    simulation.run(4.0)
+    start_s = earliest_s(simulation, **members)
+    before = told(simulation)
+    simulation.handle(SetPlan(seq=1, start_s=start_s, **members))
+    simulation.run(1.0)
+    after, first = told(simulation), round(start_s * FRAME_RATE)
+    expected = {frame: simulation.planned(frame) for frame in range(first, session_plan(simulation).end)}
+    simulation.run(start_s + 3.0 - simulation.now_s)
+    hints = heard_hints(simulation)
+    edited = [frame for frame in expected if frame in hints]
+    assert len(edited) > 2 * FRAME_RATE
+    assert all(hints[frame] == expected[frame] for frame in edited)
+    assert simulation.applied(1) is not None
+    kept = [section for section in before.sections if after.sections[0].start_s <= section.start_s < start_s - 0.2]
+    if "sections" in members:
+        assert after.sections[: len(kept)] == kept
+    if "codes" in members:
+        assert [expected[first + FRAMES_PER_CODE * index] for index in range(5)] == [1, 2, 3, 4, 5]
+    elif members["sections"]:
+        breaks = [section for section in after.sections if start_s - 0.01 < section.start_s < start_s + 0.9]
+        assert [(section.kind, section.bars) for section in breaks] == [("break", 1), ("break", 1)]
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ({"sections": [BREAK.model_copy(update={"kind": "drop"})]}, "verse, chorus, break"),
+        ({"sections": [BREAK.model_copy(update={"layers": ["flute"]})]}, "drums"),
+        ({"sections": [BREAK.model_copy(update={"bars": 3})]}, "1, 2, 4"),
+        ({"codes": [0, 5000]}, "4999"),
+        ({"sections": [BREAK], "later_s": 0.04}, "not the start of a section"),
+        ({"codes": [0], "later_s": 0.04}, "not the start of a code"),
+    ],
+)
+def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    later_s = members.pop("later_s", 0.0)
+    start_s = earliest_s(simulation, **members)
+    before = (session_plan(simulation).told, session_plan(simulation).end, len(simulation.jobs))
+    with pytest.raises(RequestError, match=what):
+        simulation.handle(SetPlan(seq=1, start_s=start_s + 3.6 + later_s if later_s else start_s, **members))
+    assert (session_plan(simulation).told, session_plan(simulation).end, len(simulation.jobs)) == before
+    simulation.set(1, guidance=4.0)
+
+
+def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    for seq in (1, 2):
+        at = simulation.playhead
+        assert at is not None
+        before, sections = heard_hints(simulation), told(simulation).sections
+        if seq == 1:
+            simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+        else:
+            simulation.set(2, bpm=90.0)
+        simulation.run(0.8)
+        after = told(simulation).sections
+        simulation.run(2.0)
+        hints, frame = heard_hints(simulation), at // HOP
+        assert all(hints[frame] == hint for frame, hint in before.items())
+        newest = max(hints)
+        assert hints[newest] == simulation.planned(newest)
+        assert simulation.planned(newest) != of_form(simulation, newest + 1)[newest]
+        here = next(section for section in sections if section.end_s * FRAME_RATE > frame + 10)
+        assert here.kind in [section.kind for section in after if section.start_s == here.start_s]
+
+
+def test_a_reset_begins_a_new_plan() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    simulation.handle(messages.Reset(seq=1))
+    simulation.run(3.0)
+    origin = session_plan(simulation).origin
+    assert origin is not None
+    assert origin > 4.0 * FRAME_RATE
+    (first,) = (section for section in told(simulation).sections if section.index == 0)
+    assert first.start_s == origin / FRAME_RATE
+    numbers = simulation.heard[::HOP, NUMBER].astype(int).tolist()
+    (beginning,) = (number for number, job in enumerate(simulation.jobs) if not job.segment.keep_frames and number)
+    count = numbers.count(beginning)
+    hints = simulation.jobs[beginning].hints
+    assert hints is not None
+    assert hints[:count, 0].tolist() == [simulation.planned(origin + row) for row in range(count)]
+
+
+def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
+    simulation = planned_session()
+    simulation.run(3.0)
+    simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, 4), np.float32))
+    simulation.run(3.0)
+    assert simulation.jobs[-1].hints is None
+    with pytest.raises(RequestError, match="no plan yet"):
+        simulation.handle(SetPlan(seq=2, start_s=9.0, sections=[]))
+    simulation.handle(messages.SetSource(seq=2, id=None))
+    simulation.run(4.0)
+    hints, newest = heard_hints(simulation), max(heard_hints(simulation))
+    assert hints[newest] == simulation.planned(newest)
+    assert simulation.session.underruns == 0
+
+
+def test_after_a_restart_the_same_codes_follow_also_those_of_an_edit_that_was_not_made_yet() -> None:
+    alone, restarted = planned_session(), planned_session()
+    for simulation in (alone, restarted):
+        simulation.run(3.0)
+        start_s = earliest_s(simulation, sections=[BREAK])
+        simulation.handle(SetPlan(seq=1, start_s=start_s, sections=[BREAK]))
+        if simulation is restarted:
+            simulation.session.detach(simulation.now_s)
+            simulation.restart()
+        simulation.run(12.0)
+    expected, found = heard_hints(alone), heard_hints(restarted)
+    common = sorted(expected.keys() & found.keys())
+    assert len(common) > 10 * FRAME_RATE
+    assert [found[frame] for frame in common] == [expected[frame] for frame in common]
+    assert told(restarted).sections[-1].index > 10
+
+
+def test_a_snapshot_with_a_plan_does_not_fit_a_model_without() -> None:
+    simulation = planned_session()
+    simulation.run(1.0)
+    snapshot = simulation.session.snapshot(simulation.now_s)
+    with pytest.raises(RequestError, match=r"no \[planner.plan\]"):
+        type(simulation.session).restore(snapshot, new_session().model, 0.0)
+
+
+def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
+    simulation = planned_session()
+    SimulatedForm.fails_next = True
+    simulation.run(8.0)
+    assert simulation.jobs[0].hints is None
+    assert simulation.session.underruns == 0
+    assert [message.detail for message in simulation.messages if isinstance(message, messages.Problem)] == ["failed"]
+    frames = simulation.heard[-HOP:, [FRAME, NUMBER]]
+    frame, number = int(frames[0, 0]), int(frames[0, 1])
+    assert simulation.hints_of(number, frame) == simulation.planned(frame)
+
+
+def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
+    simulation = planned_session()
+    simulation.run(2.0)
+    simulation.plan_s = 30.0
+    simulation.run(30.0)
+    assert simulation.session.underruns == 0
+
+
+def test_a_session_whose_time_stands_still_waits_for_its_plan() -> None:
+    simulation = planned_session()
+    simulation.session.wait_for_plan()
+    simulation.run(2.0)
+    simulation.plan_s = 12.0
+    simulation.run(20.0)
+    assert all(job.hints is not None and len(job.hints) == 64 for job in simulation.jobs)
+
+
+def test_the_plan_is_told_at_the_beginning_of_a_connection_and_where_it_is_asked_for() -> None:
+    simulation = planned_session()
+    simulation.run(2.0)
+    simulation.session.detach(simulation.now_s)
+    simulation.messages.clear()
+    simulation.connect()
+    simulation.run(0.1)
+    assert told(simulation).header == {"bpm": 100}
+    simulation.messages.clear()
+    simulation.handle(GetPlan())
+    assert told(simulation).sections
+
+
+def test_who_has_a_plan() -> None:
+    assert new_session(mode="extend").plan is None
+    with pytest.raises(RequestError, match=r"loop has no plan"):
+        new_session(mode="loop", plan=True)
+    for message in (GetPlan(), SetPlan(seq=1, start_s=0.0, sections=[])):
+        with pytest.raises(RequestError, match="has no plan"):
+            new_session(mode="extend").handle(message, 0.0)
+    choices = new_session(mode="extend", plan=True).attach("t", 0.0, keep_s=1.0).plan
+    assert choices is not None
+    assert (choices.kinds, choices.layers, choices.bars) == (["verse", "chorus", "break"], ["drums", "bass"], [1, 2, 4])
