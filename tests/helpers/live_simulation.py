@@ -1,7 +1,7 @@
 """A live session with a simulated clock, engine, codec and client: every sample tells which generation made it.
 
-A finished latent frame is (number of the generation, canvas frame, guidance at its end, full_seq); a decoded sample is
-the frame that it belongs to, so channels have the same meaning.
+A finished latent frame is (number of the generation, canvas frame, guidance at its end, full_seq, the
+hint); a decoded sample is the frame that it belongs to, so channels have the same meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from helpers.simulated_form import FACTS, SimulatedForm
+from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
 from numpy.typing import NDArray
 
 from runtime.errors import EngineError, TickError
@@ -21,7 +21,7 @@ from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.plan import make_part
 from runtime.sessions.session import LiveSession
 
-RATE, HOP, CHANNELS = 1000, 40, 4
+RATE, HOP = 1000, 40
 FRAME_RATE = RATE / HOP
 MARGIN = 2
 LENGTHS = (16, 32, 48, 64)
@@ -39,7 +39,7 @@ MODEL = LiveModel(
 )
 PLANNING = replace(MODEL, plan=FACTS)
 STEP_S, LIMIT_S = 0.005, 90
-NUMBER, FRAME, GUIDANCE, SEQ = range(CHANNELS)
+NUMBER, FRAME, GUIDANCE, SEQ, HINT = range(CHANNELS)
 
 
 def new_session(session_id: str = "s", **opened: Any) -> LiveSession:
@@ -189,12 +189,6 @@ class Simulation:
             case actions.Commit():
                 self.commits += 1
 
-    def hints_of(self, number: int, frame: int) -> float:
-        """The hint that a generation made a canvas frame with; NaN: without."""
-        job = self.jobs[number]
-        row = frame - job.segment.start_frame
-        return float("nan") if job.hints is None or row >= len(job.hints) else float(job.hints[row, 0])
-
     def planned(self, frame: int) -> float:
         """The plan's hint of a canvas frame, as it is now."""
         plan = self.session.plan
@@ -244,6 +238,9 @@ class Simulation:
         latents[:, FRAME] = np.arange(segment.start_frame, segment.start_frame + segment.frames)
         latents[:, GUIDANCE] = flight.guidance
         latents[:, SEQ] = flight.job.full_seq
+        latents[:, HINT] = -1
+        if flight.job.hints is not None:
+            latents[: len(flight.job.hints), HINT] = flight.job.hints[:, HINT]
         if segment.keep_frames:
             assert flight.job.tail is not None
             latents[: segment.keep_frames] = flight.job.tail

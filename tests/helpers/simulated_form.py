@@ -16,7 +16,7 @@ from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.actions import PlanBeginning, PlanFacts
 
-FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 4
+FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5
 KINDS = ("verse", "chorus", "break")
 SPEC = PlanSpec(
     start=0,

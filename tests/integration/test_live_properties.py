@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
-from helpers.live_simulation import CHANNELS, FRAME, HOP, NUMBER, RATE, Simulation, new_session
+from helpers.live_simulation import CHANNELS, FRAME, HINT, HOP, NUMBER, RATE, Simulation, new_session
+from helpers.simulated_form import SimulatedForm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.errors import RequestError
 from runtime.sessions import messages
 from runtime.sessions.messages import LivePrompt
+from runtime.sessions.protocol.plan import NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0
 STATEFUL = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -28,10 +31,22 @@ class LiveMachine(RuleBasedStateMachine):
         generation_s=st.sampled_from([0.03, 0.14, 0.7]),
         slots=st.integers(1, 3),
         variation=st.sampled_from([0.0, 0.0, 0.4]),
+        plan_s=st.sampled_from([None, None, 0.02, 0.3]),
     )
-    def open(self, mode: str, seconds: float | None, generation_s: float, slots: int, variation: float) -> None:
-        session = new_session(mode=mode, seconds=seconds, slots=slots, controls={"variation": variation})
-        self.simulation = Simulation(session, generation_s=generation_s)
+    def open(
+        self,
+        mode: str,
+        seconds: float | None,
+        generation_s: float,
+        slots: int,
+        variation: float,
+        plan_s: float | None,
+    ) -> None:
+        """plan_s: how long a step of the plan takes; None: there is none."""
+        plan = mode == "extend" and plan_s is not None
+        controls = {"variation": variation}
+        session = new_session(mode=mode, seconds=seconds, slots=slots, controls=controls, plan=plan)
+        self.simulation = Simulation(session, generation_s=generation_s, plan_s=plan_s or 0.0)
         self.mode, self.seq = mode, 0
         self.num_checked = 0
         self.sent_until = 0
@@ -45,13 +60,15 @@ class LiveMachine(RuleBasedStateMachine):
         self.seq += 1
         return self.seq
 
-    def handle(self, message: messages.ClientMessage, latents: object = None) -> None:
-        """Send a message; a refused one does not take its seq."""
+    def handle(self, message: messages.ClientMessage, latents: object = None) -> bool:
+        """Send a message; a refused one does not take its seq, and is False."""
         seq = self.seq
         try:
             self.simulation.handle(message, latents)
         except RequestError:
             self.seq = seq - (getattr(message, "seq", None) is not None)
+            return False
+        return True
 
     @precondition(lambda self: self.simulation.now_s < LONGEST_S)
     @rule(seconds=TIMES_S)
@@ -100,13 +117,31 @@ class LiveMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.handle(messages.Reset(seq=self.next_seq()))
 
+    @rule(
+        place=st.integers(0, 5),
+        bars=st.sampled_from([[], [1], [4, 1], [3]]),
+        codes=st.lists(st.integers(0, 9), max_size=4),
+    )
+    def edit(self, place: int, bars: list[int], codes: list[int]) -> None:
+        """Edit the plan where a section begins; a refused edit changes nothing."""
+        told = [message for message in self.simulation.messages if isinstance(message, Plan)]
+        plan = self.simulation.session.plan
+        if plan is None or not told:
+            return
+        sections = [NewSection(kind="break", layers=["bass"], bars=count) for count in bars]
+        start_s = told[-1].sections[min(place, len(told[-1].sections) - 1)].start_s
+        members: dict[str, Any] = {"codes": codes} if codes else {"sections": sections}
+        before = (plan.told, plan.end, plan.has_edits)
+        if not self.handle(SetPlan(seq=self.next_seq(), start_s=start_s, **members)):
+            assert (plan.told, plan.end, plan.has_edits) == before
+
     @rule(is_paused=st.booleans())
     def pause(self, is_paused: bool) -> None:
         self.handle(messages.Pause() if is_paused else messages.Play())
 
     @rule()
     def fail(self) -> None:
-        self.simulation.fails_next = True
+        self.simulation.fails_next = SimulatedForm.fails_next = True
 
     @rule(is_acking=st.booleans(), is_lossy=st.booleans())
     def network(self, is_acking: bool, is_lossy: bool) -> None:
@@ -160,13 +195,23 @@ class LiveMachine(RuleBasedStateMachine):
                 number = frame[0, NUMBER]
                 assert self.heard_frames.setdefault(int(frame[0, FRAME]), number) == number
 
+    def check_plan(self) -> None:
+        """What is heard is what is planned, with every edit, where nothing else is played."""
+        plan = self.simulation.session.plan
+        if plan is None or plan.is_idle:
+            return
+        state = next(message for message in reversed(self.simulation.messages) if isinstance(message, messages.State))
+        hint = self.simulation.heard[state.playhead_sample - 1, HINT]
+        if not np.isnan(hint):
+            assert hint == self.simulation.planned(int((state.canvas_position_s - 1 / RATE) * RATE / HOP + 1e-6))
+
     def teardown(self) -> None:
         """With everything working again, the newest values are heard in full, and then no generations run."""
         if not hasattr(self, "simulation"):
             return
         self.network(True, False)
         self.handle(messages.Play())
-        self.simulation.fails_next = False
+        self.simulation.fails_next = SimulatedForm.fails_next = False
         self.simulation.run(1.5)  # Changes for later have begun.
         self.handle(messages.SetControls(seq=self.next_seq(), values={"variation": 0.0}))
         self.simulation.run(1.0)
@@ -177,6 +222,7 @@ class LiveMachine(RuleBasedStateMachine):
         if self.mode == "extend" and self.moved:
             return
         assert self.simulation.chunks[-1][0].full_seq == self.seq
+        self.check_plan()
         num_jobs, num_appended = len(self.simulation.jobs), sum(not job.is_refresh for job in self.simulation.jobs)
         self.simulation.run(2.0)
         appended = sum(not job.is_refresh for job in self.simulation.jobs) - num_appended

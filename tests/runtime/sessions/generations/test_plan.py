@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import FRAME, FRAME_RATE, HOP, NUMBER, Simulation, new_session
+from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, Simulation, new_session
 from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import RequestError
@@ -36,9 +36,9 @@ def told(simulation: Simulation) -> Plan:
 
 def heard_hints(simulation: Simulation) -> dict[int, float]:
     """Canvas frame -> the hint that it was generated with, of all that was heard."""
-    frames = simulation.heard[::HOP][:, [FRAME, NUMBER]]
+    frames = simulation.heard[::HOP][:, [FRAME, HINT]]
     assert not np.isnan(frames).any()
-    return {int(frame): simulation.hints_of(int(number), int(frame)) for frame, number in frames}
+    return {int(frame): hint for frame, hint in frames.tolist()}
 
 
 def of_form(simulation: Simulation, frames: int, **options: Any) -> list[float]:
@@ -137,7 +137,7 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
         if seq == 1:
             simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
         else:
-            simulation.set(2, bpm=90.0)
+            simulation.set(2, bpm=90)
         simulation.run(0.8)
         after = told(simulation).sections
         simulation.run(2.0)
@@ -171,7 +171,7 @@ def test_a_reset_begins_a_new_plan() -> None:
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
     simulation = planned_session()
     simulation.run(3.0)
-    simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, 4), np.float32))
+    simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, CHANNELS), np.float32))
     simulation.run(3.0)
     assert simulation.jobs[-1].hints is None
     with pytest.raises(RequestError, match="no plan yet"):
@@ -215,9 +215,9 @@ def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
     assert simulation.jobs[0].hints is None
     assert simulation.session.underruns == 0
     assert [message.detail for message in simulation.messages if isinstance(message, messages.Problem)] == ["failed"]
-    frames = simulation.heard[-HOP:, [FRAME, NUMBER]]
-    frame, number = int(frames[0, 0]), int(frames[0, 1])
-    assert simulation.hints_of(number, frame) == simulation.planned(frame)
+    hints = heard_hints(simulation)
+    assert hints[0] == -1.0
+    assert hints[max(hints)] == simulation.planned(max(hints))
 
 
 def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
