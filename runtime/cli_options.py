@@ -127,7 +127,7 @@ def _flag_schemas() -> dict[str, dict[str, Any]]:
 
 def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    is_switch = schema.get("type") == "boolean"
+    is_switch = schema.get("anyOf", [schema])[0].get("type") == "boolean"
     facts = "; ".join(filter(None, (_default(schema), _range(schema))))
     text = f"{schema['description']}  [{facts}]" if facts else schema["description"]
     option = typer.Option(

@@ -72,7 +72,8 @@ class PlanSpec(Section):
     are read. beats: of a bar, by value of "meter". kind, layers (names joined by "+"), bars: of a section. materials:
     of every kind the number of what it plays; a section recalls the first of its kind before it, or else of its
     material. ending: the kind that ends a song. tags: other names of kinds that may stand in lyrics. clocks_per_beat:
-    of `clock_markers`, which tell where in its bar a code's last frame lies.
+    of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer what the prompt of a
+    section says where it sounds, and where it is silent.
     """
 
     prompt: str = "{prompt}"
@@ -93,6 +94,7 @@ class PlanSpec(Section):
     materials: tuple[int, ...]
     ending: str = ""
     tags: Mapping[str, str] = {}
+    layer_words: Mapping[str, tuple[str, str]] = {}
     most_sections: int = Field(default=16, ge=1)
 
     @property

@@ -120,9 +120,10 @@ class LongGeneration:
         segment = self.segment
         if segment is None:
             return None
+        options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         if self.plan is not None:
             self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
-        options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
+            options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
 
     def close(self) -> None:

@@ -16,12 +16,13 @@ from runtime.language.sequence import ENDLESS, room_for
 from runtime.language.thinking import ThinkingGrammar, thinking_values
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.form.plan import FormPlan
+from runtime.pipeline.form.section_prompts import PromptText
 from runtime.pipeline.form.state import PlanState
 from runtime.pipeline.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
-from runtime.requests.validation import plans_texts, untaken_options
+from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
 from runtime.tick.client import LoopClient
 
 
@@ -32,9 +33,12 @@ def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bun
     """
     has_structure = inputs.known is not None or options.codes is not None
     is_new = options.task in (None, "text2music") and not has_structure and inputs.condition is None
-    if options.plan and is_new and plans_texts(bundle):
+    is_asked = options.plan
+    if is_asked is None and bundle.planner is not None:
+        is_asked = bundle.planner.default or bool(given_options(options, plan_text_options(bundle)))
+    if is_asked and is_new and plans_texts(bundle):
         return True
-    for name in given_options(options, PLAN_OPTIONS):
+    for name in given_options(options, (*PLAN_OPTIONS, *plan_text_options(bundle))):
         if name != "plan":
             raise RequestError("has no effect without a plan", field=name, fix="leave it out")
     return False
@@ -59,6 +63,9 @@ class AnyPlan(Protocol):
 
     def finish(self) -> list[int]:
         """All codes, blocking. Raises TickError."""
+
+    def prompts(self, prompt: PromptText) -> PromptText:
+        """The prompts that its frames are generated with, of those that have hints."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -204,6 +211,10 @@ class Plan:
     def finish(self) -> list[int]:
         """All codes, blocking. Raises TickError."""
         return self.codes(self.num_codes)
+
+    def prompts(self, prompt: PromptText) -> PromptText:
+        """As they are."""
+        return prompt
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerSpec
-from runtime.errors import TickError
+from runtime.errors import QueueFullError, TickError
 from runtime.language.constraints import Constraint
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.structure import StructureCodec
@@ -30,7 +29,7 @@ class Caller:
     Once `leave` is called, from any thread, whoever waits for it gets a TickError.
     """
 
-    def __init__(self, client: str = "", place_timeout_s: float = math.inf) -> None:
+    def __init__(self, client: str = "", place_timeout_s: float | None = None) -> None:
         self.client, self.place_timeout_s = client, place_timeout_s
         self._left, self._lock = threading.Event(), threading.Lock()
         self._on_leave: list[Callable[[], None]] = []
@@ -65,7 +64,15 @@ class SequenceRun:
         self._tokens: list[int] = []
         self._end: Event | None = None
         made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, client=caller.client, **request)
-        self._id = loop.submit_sequence(made, self._note, wait=True)
+        caller.on_leave(loop.wake)
+        try:
+            self._id = loop.submit_sequence(
+                made, self._note, wait=True, timeout_s=caller.place_timeout_s, has_left=lambda: caller.has_left
+            )
+        except QueueFullError:
+            if caller.has_left:
+                raise TickError("the plan was cancelled") from None
+            raise
         caller.on_leave(self.cancel)
 
     def wait(self, count: int) -> list[int]:

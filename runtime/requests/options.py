@@ -208,10 +208,11 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None,
         description="Structure codes in place of a source's: a text <|audio_code_12|><|audio_code_7|>, or numbers.",
     )
-    plan: bool = Field(
-        default=True,
+    plan: bool | None = Field(
+        default=None,
         description="Let the model's planner fill in what is not given of tempo, key, time signature, language and "
-        "length, and make the structure codes; not with a source, a structure, codes or condition tokens.",
+        "length, and make the structure codes; not with a source, a structure, codes or condition tokens. Default: the "
+        "model's.",
     )
     plan_temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = Field(
         default=None, description="How freely the planner chooses; 0 is the likeliest. Default: the model's."

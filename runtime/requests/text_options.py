@@ -28,7 +28,8 @@ class TextOptions(BaseModel):
     lyrics: str = Field(
         default="",
         max_length=MAX_LYRICS_CHARACTERS,
-        description="Text to sing, with sections such as [verse] and [chorus]. Empty: what the model makes of it.",
+        description="Text to sing, with sections such as [verse] and [chorus]; models that do not sing take the "
+        "sections alone, as those of the plan. Empty: what the model makes of it.",
     )
     language: str = Field(default="en", pattern=LANGUAGE, description="The lyrics' language, as a code such as en.")
     bpm: int | None = Field(default=None, ge=30, le=300, description="Beats per minute. Default: the model's choice.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.config.bundle import Bundle
+from runtime.config.conditions import placeholders
 from runtime.config.deployment import Deployment, build_command
 from runtime.errors import RequestError, ShapeError
 from runtime.requests.options import PLAN_OPTIONS, TEXT_OPTIONS
@@ -16,13 +17,13 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
 
     A cover's strength is that of its instruction.
     """
-    placeholders = frozenset() if bundle.text_encoder is None else bundle.text_encoder.placeholders
-    lacking = frozenset(TEXT_OPTIONS) - placeholders - {"task"}
+    heard = frozenset() if bundle.text_encoder is None else bundle.text_encoder.placeholders
+    lacking = frozenset(TEXT_OPTIONS) - heard - {"task"} - plan_text_options(bundle)
     parts = {
         "timbre_strength": bundle.timbre is not None,
         "structure_strength": bundle.structure is not None,
         "codes": bundle.structure is not None,
-        "cover_strength": "instruction" in placeholders,
+        "cover_strength": "instruction" in heard,
         **dict.fromkeys(PLAN_OPTIONS, plans_texts(bundle)),
     }
     return lacking | {name for name, is_there in parts.items() if not is_there}
@@ -31,6 +32,14 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
 def plans_texts(bundle: Bundle) -> bool:
     """Whether its planner makes structure codes of a request's texts."""
     return bundle.structure is not None and bundle.planner is not None and bundle.planner.tokenizer is not None
+
+
+def plan_text_options(bundle: Bundle) -> frozenset[str]:
+    """Options that become text for its planner alone: those of its plan's template, and sections in lyrics."""
+    if not plans_texts(bundle) or bundle.planner is None or bundle.planner.plan is None:
+        return frozenset()
+    heard = frozenset() if bundle.text_encoder is None else bundle.text_encoder.placeholders
+    return (placeholders(bundle.planner.plan.prompt) | {"lyrics"}) & frozenset(TEXT_OPTIONS) - heard
 
 
 def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deployment, condition_width: int) -> None:

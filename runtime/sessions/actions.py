@@ -18,7 +18,7 @@ from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents, Segment
-from runtime.requests.validation import untaken_options
+from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.messages import ServerMessage
 from runtime.sessions.protocol.plan import PlanChoices
@@ -124,7 +124,9 @@ class LiveModel:
                 "dcw": DcwOptions(**sampler.dcw.model_dump()),
                 **denoise,
             },
-            untaken=untaken_options(bundle) | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
+            untaken=untaken_options(bundle)
+            | plan_text_options(bundle)
+            | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
             catalog=lambda: pipeline.engines.adapters,
             plan=PlanFacts.of(bundle),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -129,12 +129,20 @@ class LoopClient:
         return self._enter(request, listener, None, wait=wait)
 
     def submit_sequence(
-        self, request: SequenceRequest, listener: Listener, state: SequenceState | None = None, *, wait: bool = False
+        self,
+        request: SequenceRequest,
+        listener: Listener,
+        state: SequenceState | None = None,
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+        has_left: Callable[[], bool] = lambda: False,
     ) -> str:
         """Ask the planner for a sequence; exactly one terminal event follows. `state`: continue there (see snapshot).
 
-        Raises RequestError, also where the bundle has no planner, CheckpointError where the state does not fit, and as
-        submit does.
+        wait: for a place, for at most `timeout_s`, and until `has_left` is true where `wake` is called then. Raises
+        RequestError, also where the bundle has no planner, CheckpointError where the state does not fit, and as submit
+        does.
         """
         if self.bundle.planner is None:
             raise RequestError(f"the bundle {self.bundle.name!r} has no planner", fix="use one with [planner]")
@@ -143,11 +151,15 @@ class LoopClient:
             assert self.engines.planner is not None
             state.check(request, self.engines.planner, self.bundle.planner)
         self._check_open()
-        self._registry.enter(request, listener, wait=wait)
+        self._registry.enter(request, listener, wait=wait, timeout_s=timeout_s, has_left=has_left)
         self._inbox.put(Submit(request, SequenceWork(request, state)))
         if self._ended.is_set():
             self._end_leftovers()
         return request.id
+
+    def wake(self) -> None:
+        """Let whoever waits for a place look again whether it still should."""
+        self._registry.wake()
 
     def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
         """Continue a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""

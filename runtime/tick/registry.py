@@ -72,15 +72,17 @@ class Registry:
         *,
         adapters: frozenset[Adapter] = frozenset(),
         wait: bool = False,
+        timeout_s: float | None = None,
+        has_left: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take a place; `wait` until one is free.
+        """Take a place; `wait` until one is free, for at most `timeout_s`, or until who waits `has_left`: see wake.
 
         Raises QueueFullError, also where the adapters of all generations have too high a rank, and RequestError where
         the id is in use.
         """
         with self._freed:
             if wait and not request.is_urgent:
-                self._freed.wait_for(lambda: self._is_closed or not self._is_full(request))
+                self._freed.wait_for(lambda: self._is_closed or has_left() or not self._is_full(request), timeout_s)
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
             if self._is_full(request) and not request.is_urgent:
@@ -97,6 +99,11 @@ class Registry:
         """Generations and sequences have slots and waiting places of their own."""
         alike = [entry.request for entry in self._entries.values() if type(entry.request) is type(request)]
         return sum(not other.is_urgent for other in alike) >= self._slots(request) + self._num_queue
+
+    def wake(self) -> None:
+        """Whoever waits for a place looks again whether it still should."""
+        with self._freed:
+            self._freed.notify_all()
 
     def close(self) -> None:
         """The loop has ended: what waits for a place waits no more."""

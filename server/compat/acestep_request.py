@@ -14,7 +14,7 @@ from runtime.pipeline.compose import draw_seed
 from runtime.pipeline.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.options import COVER_DENOISE
 from runtime.requests.request import MAX_SEED
-from runtime.requests.validation import untaken_options
+from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.untrusted import quoted
 from server.compat.acestep_fields import THEIR_NAMES, Fields, refuse
 
@@ -81,7 +81,9 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
         _check_neutral(fields, name, neutral)
     task = _task(fields, bundle)
     _check_files(fields, files, task)
-    untaken = untaken_options(bundle)
+    lyrics = fields.text("lyrics")
+    has_tags = bool(lyrics) and lyrics.lower() not in INSTRUMENTAL and "lyrics" in plan_text_options(bundle)
+    untaken = untaken_options(bundle) | (frozenset() if has_tags else plan_text_options(bundle) & {"lyrics"})
     metadata, words, ignored = _metadata(fields, untaken, bundle.controls)
     has_planner = "plan" not in untaken
     prompt = fields.text("prompt") or fields.text("global_caption") or fields.text("sample_query")
@@ -89,7 +91,7 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
         "prompt": ", ".join(filter(None, [prompt, *words])),
         "response_format": _format(fields),
         "task": task,
-        **({"plan": fields.flag("thinking")} if has_planner else {}),
+        **({"plan": fields.flag("thinking") or has_tags} if has_planner else {}),
         **_given(negative_prompt=fields.text("negative_prompt") or None, seconds=_seconds(fields, task)),
         **_given(**_sampler(fields, bundle), **_strengths(fields, files, task, bundle), **metadata),
         **_given(**_instruction(fields, task, untaken)),
@@ -101,7 +103,7 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
         values=values,
         seeds=_seeds(fields),
         repaint=_repaint(fields, task),
-        lyrics=fields.text("lyrics"),
+        lyrics=lyrics,
         ignored=(
             *(name for name in PLANNED if fields.flag(name) and (name != "thinking" or not has_planner)),
             *ignored,

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.pipeline.pipeline import Pipeline
-from runtime.requests.validation import untaken_options
+from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
 from server.asgi.problems import Finding, ProblemError, request_id_of
 from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
@@ -97,7 +97,9 @@ async def _music(request: Request, output_format: str) -> tuple[MusicBody, dict[
 def _music_options(pipeline: Pipeline, values: dict[str, Any]) -> tuple[MusicBody, dict[str, Any]]:
     body = validate(MusicBody, values, fix="")
     check_model(pipeline, body.model_id)
-    return body, body.options(_parts(body), takes_lyrics="lyrics" not in untaken_options(pipeline.bundle))
+    sings = "lyrics" not in untaken_options(pipeline.bundle) | plan_text_options(pipeline.bundle)
+    plan = {"plan": False} if body.composition_plan is not None and plans_texts(pipeline.bundle) else {}
+    return body, body.options(_parts(body), takes_lyrics=sings) | plan
 
 
 def _parts(body: MusicBody) -> list[Section]:

@@ -19,6 +19,7 @@ from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan
+from runtime.pipeline.sequences import Caller
 from runtime.pipeline.text_encoder import parse_condition
 from server.admission import Permit
 from server.asgi.openapi import GenerationBody
@@ -33,6 +34,9 @@ AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
 PARAMETERS_BYTES, PLAN_BYTES = 4096, 2048
 MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
+
+
+Opened = tuple[LongGeneration, GenerationMetadata]
 
 
 @dataclass
@@ -81,6 +85,7 @@ class GenerationJob:
     sent_audio_s: float = 0.0
     first_sent_s: float | None = None
     last_sent_s: float | None = None
+    caller: Caller = field(init=False)
     generation: LongGeneration = field(init=False)
     metadata: GenerationMetadata = field(init=False)
     unknown_words: tuple[str, ...] = ()
@@ -112,14 +117,26 @@ class GenerationJob:
         if not self.is_latents and codec is not None:
             check_format(self.body.response_format, codec.channels, "response_format")
         sources, body = self.service.sources, self.body
+        self.caller = Caller(self.client, self.service.settings.queue_timeout_s)
         files = (self.upload.source, self.upload.timbre, self.upload.structure, body.timbre_id)
         is_read = files == (None,) * 4 and sources.are_cached(body.source_id, body.target_id, body.structure_id)
         run = run_in_threadpool if is_read else self.service.source_worker.run
-        self.generation, self.metadata = await run(self._open)
+        self.generation, self.metadata = await self._opened(asyncio.create_task(run(self._open)))
         if self.generation.plan is not None and not self.is_streamed:
             await self._finish_plan(self.generation.plan)
         self.permit.remaining_steps = self.generation.num_steps
         self.permit.reserve(self._response_bytes())
+
+    async def _opened(self, opening: asyncio.Task[Opened]) -> Opened:
+        """Wait for what is read and thought of; cancellation ends the thinking, and waits for the rest."""
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self.caller.leave()
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                opening.exception()
+            raise
 
     async def _finish_plan(self, plan: AnyPlan) -> None:
         """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
@@ -173,7 +190,7 @@ class GenerationJob:
             return 0.0
         return self.sent_audio_s - (time.monotonic() - self.first_sent_s)
 
-    def _open(self) -> tuple[LongGeneration, GenerationMetadata]:
+    def _open(self) -> Opened:
         body, sources = self.body, self.service.sources
         words = self.pipeline.prompt_words(body)
         self.unknown_words = words.unknown if words else ()
@@ -201,7 +218,7 @@ class GenerationJob:
             timbre=timbre,
             structure=structure,
         )
-        generation = LongGeneration(self.pipeline, body, inputs)
+        generation = LongGeneration(self.pipeline, body, inputs, caller=self.caller)
         return generation, generation.metadata()
 
     def _timbre(self, data: bytes | None) -> Latents | None:

@@ -18,6 +18,7 @@ from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
+from runtime.requests.validation import plans_texts
 from runtime.tick.events import Event, Failed, Finished
 
 _DEPLOYMENT: Final = """\
@@ -84,7 +85,8 @@ class Player:
         return np.asarray(self.pipeline.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
 
     def _generation(self, piece: Piece) -> LongGeneration:
-        options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **piece.options})
+        unplanned = {"plan": False} if plans_texts(self.pipeline.bundle) else {}
+        options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **unplanned, **piece.options})
         return LongGeneration(self.pipeline, options, piece.inputs)
 
     def _run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:

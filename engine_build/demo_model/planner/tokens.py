@@ -102,6 +102,9 @@ def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) 
     return tokens
 
 
+_LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
+
+
 def planner_tables() -> dict[str, Any]:
     """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs, tokenizer and sampler."""
     groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
@@ -123,6 +126,7 @@ def planner_tables() -> dict[str, Any]:
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "ending": "outro",
             "tags": {"drop": "chorus"},
+            "layer_words": {layer: [words, f"no {words}"] for layer, words in _LAYER_WORDS.items()},
         },
         "codes": {"groups": groups},
     }

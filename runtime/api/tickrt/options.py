@@ -99,7 +99,7 @@ class Options(_Common, total=False):
     repaint: Sequence[Span] | None
     codes: str | Sequence[int] | None
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
-    plan: bool
+    plan: bool | None
     plan_temperature: float | None
     plan_guidance: float | None
     plan_top_p: float | None

@@ -17,6 +17,7 @@ from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
 from runtime.pipeline.form.rhythm import Rhythm
+from runtime.pipeline.form.section_prompts import PromptText, section_prompts
 from runtime.pipeline.form.sections import (
     Item,
     PlannedSection,
@@ -130,6 +131,13 @@ class FormPlan:
         """All codes, blocking. Raises TickError."""
         assert self._num_codes is not None
         return self.codes(0, self._num_codes)
+
+    def prompts(self, prompt: PromptText) -> PromptText:
+        """The prompts of all its frames, with the layers of every section; blended tokens stay as they are."""
+        assert self._total_frames is not None
+        if self._options.blend == "tokens":
+            return prompt
+        return section_prompts(self._spec, prompt, self.sections, 0, self._total_frames)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 
 from runtime.config.deployment import Deployment
 from runtime.config.planner import FieldSpec
-from runtime.errors import DrainingError, RequestError, TickError
+from runtime.errors import DrainingError, QueueFullError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.planning import Planner, is_planned
+from runtime.pipeline.sequences import Caller
 from runtime.requests.options import parse_options
 
 SPEC = TinySpec()
@@ -221,6 +223,105 @@ def test_a_generator_that_is_closed_ends_the_plan(pipeline: Pipeline) -> None:
     pieces.close()
     with pytest.raises(TickError, match="cancelled"):
         codes(generation)
+
+
+@pytest.fixture(scope="module")
+def form(built: Built) -> Iterator[Pipeline]:
+    with open_pipeline(built(planner={"capacity": 1024, "plan": True})) as opened:
+        yield opened
+
+
+def with_words(form: Pipeline) -> Pipeline:
+    """A plan with words for its layers."""
+    assert form.planner is not None
+    assert form.planner.spec.plan is not None
+    words = {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}
+    return with_planner(form, plan=form.planner.spec.plan.model_copy(update={"layer_words": words}))
+
+
+def test_a_generation_in_sections_says_them_and_follows_their_hints(form: Pipeline) -> None:
+    generation = LongGeneration(form, options(seconds=2.4, plan_guidance=None, lyrics="[break] [drop]"))
+    made = whole(form, generation)
+    found = generation.metadata().plan
+    assert [each["kind"] for each in found["sections"]][:1] == ["break"]
+    assert (found["sections"][0]["start_s"], found["sections"][-1]["end_s"]) == (0.0, 2.4)
+    assert len(found["codes"]) == -(-len(made) // FRAMES_PER_CODE)
+    assert found["meter"] in ("4/4", "3/4")
+    same = LongGeneration(form, options(seconds=2.4, plan_guidance=None, codes=found["codes"]))
+    assert np.array_equal(made, whole(form, same))
+    assert np.array_equal(made, whole(form, LongGeneration(form, generation.options)))
+
+
+def test_sections_are_named_in_the_prompts_of_their_frames(form: Pipeline) -> None:
+    pipeline = with_words(form)
+    generation = LongGeneration(pipeline, options(seconds=6.0, plan_guidance=None, bpm=144))
+    counts = set()
+    while (request := generation.next_request()) is not None:
+        total = sum(np.broadcast_to(condition.weight, request.frames) for condition in request.conditions)
+        assert np.allclose(total, 1.0)
+        counts.add(len(request.conditions))
+        generation.append(np.zeros((request.frames, C), np.float32))
+    assert generation.options.prompt == "calm"
+    layers = {tuple(each["layers"]) for each in generation.metadata().plan["sections"]}
+    assert (max(counts) > 1) == (len(layers) > 1)
+    assert max(counts) <= len(layers)
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_the_bundle_says_whether_it_plans_where_options_do_not(form: Pipeline, default: bool) -> None:
+    assert form.bundle.planner is not None
+    bundle = form.bundle.model_copy(update={"planner": form.bundle.planner.model_copy(update={"default": default})})
+    asked: dict[str, Any] = {"plan_guidance": None}
+    assert is_planned(options(**asked), GenerationInputs(), bundle) == default
+    assert is_planned(options(**asked, plan=True), GenerationInputs(), bundle)
+    assert not is_planned(options(**asked, plan=False), GenerationInputs(), bundle)
+    assert is_planned(options(**asked, lyrics="[verse]"), GenerationInputs(), bundle)
+    with pytest.raises(RequestError, match="lyrics: has no effect without a plan"):
+        is_planned(options(**asked, plan=False, lyrics="[verse]"), GenerationInputs(), bundle)
+
+
+def test_words_to_sing_are_refused_before_anything_is_made(form: Pipeline) -> None:
+    with pytest.raises(RequestError, match="this model does not sing"):
+        LongGeneration(form, options(plan_guidance=None, lyrics="[verse] la la la"))
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_caller_that_leaves_ends_the_thinking_or_the_wait_for_it(deployment: Deployment, has_place: bool) -> None:
+    opened = open_pipeline(deployment)  # its loop ticks by hand
+    loop, caller, ended = opened.loop, Caller(), list[str]()
+    places = deployment.runtime.planner_sequences + deployment.runtime.queue
+    for number in range(0 if has_place else places):
+        loop.submit_sequence(SequenceRequest(f"other {number}", (1,), max_tokens=5), lambda event: None)
+
+    def think() -> None:
+        try:
+            LongGeneration(opened, options(), caller=caller)
+        except TickError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=think)
+    thread.start()
+    while has_place and not len(loop._registry):
+        time.sleep(0.001)
+    if has_place:
+        loop.tick()
+    caller.leave()
+    if has_place:
+        loop.tick()
+    thread.join(60)
+    assert ended == ["the plan was cancelled"]
+    assert len(loop._registry) == (0 if has_place else places)
+    opened.close()
+
+
+def test_who_waits_for_a_place_waits_no_longer_than_its_time(deployment: Deployment) -> None:
+    opened = open_pipeline(deployment)
+    for number in range(deployment.runtime.planner_sequences + deployment.runtime.queue):
+        request = SequenceRequest(f"other {number}", (1,), max_tokens=5)
+        opened.loop.submit_sequence(request, lambda event: None)
+    with pytest.raises(QueueFullError):
+        LongGeneration(opened, options(), caller=Caller(place_timeout_s=0.01))
+    opened.close()
 
 
 def test_a_loop_that_has_ended_makes_no_plan(deployment: Deployment) -> None:

@@ -14,7 +14,7 @@ from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import RequestError, ShapeError
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest, LatentMask, StepParameters, Target
-from runtime.requests.validation import check_request
+from runtime.requests.validation import check_request, plan_text_options, plans_texts, untaken_options
 
 Model = tuple[Bundle, Deployment]
 
@@ -97,3 +97,15 @@ def test_a_condition_shorter_than_every_range_is_padded(model: Model) -> None:
     tokens = deployment.shapes[0].tokens.model_copy(update={"min": 8})
     shapes = (deployment.shapes[0].model_copy(update={"tokens": tokens}),)
     check((bundle, deployment.model_copy(update={"shapes": shapes})), conditions=(Condition(rand(3, D)),))
+
+
+def test_a_planner_takes_texts_that_the_decoder_does_not(tmp_path: Path) -> None:
+    """Tempo and meter are in the plan's template, lyrics have its sections."""
+    plain = load_bundle(load_deployment(tiny_deployment(tmp_path / "a")).bundle)
+    thinking = load_bundle(load_deployment(tiny_deployment(tmp_path / "b", planner={})).bundle)
+    form = load_bundle(load_deployment(tiny_deployment(tmp_path / "c", planner={"plan": True})).bundle)
+    assert [plans_texts(bundle) for bundle in (plain, thinking, form)] == [False, True, True]
+    assert not plan_text_options(plain) | plan_text_options(thinking)
+    assert plan_text_options(form) == {"bpm", "time_signature", "lyrics"}
+    assert {"bpm", "lyrics", "key", "plan"} <= untaken_options(plain)
+    assert untaken_options(form) & {"bpm", "lyrics", "key", "plan"} == {"key"}

@@ -111,3 +111,25 @@ def test_sequences_have_places_of_their_own() -> None:
             registry.enter(other, lambda event: None)
     registry.leave(Cancelled("plan"), "cancelled")
     registry.enter(SequenceRequest("more", (1,)), lambda event: None)
+
+
+def test_who_waits_for_a_place_waits_no_longer_than_it_wants() -> None:
+    registry, has_left, ended = Registry(slots=1, queue=0), threading.Event(), list[str]()
+    registry.enter(request("a"), lambda event: None)
+    with pytest.raises(QueueFullError, match="all 1 slots"):
+        registry.enter(request("b"), lambda event: None, wait=True, timeout_s=0.01)
+
+    def wait() -> None:
+        with pytest.raises(QueueFullError):
+            registry.enter(request("c"), lambda event: None, wait=True, has_left=has_left.is_set)
+        ended.append("c")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    registry.wake()
+    assert not ended
+    has_left.set()
+    registry.wake()
+    thread.join(60)
+    assert ended == ["c"]
+    assert registry.ids() == ["a"]
