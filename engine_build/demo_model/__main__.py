@@ -92,7 +92,7 @@ def evaluate(
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
 ) -> None:
     """Measure the bundle on held-out prompts, through the real tick loop. Needs no torch."""
-    from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file
+    from engine_build.demo_model.bundle_text import rewrite_bundle_file
     from engine_build.demo_model.evaluation.evaluate import evaluate
     from engine_build.demo_model.evaluation.player import open_player
 
@@ -100,8 +100,7 @@ def evaluate(
         figures = evaluate(player)
     print_line(json.dumps(figures))
     if write:
-        tables = read_bundle_file(folder)
-        write_bundle_file(folder, tables["training"], figures, tables.get("adapters", {}).get("matrices", {}))
+        rewrite_bundle_file(folder, evaluation=figures)
 
 
 @app.command()

@@ -21,15 +21,22 @@ from engine_build.demo_model.latents import (
     SILENCE,
     FloatArray,
 )
+from engine_build.demo_model.planner.tokens import planner_tables
 from engine_build.demo_model.text_encoder import build_text_encoder
 from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
+from engine_build.graphs.planner_graph import cache_names
 
 BUNDLE_FILE: Final = "bundle.toml"
 ENCODER_FILE: Final = "codec_encoder.npz"  # beside the checkpoint, not in the bundle
 TIMBRE_FRAMES: Final = 150
 TIMBRE_TOKENS: Final = 2
 SIZE_LIMIT_BYTES: Final = 32 * 2**20
+PLANNER_FILE: Final = "planner.onnx"
+PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
+PLANNER_LAYERS: Final = 4
+# 16 bars of 4 seconds, whose codes have 12 tokens each, and what stands before them.
+PLANNER_CAPACITY: Final = 4096
 # Names of modules in adapters of other trainers -> names here.
 ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
@@ -128,15 +135,33 @@ def write_bundle_file(
     evaluation: Mapping[str, Any],
     matrices: Mapping[str, Any] = {},
 ) -> None:
-    """Write bundle.toml; the figures of training and evaluation are free tables of plain values.
+    """Write bundle.toml, with the planner where its graph is there; figures are free tables of plain values.
 
     matrices: those of the decoder that take adapters, by module path.
     """
     tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
+    if (folder / PLANNER_FILE).exists():
+        tables |= _planner_tables()
     if matrices:
         tables |= {"adapters.aliases": ADAPTER_ALIASES, "adapters.matrices": dict(matrices)}
     text = "\n".join(table_text(name, values) for name, values in tables.items())
     (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
+
+
+def rewrite_bundle_file(folder: Path, training: Mapping[str, Any] = {}, evaluation: Mapping[str, Any] = {}) -> None:
+    """Write bundle.toml again, with these figures in place of those of the same name or beside the others."""
+    tables = read_bundle_file(folder)
+    matrices = tables.get("adapters", {}).get("matrices", {})
+    write_bundle_file(folder, tables["training"] | training, tables["evaluation"] | evaluation, matrices)
+
+
+def _planner_tables() -> dict[str, dict[str, Any]]:
+    """`[planner]` and its tables."""
+    tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
+    nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
+    files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY, "default": False}
+    inputs = {"planner.inputs": {"past": names.past}, "planner.outputs": {"present": names.present}}
+    return {"planner": files | tables, **inputs, **nested}
 
 
 def read_bundle_file(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model planner train | evaluate."""
+"""python -m engine_build.demo_model planner train | evaluate | export."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from runtime.command_line import CommandLine, need_packages
 from runtime.terminal import print_line
 
-planner = CommandLine(help="Train and measure the planner on the codes of a bundle's structure graphs. Needs torch.")
+planner = CommandLine(help="Train, measure and export the planner of a bundle's structure codes. Needs torch.")
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -33,14 +33,30 @@ def train(
 
 
 @planner.command()
-def evaluate(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
+def evaluate(
+    folder: Folder = DEFAULT_FOLDER,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
+) -> None:
     """Measure plans and codes of held-out prompts, with the corpus as ceiling and shuffled plans as control."""
     need_packages("torch")
+    from engine_build.demo_model.bundle_text import rewrite_bundle_file
     from engine_build.demo_model.planner.evaluate import evaluate
+    from engine_build.demo_model.planner.export import load_planner
     from engine_build.demo_model.planner.pages import StructureCodes
-    from engine_build.demo_model.planner.train import PlannerConfig, PlannerTrainer
 
-    trainer = PlannerTrainer(PlannerConfig())
-    trainer.load(checkpoint)
-    figures = evaluate(trainer.model.eval(), StructureCodes(folder))
-    print_line(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    found = evaluate(load_planner(checkpoint)[0], StructureCodes(folder))
+    figures = {f"plan_{name}": round(value, 4) for name, value in found.items()}
+    print_line(json.dumps(figures))
+    if write:
+        rewrite_bundle_file(folder, evaluation=figures)
+
+
+@planner.command()
+def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
+    """Write a checkpoint's graph and the prompts' tokenizer into the bundle, and [planner] into bundle.toml."""
+    need_packages("torch")
+    from engine_build.demo_model.planner.export import export_planner
+
+    error = export_planner(checkpoint, folder)
+    print_line(f"largest difference of a logit from torch: {error:.1e}")

@@ -25,15 +25,15 @@ from engine_build.demo_model.planner.tokens import (
     FIRST_CODE_ID,
     GROUP_SIZE,
     NUM_GROUPS,
+    TEMPERATURE,
     TOKEN_IDS,
     TOKENS,
+    TOP_P,
     Codes,
     codes_of,
     section_of,
 )
 
-TEMPERATURE: Final = 0.9
-TOP_P: Final = 0.9
 MOST_SECTIONS: Final = 16
 _HEADER_IDS: Final = [
     [TOKEN_IDS[name] for name in TOKENS if name.startswith(kind)] for kind in ("section:", "layers:", "bars:")

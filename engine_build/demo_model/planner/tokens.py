@@ -35,6 +35,8 @@ NUM_GROUPS: Final = CODE_DIGITS // DIGITS_PER_GROUP
 GROUP_SIZE: Final = CODE_LEVELS**DIGITS_PER_GROUP
 CLOCKS_PER_BEAT: Final = 24
 BPM_STEP: Final = 8
+TEMPERATURE: Final = 0.9
+TOP_P: Final = 0.9
 
 PAD, END, START, PLAN, RECALL, BEFORE, SECTION = "pad", "end", "start", "plan", "recall", "before", "section"
 _LAYER_SETS: Final = tuple("+".join(names) for count in range(1, 6) for names in combinations(LAYERS, count))
@@ -106,7 +108,7 @@ _LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "
 
 
 def planner_tables() -> dict[str, Any]:
-    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs, tokenizer and sampler."""
+    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs and tokenizer."""
     groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
     return {
         "vocabulary": NUM_TOKENS,
@@ -129,6 +131,7 @@ def planner_tables() -> dict[str, Any]:
             "layer_words": {layer: [words, f"no {words}"] for layer, words in _LAYER_WORDS.items()},
         },
         "codes": {"groups": groups},
+        "sampler": {"temperature": TEMPERATURE, "top_p": TOP_P},
     }
 
 

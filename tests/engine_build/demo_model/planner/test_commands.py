@@ -7,5 +7,5 @@ from engine_build.demo_model.__main__ import app
 
 def test_the_planner_has_commands_of_its_own() -> None:
     text = CliRunner().invoke(app, ["planner", "--help"]).output
-    assert all(command in text for command in ("train", "evaluate"))
+    assert all(command in text for command in ("train", "evaluate", "export"))
     assert "--minutes" in CliRunner().invoke(app, ["planner", "train", "--help"]).output
