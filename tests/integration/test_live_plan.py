@@ -1,0 +1,191 @@
+"""Live sessions that play by a plan of a tiny planner: over WebSocket and HTTP, in Python, and after kill -9."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Built
+from helpers.http_harness import Served, serving
+from helpers.live_player import Player, is_audio, player
+from helpers.live_sound import Sound
+from websockets.sync.client import connect
+
+from runtime.config.deployment import Deployment
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.requests.options import GenerationOptions
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.messages import Ack, Applied, Problem, Ready, ServerMessage
+from runtime.sessions.protocol.plan import Plan
+from runtime.sessions.sqlite_store import open_sqlite_store
+from tickrt.model import Model
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def deployment(built: Built) -> Deployment:
+    return built(planner={"capacity": 1024, "plan": True})
+
+
+@pytest.fixture(scope="module")
+def served(deployment: Deployment) -> Iterator[Served]:
+    with serving(deployment) as running:
+        yield running
+
+
+@contextmanager
+def planned(served: Served, **members: Any) -> Iterator[Player]:
+    with player(served) as client:
+        client.open(mode="extend", seed=5, prompts=[{"text": "calm"}], **members)
+        yield client
+        client.send(type="close")
+
+
+def is_plan(item: object) -> bool:
+    return isinstance(item, Plan)
+
+
+def test_a_session_plays_by_a_plan_which_can_be_edited(served: Served) -> None:
+    with planned(served) as client:
+        assert client.ready.plan is not None
+        assert client.ready.plan.kinds == ["verse", "chorus", "break", "outro"]
+        plan = client.receive_until(is_plan)
+        client.receive_until(is_audio)
+        assert plan.sections[0].start_s == 0.0
+        assert {section.kind for section in plan.sections} <= set(client.ready.plan.kinds)
+        edited = {"kind": "break", "layers": ["bass"], "bars": 2}
+        client.send(type="set_plan", seq=1, start_s=plan.sections[-1].start_s, sections=[edited])
+        newer = client.receive_until(
+            lambda item: is_plan(item) and any(each.start_s == plan.sections[-1].start_s for each in item.sections)
+        )
+        (section,) = (each for each in newer.sections if each.start_s == plan.sections[-1].start_s)
+        assert (section.kind, section.layers, section.bars) == ("break", ["bass"], 2)
+        assert any(isinstance(message, Applied) and message.seq == 1 for message in client.messages)
+        client.send(type="set_plan", seq=2, start_s=0.0, codes=[1])
+        refused = client.receive_until(lambda item: isinstance(item, Problem))
+        assert (refused.seq, refused.field) == (2, "start_s")
+        with served.client() as http:
+            card = http.get(f"/v1/sessions/{client.ready.session}").json()
+        assert section.model_dump() in card["plan"]["sections"]
+
+
+def test_a_session_without_a_plan(served: Served) -> None:
+    with planned(served, plan=False) as client:
+        assert client.ready.plan is None
+        client.receive_until(is_audio)
+        client.send(type="get_plan")
+        assert client.receive_until(lambda item: isinstance(item, Problem)).code == "invalid_request"
+        assert not any(is_plan(message) for message in client.messages)
+
+
+def test_the_plan_in_python(deployment: Deployment) -> None:
+    pipeline = open_pipeline(deployment)
+    pipeline.start()
+    with Model(pipeline) as model, model.live("calm", mode="extend", seed=5) as live:
+        live.read(1000)
+        plan = live.plan
+        assert plan is not None
+        last = plan.sections[-1]
+        live.set_plan(last.start_s, [{"kind": "chorus", "layers": ["drums"], "bars": 4}])
+        for _ in range(200):
+            live.read(800)
+            kinds = {section.start_s: (section.kind, section.bars) for section in live.plan.sections}
+            if kinds.get(last.start_s) == ("chorus", 4):
+                break
+        assert kinds[last.start_s] == ("chorus", 4)
+
+
+class Listener:
+    """A client in the test process: it plays what it gets."""
+
+    def __init__(self, first_sample: int) -> None:
+        self.messages: list[ServerMessage] = []
+        self.sound = Sound(first_sample)
+
+    def on_message(self, message: ServerMessage) -> None:
+        self.messages.append(message)
+        if isinstance(message, Ready):
+            self.sound = Sound(message.next_sample)
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        self.sound.write(chunk)
+
+    @property
+    def codes(self) -> dict[int, list[int]]:
+        """Those of complete sections, in the newest plan."""
+        plans = [message for message in self.messages if isinstance(message, Plan)]
+        return codes_by_index(plans[-1]) if plans else {}
+
+
+@contextmanager
+def server(config: Path, state: Path) -> Iterator[str]:
+    """The address of a server process that is ready; killed, not stopped, at the end of the block."""
+    command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TICKRT_STATE": str(state)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            found = (re.search(r"ready on http(://\S+)", line) for line in process.stdout)
+            yield next(match.group(1) for match in found if match)
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def codes_by_index(plan: Plan) -> dict[int, list[int]]:
+    return {section.index: section.codes for section in plan.sections if section.codes is not None}
+
+
+def test_after_kill_9_the_same_codes_follow_and_what_was_heard_stays(deployment: Deployment, tmp_path: Path) -> None:
+    with server(deployment.path, tmp_path) as url, connect(f"ws{url}/v1/live", proxy=None) as websocket:
+        client = Player(websocket)
+        client.open(mode="extend", seed=5, prompts=[{"text": "calm"}], format="f32")
+        before = codes_by_index(client.receive_until(lambda item: is_plan(item) and codes_by_index(item)))
+        client.receive_until(lambda item: is_audio(item) and item.end_sample > 12_000)
+    sound = Sound(0)
+    for chunk in client.chunks:
+        sound.write(chunk)
+    with open_pipeline(deployment) as pipeline:
+        restored = resumed(pipeline, tmp_path, client.ready, max(before) + 2)
+        expected = codes_of_the_plan(pipeline, max(restored.codes))
+    assert before.items() <= expected.items()
+    assert restored.codes.items() <= expected.items()
+    begin, end = restored.sound.begin, min(sound.end, restored.sound.end)
+    assert end - begin > 1000
+    assert np.array_equal(restored.sound.part(begin, end)[0], sound.part(begin, end)[0])
+
+
+def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> Listener:
+    """The client of a stored session, which has played until it knows the codes of section `last`."""
+    listener, until_s = Listener(0), time.monotonic() + TIMEOUT_S
+    with open_sqlite_store(state) as store, SessionHost(pipeline, store=store) as host:
+        host.resume(ready.session, ready.resume_token, listener)
+        while last not in listener.codes:
+            assert time.monotonic() < until_s, listener.messages[-5:]
+            host.post(ready.session, Ack(playhead_sample=listener.sound.end))
+            time.sleep(0.02)
+    return listener
+
+
+def codes_of_the_plan(pipeline: Pipeline, last: int) -> dict[int, list[int]]:
+    """The codes of the same plan up to section `last`, made without interruption."""
+    assert pipeline.planner is not None
+    form = pipeline.planner.form_plan(GenerationOptions(prompt="calm"), 5)
+    found: dict[int, list[int]] = {}
+    frame = 0
+    while last not in found:
+        form.hints(frame, 50)
+        frame += 50
+        found |= {section.index: list(section.codes) for section in form.sections if section.codes is not None}
+    return found
