@@ -75,14 +75,17 @@ class StructureCodes:
         return levels_from_latents(self._decode.run(None, {"codes": codes[None]})[0][0])
 
 
-def draw_piece(structure: StructureCodes, seed: int, index: int) -> Piece:
-    """Song number `index` of a seed, with form."""
+def draw_piece(structure: StructureCodes, seed: int, index: int, *, is_opening: bool = False) -> Piece:
+    """Song number `index` of a seed, with form; as an opening, a section of it alone."""
     rng = np.random.default_rng([seed, index])
     song = draw_song(rng)
     if rng.random() < _FULL_SHARE:
         song = replace(song, layers=song.layers | song.rule.layer_set)
     arrangement = draw_arrangement(song, rng)
     moods = tuple(mood for mood in moods_of(arrangement.song) if rng.random() < MOOD_SHARE)
+    if is_opening:
+        section = arrangement.sections[int(rng.integers(len(arrangement.sections)))]
+        arrangement = replace(arrangement, sections=(section,))
     return Piece(arrangement, structure.encode(render_arrangement(arrangement)), moods)
 
 

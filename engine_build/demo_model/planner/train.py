@@ -3,7 +3,7 @@
 import json
 import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from engine_build.demo_model.planner.tokens import (
 from runtime.terminal import print_line
 
 HELD_OUT_SEED: Final = 1_000_033
+OPENING_TOKENS: Final = 100
 
 Pages = list[list[int]]
 
@@ -33,7 +34,8 @@ Pages = list[list[int]]
 class PlannerConfig:
     """The recipe. Training ends after `minutes`; the learning rate falls to zero over its last `decay_share`.
 
-    recall_share: of the pages whose section returns, those that have the recalled codes.
+    recall_share: of the pages whose section returns, those that have the recalled codes. openings_per_step: first
+    tokens of sections without anything before them, of which key and layers can only be known from the header.
     """
 
     minutes: float = 82.0
@@ -42,7 +44,8 @@ class PlannerConfig:
     warmup_steps: int = 60
     decay_share: float = 0.6
     songs_per_step: int = 2
-    sections_per_song: int = 3
+    sections_per_song: int = 2
+    openings_per_step: int = 16
     seed: int = 1
     recall_share: float = 0.85
     threads: int = 1
@@ -73,7 +76,7 @@ class PlannerTrainer:
         decay = min(1.0, max(0.0, 1.0 - self.progress) / self.config.decay_share)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * warm * decay
-        batches = [torch.tensor([page]) for page in pages]
+        batches = batches_of(pages)
         count, total = sum(int(is_predicted(batch).sum()) for batch in batches), 0.0
         is_coarse = self.progress < 1.0 - self.config.exact_share
         for batch in batches:
@@ -118,7 +121,16 @@ def draw_pages(structure: StructureCodes, config: PlannerConfig, seed: int, step
         for section in map(int, sections):
             recalled = recalled_codes(structure, piece, section) if rng.random() < config.recall_share else None
             pages.append(section_page(piece, section, recalled))
+    for index in range(config.openings_per_step):
+        piece = draw_piece(structure, seed + 1, step * config.openings_per_step + index, is_opening=True)
+        pages.append(section_page(piece, 0)[:OPENING_TOKENS])
     return pages
+
+
+def batches_of(pages: Pages) -> list[Tensor]:
+    """Pages of one length side by side, int64 `[B, S]`."""
+    by_length = groupby(sorted(pages, key=len), key=len)
+    return [torch.tensor(list(group)) for _, group in by_length]
 
 
 def is_predicted(tokens: Tensor) -> Tensor:
@@ -145,18 +157,19 @@ def token_losses(model: Planner, tokens: Tensor) -> Tensor:
 
 
 def held_out_figures(model: Planner, pages: Pages) -> dict[str, float]:
-    """Nats per code of sections that are new, and that return, and nats per token of plans."""
-    found = dict[str, list[Tensor]](new=[], returning=[], plan=[])
-    for batch in (torch.tensor([page]) for page in pages):
+    """Nats per code of sections that are new, that return, and of openings, and nats per token of plans."""
+    found = dict[str, list[Tensor]](new=[], returning=[], opening=[], plan=[])
+    for batch in batches_of(pages):
         with torch.no_grad():
             losses = token_losses(model, batch)
         wanted = is_predicted(batch)
-        is_code, is_section = batch[:, 1:] >= FIRST_CODE_ID, (batch[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
-        is_return = is_section & (batch == TOKEN_IDS[RECALL]).any(1, keepdim=True)
-        found["new"].append(losses[is_code & wanted & ~is_return])
-        found["returning"].append(losses[is_code & wanted & is_return & is_section])
+        is_code = wanted & (batch[:, 1:] >= FIRST_CODE_ID)
+        is_return = (batch == TOKEN_IDS[RECALL]).any(1, keepdim=True)
+        is_after = (batch[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
+        found["opening" if batch.shape[1] == OPENING_TOKENS else "new"].append(losses[is_code & is_after & ~is_return])
+        found["returning"].append(losses[is_code & is_after & is_return])
         found["plan"].append(losses[wanted & ~is_code])
-    tokens = {"new": NUM_GROUPS, "returning": NUM_GROUPS, "plan": 1}
+    tokens = {"new": NUM_GROUPS, "returning": NUM_GROUPS, "opening": NUM_GROUPS, "plan": 1}
     return {f"nats_{name}": tokens[name] * float(torch.cat(parts).mean()) for name, parts in found.items()}
 
 
