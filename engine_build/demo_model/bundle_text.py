@@ -21,6 +21,7 @@ from engine_build.demo_model.latents import (
     SILENCE,
     FloatArray,
 )
+from engine_build.demo_model.planner.pages import StructureCodes
 from engine_build.demo_model.planner.tokens import planner_tables
 from engine_build.demo_model.text_encoder import build_text_encoder
 from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
@@ -35,8 +36,8 @@ SIZE_LIMIT_BYTES: Final = 32 * 2**20
 PLANNER_FILE: Final = "planner.onnx"
 PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
-# 16 bars of 4 seconds, whose codes have 12 tokens each, and what stands before them.
-PLANNER_CAPACITY: Final = 4096
+# Pages of training have at most 2304 tokens; longer sections are written in parts.
+PLANNER_CAPACITY: Final = 2336
 # Names of modules in adapters of other trainers -> names here.
 ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
@@ -141,7 +142,7 @@ def write_bundle_file(
     """
     tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
     if (folder / PLANNER_FILE).exists():
-        tables |= _planner_tables()
+        tables |= _planner_tables(folder)
     if matrices:
         tables |= {"adapters.aliases": ADAPTER_ALIASES, "adapters.matrices": dict(matrices)}
     text = "\n".join(table_text(name, values) for name, values in tables.items())
@@ -155,9 +156,10 @@ def rewrite_bundle_file(folder: Path, training: Mapping[str, Any] = {}, evaluati
     write_bundle_file(folder, tables["training"] | training, tables["evaluation"] | evaluation, matrices)
 
 
-def _planner_tables() -> dict[str, dict[str, Any]]:
+def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     """`[planner]` and its tables."""
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
+    tables["plan"]["silent"] = StructureCodes(folder).silent
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY, "default": False}
     inputs = {"planner.inputs": {"past": names.past}, "planner.outputs": {"present": names.present}}

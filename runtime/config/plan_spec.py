@@ -73,7 +73,8 @@ class PlanSpec(Section):
     of every kind the number of what it plays; a section recalls the first of its kind before it, or else of its
     material. ending: the kind that ends a song. tags: other names of kinds that may stand in lyrics. clocks_per_beat:
     of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer what the prompt of a
-    section says where it sounds, and where it is silent.
+    section says where it sounds, and where it is silent. silent: by layer the code token that means its silence, which
+    is given in sections without it.
     """
 
     prompt: str = "{prompt}"
@@ -95,6 +96,7 @@ class PlanSpec(Section):
     ending: str = ""
     tags: Mapping[str, str] = {}
     layer_words: Mapping[str, tuple[str, str]] = {}
+    silent: Mapping[str, int] = {}
     most_sections: int = Field(default=16, ge=1)
 
     @property
@@ -115,6 +117,8 @@ class PlanSpec(Section):
         """The last token of everything, plus 1, with its name."""
         for name in ("start", "plan", "before", "section", "recall"):
             yield name, getattr(self, name) + 1
+        for layer, token in self.silent.items():
+            yield f"silent.{layer}", token + 1
         for index, field in enumerate(self.header):
             yield f"header.{index}", field.end
         for name in ("kind", "layers", "bars", "moods", "bar_markers", "clock_markers"):

@@ -55,7 +55,7 @@ class CodesConstraint:
     """Codes: a token of every group in turn, and before each code the tokens that `markers` gives for its index.
 
     num_codes: that many, and no end token; None: until the end token comes, which may come between codes. known: the
-    first codes, which are given.
+    first codes, which are given. fixed: for every group the token that is given in all other codes, or None.
     """
 
     is_greedy = False
@@ -66,18 +66,19 @@ class CodesConstraint:
         num_codes: int | None = None,
         markers: Markers | None = None,
         known: Sequence[int] = (),
+        fixed: Sequence[int | None] = (),
     ) -> None:
         self._codes, self._end_token = planner.codes, planner.end_token
         self._num_codes, self._markers, self._known = num_codes, markers, known
+        self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
         self._code, self._part, self._has_ended = 0, 0, False
         self._given = self._given_tokens()
 
     @property
     def key(self) -> Hashable:
         """The token that must come, or the group."""
-        return (
-            self._part - len(self._before()) if self._part >= len(self._given) else ("token", self._given[self._part])
-        )
+        token = self._given[self._part]
+        return self._group if token is None else ("token", token)
 
     @property
     def is_done(self) -> bool:
@@ -87,21 +88,21 @@ class CodesConstraint:
     def write_allowed(self, allowed: Mask) -> None:
         """The given token, or the group's tokens, and between codes the end token where it may come."""
         allowed[:] = False
-        if self._part < len(self._given):
-            allowed[self._given[self._part]] = True
+        token = self._given[self._part]
+        if token is not None:
+            allowed[token] = True
             return
-        part = self._part - len(self._before())
-        group = self._codes.groups[part]
+        group = self._codes.groups[self._group]
         allowed[group.first : group.end] = True
-        if self._num_codes is None and part == 0:
+        if self._num_codes is None and self._group == 0:
             allowed[self._end_token] = True
 
     def forced(self, limit: int) -> list[int]:
         """The given tokens that come next."""
         ahead, found = copy(self), list[int]()
-        while len(found) < limit and not ahead.is_done and ahead._part < len(ahead._given):
-            found.append(ahead._given[ahead._part])
-            ahead.advance(found[-1])
+        while len(found) < limit and not ahead.is_done and (token := ahead._given[ahead._part]) is not None:
+            found.append(token)
+            ahead.advance(token)
         return found
 
     def advance(self, token: int) -> None:
@@ -110,7 +111,7 @@ class CodesConstraint:
             self._has_ended = True
             return
         self._part += 1
-        if self._part == len(self._before()) + len(self._codes.groups):
+        if self._part == len(self._given):
             self._code, self._part = self._code + 1, 0
             self._given = self._given_tokens()
 
@@ -123,15 +124,18 @@ class CodesConstraint:
         self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
         self._given = self._given_tokens()
 
-    def _before(self) -> Sequence[int]:
-        return () if self._markers is None else self._markers(self._code)
+    @property
+    def _group(self) -> int:
+        """The group that comes next; negative where a marker does."""
+        return self._part - len(self._given) + len(self._codes.groups)
 
-    def _given_tokens(self) -> tuple[int, ...]:
-        """What is given of this code: its markers, and all of it where it is known."""
+    def _given_tokens(self) -> tuple[int | None, ...]:
+        """Of each token of this code: the one that is given, or None."""
         if self.is_done:
             return ()
-        known = self._known[self._code] if self._code < len(self._known) else None
-        return (*self._before(), *(() if known is None else self._codes.tokens(known)))
+        known = self._code < len(self._known)
+        markers = () if self._markers is None else self._markers(self._code)
+        return (*markers, *(self._codes.tokens(self._known[self._code]) if known else self._fixed))
 
 
 class PlanConstraint:

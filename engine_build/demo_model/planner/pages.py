@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,13 @@ import onnxruntime as ort
 from engine_build.demo_model.corpus.songs import draw_song
 from engine_build.demo_model.corpus.vocabulary import MOOD_SHARE, moods_of
 from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import FRAMES_PER_CODE, FloatArray, latents_from_levels, levels_from_latents
+from engine_build.demo_model.latents import (
+    CHANNELS,
+    FRAMES_PER_CODE,
+    FloatArray,
+    latents_from_levels,
+    levels_from_latents,
+)
 from engine_build.demo_model.planner.arrangement import (
     MATERIALS,
     Arrangement,
@@ -69,6 +76,12 @@ class StructureCodes:
         """Codes of whole groups of frames; the rest is cut."""
         latents = latents_from_levels(levels[None, : len(levels) // FRAMES_PER_CODE * FRAMES_PER_CODE])
         return np.asarray(self._encode.run(None, {"latents": latents})[0][0], np.int64)
+
+    @cached_property
+    def silent(self) -> dict[str, int]:
+        """By layer the token of its silence."""
+        (tokens,) = code_tokens(self.encode(np.zeros((FRAMES_PER_CODE, CHANNELS), np.float32))).tolist()
+        return dict(zip(LAYERS, tokens, strict=True))
 
     def decode(self, codes: Codes) -> FloatArray:
         """Levels `[T, C]` of the hints."""

@@ -70,17 +70,21 @@ def _nucleus(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> int:
     return int(order[np.searchsorted(kept, rng.random() * kept[-1], side="right")])
 
 
-def write_codes(model: Planner, prompt: Sequence[int], markers: Markers, count: int, seed: int) -> Codes:
-    """Codes int64 `[Q]` of a section's page, whose markers are given before each."""
+def write_codes(
+    model: Planner, prompt: Sequence[int], markers: Markers, silent: Sequence[int | None], count: int, seed: int
+) -> Codes:
+    """Codes int64 `[Q]` of a section's page, whose markers are given before each. silent: by group a token or None."""
     page, rng = Page(model, prompt[:-1]), np.random.default_rng(seed)
     unread, tokens = list(prompt[-1:]), list[int]()
     for place in range(count):
         unread += markers(place)
         for group in range(NUM_GROUPS):
-            page.append(unread)
-            first = FIRST_CODE_ID + group * GROUP_SIZE
-            tokens.append(page.draw(range(first, first + GROUP_SIZE), rng))
-            unread = tokens[-1:]
+            given, first = silent[group], FIRST_CODE_ID + group * GROUP_SIZE
+            if given is None:
+                page.append(unread)
+                unread = []
+            tokens.append(page.draw(range(first, first + GROUP_SIZE), rng) if given is None else given)
+            unread.append(tokens[-1])
     return codes_of(np.array(tokens).reshape(-1, NUM_GROUPS))
 
 
@@ -91,8 +95,9 @@ def write_piece(
     piece = Piece(arrangement, np.zeros(0, np.int64), moods)
     for index in range(len(arrangement.sections)):
         markers = section_markers(piece, index, recalled_codes(structure, piece, index))
-        count = len(section_span(piece, index))
-        codes = write_codes(model, section_prompt(piece, index), markers, count, seed + index)
+        layers, count = arrangement.sections[index].layers, len(section_span(piece, index))
+        silent = [None if layer in layers else token for layer, token in structure.silent.items()]
+        codes = write_codes(model, section_prompt(piece, index), markers, silent, count, seed + index)
         piece = replace(piece, codes=np.concatenate([piece.codes, codes]))
     return piece
 

@@ -108,7 +108,7 @@ _LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "
 
 
 def planner_tables() -> dict[str, Any]:
-    """What `[planner]` of bundle.toml says of the tokens: all but graph, inputs, outputs and tokenizer."""
+    """What `[planner]` of bundle.toml says of the tokens: all but files, inputs, outputs and silence."""
     groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
     return {
         "vocabulary": NUM_TOKENS,

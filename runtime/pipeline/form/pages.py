@@ -127,7 +127,7 @@ def codes_page(
         prompt += (*markers[place], *codes.tokens(section.codes[place]))
     markers, given = markers[part.first : part.end], section.codes[part.first : part.end]
     ends = tuple(accumulate(len(each) + len(codes.groups) for each in markers))
-    constraint = CodesConstraint(planner, len(markers), markers.__getitem__, given)
+    constraint = CodesConstraint(planner, len(markers), markers.__getitem__, given, _silent(planner, section))
     order = SequenceOrder(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
     )
@@ -137,6 +137,14 @@ def codes_page(
 def _plan(planner: PlannerSpec) -> PlanSpec:
     assert planner.plan is not None
     return planner.plan
+
+
+def _silent(planner: PlannerSpec, section: SongSection) -> list[int | None]:
+    """By group the token of its silence, where the section lacks its layer."""
+    spec = _plan(planner)
+    layers = spec.layers.value(section.item[1]).split("+")
+    silent = {token for layer, token in spec.silent.items() if layer not in layers}
+    return [next((token for token in silent if token in group.tokens), None) for group in planner.codes.groups]
 
 
 def _recalled_codes(

@@ -182,6 +182,22 @@ def test_codes_that_are_known_are_given_with_their_markers() -> None:
     assert not constraint.is_done
 
 
+def test_a_group_with_a_fixed_token_is_given_in_every_code_that_is_not_known() -> None:
+    first, second = PLANNED.codes.groups
+    fixed = CodesConstraint(PLANNED, 3, lambda code: (40 + code,), [7], (None, second.first + 1))
+    known = [40, *PLANNED.codes.tokens(7)]
+    assert fixed.forced(99) == [*known, 41]
+    for token in [*known, 41]:
+        fixed.advance(token)
+    assert allowed_by(fixed) == span(FIRST_GROUP)
+    fixed.advance(first.first + 2)
+    assert fixed.forced(99) == [second.first + 1, 42]
+    assert allowed_by(fixed) == {second.first + 1}
+    for token in (second.first + 1, 42, first.first, second.first + 1):
+        fixed.advance(token)
+    assert fixed.is_done
+
+
 def test_what_is_forced_is_what_then_comes() -> None:
     """Names and the user's values; never a token too many."""
     exchange = EXCHANGES["the user's bpm, caption and key"]

@@ -9,12 +9,13 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 
 from engine_build.demo_model.corpus.songs import draw_song  # noqa: E402
+from engine_build.demo_model.instruments import LAYERS  # noqa: E402
 from engine_build.demo_model.latents import NUM_CODES  # noqa: E402
 from engine_build.demo_model.planner.arrangement import Arrangement, Section  # noqa: E402
 from engine_build.demo_model.planner.model import Planner, PlannerShape  # noqa: E402
 from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
 from engine_build.demo_model.planner.player import MOST_SECTIONS, write_piece, write_sections  # noqa: E402
-from engine_build.demo_model.planner.tokens import TOKEN_IDS  # noqa: E402
+from engine_build.demo_model.planner.tokens import TOKEN_IDS, code_tokens  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,10 @@ def test_a_piece_has_codes_for_all_bars_and_is_the_same_for_a_seed(model: Planne
     piece = write_piece(model, structure, arrangement, (), seed=3)
     assert len(piece.codes) == len(piece.rhythm.code_range(0, 8))
     assert 0 <= piece.codes.min() <= piece.codes.max() < NUM_CODES
+    tokens = code_tokens(piece.codes)
+    assert [bool((tokens[:, i] == structure.silent[layer]).all()) for i, layer in enumerate(LAYERS)] == [
+        layer != "pad" for layer in LAYERS
+    ]
     assert np.array_equal(piece.codes, write_piece(model, structure, arrangement, (), seed=3).codes)
     assert not np.array_equal(piece.codes, write_piece(model, structure, arrangement, (), seed=4).codes)
 

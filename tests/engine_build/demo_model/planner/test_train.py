@@ -14,6 +14,7 @@ from engine_build.demo_model.planner.model import Planner  # noqa: E402
 from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
 from engine_build.demo_model.planner.tokens import FIRST_CODE_ID, TOKEN_IDS, TOKENS  # noqa: E402
 from engine_build.demo_model.planner.train import (  # noqa: E402
+    OPENING_TOKENS,
     PlannerConfig,
     PlannerTrainer,
     draw_pages,
@@ -24,7 +25,9 @@ from engine_build.demo_model.planner.train import (  # noqa: E402
 )
 
 DEMO = ROOT / "configs/demo"
-CONFIG = PlannerConfig(songs_per_step=1, sections_per_song=1, warmup_steps=1, threads=1, log_every=1)
+CONFIG = PlannerConfig(
+    songs_per_step=1, sections_per_song=1, openings_per_step=1, warmup_steps=1, threads=1, log_every=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,13 @@ def pages() -> list[list[int]]:
 
 def test_a_step_has_the_same_pages_again(pages: list[list[int]]) -> None:
     assert pages == draw_pages(StructureCodes(DEMO), CONFIG, 1, 0) != draw_pages(StructureCodes(DEMO), CONFIG, 1, 1)
-    assert [TOKENS[page[0]] for page in pages] == ["start", "start"]
+    assert [TOKENS[page[0]] for page in pages] == 3 * ["start"]
 
 
 def test_codes_and_what_follows_a_plan_are_predicted_and_given_tokens_are_not(pages: list[list[int]]) -> None:
-    plan, section = pages
+    plan, section, opening = pages
+    assert len(opening) == OPENING_TOKENS
+    assert not {TOKEN_IDS["before"], TOKEN_IDS["recall"]} & set(opening)
     assert int(is_predicted(torch.tensor([plan])).sum()) == len(plan) - plan.index(TOKEN_IDS["plan"]) - 1
     tokens = torch.tensor([section])
     given = {
@@ -53,7 +58,7 @@ def test_codes_and_what_follows_a_plan_are_predicted_and_given_tokens_are_not(pa
 
 def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:
     torch.manual_seed(0)
-    model, tokens = Planner(), torch.tensor(pages[1:])
+    model, tokens = Planner(), torch.tensor(pages[1:2])
     with torch.no_grad():
         losses = token_losses(model, tokens)
     wanted = is_predicted(tokens)
@@ -65,7 +70,7 @@ def test_steps_on_one_batch_lower_its_loss(pages: list[list[int]]) -> None:
     trainer = PlannerTrainer(CONFIG)
     losses = [trainer.train_step(pages) for _ in range(12)]
     assert losses[-1] < losses[0] - 0.3
-    assert held_out_figures(trainer.model, pages).keys() == {"nats_new", "nats_returning", "nats_plan"}
+    assert held_out_figures(trainer.model, pages).keys() == {"nats_new", "nats_returning", "nats_opening", "nats_plan"}
 
 
 def test_a_run_ends_in_time_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

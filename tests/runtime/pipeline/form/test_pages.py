@@ -82,6 +82,23 @@ def test_a_page_is_the_one_that_the_planner_was_trained_on() -> None:
     assert returns > 2
 
 
+def test_layers_that_a_section_lacks_are_silent_in_its_codes() -> None:
+    first, second = PLANNER.codes.groups
+    silent = {"drums": first.first + 1, "bass": second.first + 2}
+    planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"silent": silent})})
+    for layers, group, token in (("drums", second, second.first + 2), ("bass", first, first.first + 1)):
+        (section,) = sections(f"verse 4 {layers}", made=0)
+        constraint = codes_page(planner, TINY, section, [section], seed=1, most_codes=None).order.constraint
+        seen = set()
+        for _ in range(40):
+            allowed = np.zeros(planner.vocabulary, bool)
+            constraint.write_allowed(allowed)
+            seen |= (found := set(np.flatnonzero(allowed).tolist()) & set(group.tokens))
+            constraint.advance(int(np.flatnonzero(allowed)[0]))
+            assert found in (set(), {token})
+        assert seen == {token}
+
+
 def test_a_plan_page_gives_what_is_known() -> None:
     page = plan_page(PLANNER, PROMPT, None, [], number=0, seed=3, has_end=True)
     assert page.order.prompts == ((1, 28, 200, 2), (1, 29, 2))
