@@ -63,7 +63,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
     app.state.service = service
     routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
     if settings.admin_key is not None:
-        routers += [tick_profile.router, adapters.admin_router]
+        routers += [tick_profile.router, adapters.admin_router, health.admin_router]
     routers += [COMPAT[name].router for name in settings.clients]
     for router in routers:
         app.include_router(router)

@@ -1,8 +1,9 @@
 """The server process: one socket, one event loop, signals, and shutdown.
 
-First SIGTERM or SIGINT: not ready, new work is refused, work in flight may finish within `drain_s`. Second one: exit at
-once. SIGHUP: replace the engines by the current builds. A tick loop that has died or hangs ends the process with the
-exit status of a failed engine, so that a supervisor restarts it.
+First SIGTERM or SIGINT, and POST /admin/drain: not ready, new work is refused, live sessions are handed over, work in
+flight may finish within `drain_s`. Second signal: exit at once. SIGHUP: replace the engines by the current builds. A
+tick loop that has died or hangs ends the process with the exit status of a failed engine, so that a supervisor restarts
+it.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ class TickServer(uvicorn.Server):
             gc.freeze()  # a full collection would stop every thread for as long as all modules' objects take
             self._on_ready()
             self._on_ready = None
+        if self._service.admission.is_draining and self._drain_until_s is None:
+            self.drain()
         if self._drain_until_s is not None:
             self._service.draining.set()
         is_broken = self._is_broken()  # sets the exit code, also where the server ends for another reason

@@ -123,9 +123,13 @@ class SessionStore:
         """Delete a session soon."""
         self._enqueue(session_id, None)
 
-    def release(self, session_id: str) -> None:
-        """Give a session up after the saves that wait: another server goes on with it."""
-        self._writer.submit(self._backend.release, session_id)
+    def release(self, session_id: str, then: Callable[[bool], None]) -> None:
+        """Give a session up after the saves that wait: another server may go on with it.
+
+        then: called with whether all is stored, in the writer thread.
+        """
+        released = self._writer.submit(self._backend.release, session_id)
+        released.add_done_callback(lambda _: then(self._failure is None))
 
     def load(self, session_id: str) -> SessionSnapshot | None:
         """The last snapshot; None where there is none or it is damaged (logged). Waits for saves that are under way.

@@ -40,6 +40,7 @@ CLOSE_CODES = {
     "too_large": 1009,
     "engine": 1011,
     "unavailable": 1013,
+    "moved": 4307,
     "taken": 4409,
 }
 
@@ -51,7 +52,7 @@ class LiveConnection:
         self._websocket = websocket
         self._host = host
         self._send_timeout_s = settings.send_timeout_s
-        self._is_persistent = settings.state is not None or settings.redis is not None
+        self._is_persistent, self._is_shared = settings.state is not None, settings.redis is not None
         self._metrics = metrics
         self._outbox = Outbox(metrics.dropped_chunks.inc)
         self._session = ""
@@ -77,7 +78,10 @@ class LiveConnection:
 
     async def _end_when(self, draining: asyncio.Event) -> None:
         await draining.wait()
-        self._end("shutdown", is_resumable=self._is_persistent)
+        if self._is_shared and self._session:
+            self._host.hand_over(self._session)
+        else:
+            self._end("shutdown", is_resumable=self._is_persistent)
 
     async def _receive_all(self, session: str | None) -> None:
         """Process what the client sends until it disconnects; reads no more once the connection is to end."""

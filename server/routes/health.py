@@ -15,6 +15,7 @@ from server.metrics import CONTENT_TYPE
 from server.service import Service, service_of
 
 router = APIRouter(tags=["operation"])
+admin_router = APIRouter(prefix="/admin", tags=["operation"])
 
 
 class Live(BaseModel):
@@ -89,8 +90,27 @@ async def get_ready(request: Request) -> Ready:
         slots_active=stats.slots_active,
         slots_capacity=stats.slots_capacity,
         queue_depth=stats.queue_depth,
-        live_sessions=0 if service.host is None else service.host.stats().open,
+        live_sessions=_live_sessions(service),
     )
+
+
+def _live_sessions(service: Service) -> int:
+    return 0 if service.host is None else service.host.stats().open
+
+
+class Draining(BaseModel):
+    """The server ends once nothing is in flight any more. `live_sessions`: those that are handed over now."""
+
+    status: Literal["draining"] = "draining"
+    live_sessions: int
+
+
+@admin_router.post("/drain", status_code=202, response_model=Draining, responses=problem_responses(401, 403))
+async def drain(request: Request) -> Draining:
+    """End the server as SIGTERM does: no new work, live sessions go to another server where they share a Redis."""
+    service = service_of(request)
+    service.admission.drain()
+    return Draining(live_sessions=_live_sessions(service))
 
 
 @router.get(

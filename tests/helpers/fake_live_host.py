@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.errors import TickError, UnknownSessionError
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import CanvasLayout, Limits, Ready, ReadyControls, SetControls
+from runtime.sessions.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
 
 RATE_HZ = 48_000
 CHANNELS = 2
@@ -68,6 +68,9 @@ class FakeHost:
         if self.wrong is not None and isinstance(message, SetControls):
             raise self.wrong
         self.posted.append((message, pcm))
+
+    def hand_over(self, session: str) -> None:
+        self.listeners[-1].on_message(Closed(reason="moved", resumable=True))
 
     def detach(self, session: str, listener: Any) -> None:
         self.detached.append((session, listener))

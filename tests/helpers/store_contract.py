@@ -109,9 +109,11 @@ def test_a_session_that_is_not_taken_is_neither_written_nor_deleted(opened: Open
 
 def test_a_released_session_is_not_written_any_more(opened: Opened) -> None:
     with opened() as store:
+        are_stored: list[bool] = []
         store.save("a", snapshot(1))
-        store.release("a")
+        store.release("a", are_stored.append)
         store.flush()
+        assert are_stored == [True]
         store.save("a", snapshot(2))
         assert_same(store.load("a"), snapshot(1))
 

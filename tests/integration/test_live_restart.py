@@ -16,7 +16,9 @@ from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
 from runtime.sessions.messages import Closed, Problem, Ready, State
+from runtime.sessions.redis_store import open_redis_store
 
+ADMIN_KEY = "only-for-admins"
 Start = Callable[..., AbstractContextManager[Served]]
 
 
@@ -95,6 +97,31 @@ def test_a_session_in_redis_moves_to_another_server_and_outlives_redis(
             assert isinstance(refused, Problem)
             assert (refused.status, refused.code, refused.retry_after_s) == (503, "store_unavailable", 5.0)
             assert client.receive_end() == (Closed(reason="unavailable", resumable=False), 1013)
+
+
+def test_a_drained_server_hands_its_sessions_over(tiny: Callable[..., Deployment], tmp_path: Path) -> None:
+    with (
+        redis_server(tmp_path) as redis,
+        serving(tiny(), redis=redis.url, admin_key=ADMIN_KEY) as served,
+        serving(tiny(), redis=redis.url) as other,
+        served.client(headers={"x-admin-key": ADMIN_KEY}) as http,
+        player(served) as first,
+    ):
+        ready = first.open(prompts=[{"text": "a"}], seed=3, mode="extend")
+        first.send(type="set", seq=1, values={"guidance": 2.5})
+        first.receive_until(is_changed_audio)
+        drained = http.post("/admin/drain")
+        assert (drained.status_code, drained.json()) == (202, {"status": "draining", "live_sessions": 1})
+        assert first.receive_end() == (Closed(reason="moved", resumable=True), 4307)
+        with open_redis_store(redis.url) as store:
+            stored = store.load(ready.session)
+        assert stored is not None
+        with resuming(other, ready) as client:
+            again = client.open(resume=ready.resume_token)
+            assert again.next_sample == stored.meta["playhead"]["position"] > ready.next_sample
+            assert again.controls.values["guidance"] == 2.5
+            client.receive_until(is_changed_audio)
+        eventually(lambda: served.service.pipeline is None)
 
 
 def test_a_stored_session_can_be_ended(start: Start) -> None:

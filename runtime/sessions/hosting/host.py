@@ -182,6 +182,10 @@ class SessionHost:
         """End a session; it cannot be resumed."""
         self._call_session(session_id, lambda hosted: self._end(hosted, reason))
 
+    def hand_over(self, session_id: str) -> None:
+        """End a session here, so that its client resumes it elsewhere: it is stored before its client is told."""
+        self._call_session(session_id, lambda hosted: self._end(hosted, "moved", is_resumable=self._store is not None))
+
     def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> bool:
         hosted = self._sessions.get(session_id)
         if hosted is not None:

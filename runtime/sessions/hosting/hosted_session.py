@@ -94,20 +94,21 @@ class HostedSession:
         self._change()
 
     def end(self, reason: str, *, is_resumable: bool) -> None:
-        """Stop what runs, close the connection, and delete it from the store unless `is_resumable`."""
+        """Stop what runs and close the connection. In the store it is saved before, if `is_resumable`, else deleted."""
         self.is_ended = True
         self._plans.close()
         for job_id in self._jobs:
             self._services.pipeline.loop.cancel(job_id)
         closed = Closed(reason=reason, resumable=is_resumable)
-        self._send(closed)
         self.controllers.close(closed)
-        if self._services.store is None:
+        store = self._services.store
+        if store is not None and is_resumable:
+            store.save(self.id, self.session.snapshot(self.clock()))
+            store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
             return
-        if is_resumable:
-            self._services.store.save(self.id, self.session.snapshot(self.clock()))
-        else:
-            self._services.store.delete(self.id)
+        self._send(closed)
+        if store is not None:
+            store.delete(self.id)
 
     def _change(self) -> None:
         """Let the host advance this session next."""

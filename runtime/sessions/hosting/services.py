@@ -26,7 +26,7 @@ Reply = Callable[[TickError | None], None]
 
 
 class SessionListener(Protocol):
-    """A session's client. Called on the host's thread; must not block."""
+    """A session's client. Called on the host's thread, at the end on the store's; must not block."""
 
     def on_message(self, message: ServerMessage) -> None:
         """A message to the client."""

@@ -150,6 +150,17 @@ def test_what_was_not_stored_while_the_storage_failed_is_stored_once_it_works_ag
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
 
 
+def test_a_session_is_not_stored_where_the_storage_fails_as_it_is_released(
+    backend: MemoryBackend, store: SessionStore
+) -> None:
+    backend.error = StoreError("gone")
+    are_stored: list[bool] = []
+    store.save("a", snapshot(1))
+    store.release("a", are_stored.append)
+    store.flush()
+    assert are_stored == [False]
+
+
 def test_an_error_of_opening_is_raised_and_leaves_no_thread() -> None:
     def refuse() -> MemoryBackend:
         raise ConfigError("in use by another server")

@@ -262,6 +262,15 @@ def test_draining_closes_with_1001(state: str | None, is_resumable: bool) -> Non
     assert (closed.reason, closed.resumable, code) == ("shutdown", is_resumable, 1001)
 
 
+def test_draining_hands_sessions_over_where_other_servers_share_the_store() -> None:
+    stage = Stage(settings=ServerSettings(redis="redis://nowhere"))
+    with stage.opened() as websocket:
+        assert stage.draining is not None
+        stage.event_loop.call_soon_threadsafe(stage.draining.set)
+        _, closed, code = received_end(websocket)
+    assert (closed.reason, closed.resumable, code) == ("moved", True, 4307)
+
+
 def test_many_messages_a_second_are_all_posted_in_order(stage: Stage) -> None:
     with stage.opened() as websocket:
         for seq in range(1, 301):

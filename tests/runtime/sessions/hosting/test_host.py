@@ -67,6 +67,9 @@ class Store:
         self.taken.append(session_id)
         return self.load(session_id)
 
+    def release(self, session_id: str, then: Callable[[bool], None]) -> None:
+        then(self.failure is None)
+
     def on_lost(self, call: Callable[[str], None]) -> None:
         self.lose = call
 
@@ -275,6 +278,21 @@ class TestStore:
         driven.run()
         assert client.of(Closed) == [Closed(reason="taken", resumable=False)]
         assert driven.host.stats().ended == {"taken": 1}
+
+    @pytest.mark.parametrize("failure", [None, "gone"])
+    def test_a_session_is_stored_before_its_client_is_told_to_go_elsewhere(
+        self, drive: Drive, failure: str | None
+    ) -> None:
+        store = Store()
+        driven = drive(store=store)
+        session, client = driven.open()
+        store.failure = failure
+        client.on_message = lambda message: told.append((message, session.id in store.saved))  # type: ignore[method-assign]
+        told: list[Any] = []
+        driven.host.hand_over(session.id)
+        driven.run()
+        assert told == [(Closed(reason="moved", resumable=failure is None), True)]
+        assert driven.host.stats().ended == {"moved": 1}
 
     def test_a_state_says_whether_the_session_is_stored(self, drive: Drive) -> None:
         store = Store()
