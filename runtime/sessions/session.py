@@ -159,7 +159,7 @@ class LiveSession:
     def detach(self, now_s: float) -> None:
         """The connection is gone: nothing runs until the next `attach`."""
         self._playhead.detach(now_s)
-        self._outbox.clear()
+        self._outbox = [action for action in self._outbox if isinstance(action, End)]
         self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:

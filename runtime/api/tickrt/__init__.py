@@ -39,6 +39,7 @@ from tickrt.options import (
     Span,
     WeightedPrompt,
 )
+from tickrt.remote import TickRT
 
 __all__ = [
     "AdapterOptions",
@@ -64,6 +65,7 @@ __all__ = [
     "Source",
     "Span",
     "TickError",
+    "TickRT",
     "WeightedPrompt",
     "open",
 ]

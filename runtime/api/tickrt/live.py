@@ -4,115 +4,72 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DrainingError, RequestError, TickError
+from runtime.audio.formats import Pcm
+from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.segments import Latents
-from runtime.sessions.audio_ring import AudioRing
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.services import Reply
 from runtime.sessions.messages import (
     Ack,
-    Applied,
-    Closed,
+    ClientMessage,
     Open,
-    Problem,
-    Ready,
-    ServerMessage,
     State,
     parse_client_message,
 )
 from runtime.sessions.protocol.plan import Plan
 from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
+from tickrt.receiver import Receiver
 
 NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"))
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
-# While a change is being made, what can be read is what a player in real time would have played, and this much more.
-PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
 PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
 
 
-class _Receiver:
-    """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread."""
+class Sessions(Protocol):
+    """Where live sessions run: in this process, or on servers."""
 
-    def __init__(self, sample_rate_hz: int, channels: int) -> None:
-        self.ring = AudioRing(sample_rate_hz, channels)
-        self.state: State | None = None
-        self.plan: Plan | None = None
-        self.seed = 0
-        self._rate_hz, self._channels = sample_rate_hz, channels
-        self._error: TickError | None = None
-        self._changed = threading.Condition()
-        # The newest change that is not heard yet, when it was sent, and what had been read by then.
-        self._pending_seq, self._pending_s, self._pending_sample = 0, 0.0, 0
+    sample_rate_hz: int
+    channels: int
 
-    def on_audio(self, chunk: AudioChunk) -> None:
-        with self._changed:
-            self.ring.write(chunk.start_sample, chunk.pcm)
-            self._changed.notify_all()
+    def open(self, message: Open, receiver: Receiver) -> str:
+        """Open a session; returns its id."""
 
-    def on_message(self, message: ServerMessage) -> None:
-        with self._changed:
-            match message:
-                case Ready():
-                    self.ring.clear(message.next_sample)
-                    self.seed = message.controls.seed
-                case State():
-                    self.state = message
-                case Plan():
-                    self.plan = message
-                case Applied(seq=seq, first_sample=first_sample):
-                    if seq >= self._pending_seq and first_sample is not None:
-                        self._pending_seq = 0
-                case Problem():
-                    self._error = _error_of(message)
-                case Closed():
-                    self._error = self._error or DrainingError(f"the session has ended: {message.reason}")
-            self._changed.notify_all()
+    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+        """Pass on a message; `reply` gets the error, or None."""
 
-    def expect(self, seq: int) -> None:
-        """A change is sent: until it is heard, read() is not faster than real time, which would outrun it. 0: none."""
-        with self._changed:
-            self._pending_seq = seq
-            self._pending_s, self._pending_sample = time.monotonic(), self.ring.playhead_sample
+    def end(self, session_id: str) -> None:
+        """End a session."""
 
-    def read(self, most: int) -> NDArray[np.float32]:
-        """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""
-        with self._changed:
-            while self._error is None and self._num_ready <= 0:
-                self._changed.wait(PACE_SLACK_S / 10 if self._pending_seq else None)
-            if self._num_ready <= 0:
-                error, self._error = self._error, None
-                assert error is not None
-                raise error
-            pcm = np.empty((min(self._num_ready, most), self._channels), np.float32)
-            self.ring.read(pcm)
-            return pcm
+    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
+        """Make a source known; returns its id. Raises RequestError."""
 
-    @property
-    def _num_ready(self) -> int:
-        end, elapsed_s = self.ring.end_sample, time.monotonic() - self._pending_s
-        if self._pending_seq and elapsed_s < PACE_MAX_S:
-            end = min(end, self._pending_sample + round((elapsed_s + PACE_SLACK_S) * self._rate_hz))
-        return end - self.ring.playhead_sample
+    def remove_source(self, source_id: str | None) -> None:
+        """The session that was to use a source has it."""
+
+    def words(self, texts: list[str]) -> PromptWords:
+        """Which words of texts are understood."""
+
+    def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
+        """PCM of a session as an Audio."""
 
 
 class Live:
-    """A live session, made by Model.live(); a context manager, and an iterator without end over its audio.
+    """A live session, made by Model.live() or TickRT.live(); a context manager, an iterator without end over audio.
 
     Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
     as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
@@ -120,9 +77,9 @@ class Live:
     any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed.
     """
 
-    def __init__(self, sessions: LiveSessions, message: Open, chunk_s: float, owner: object) -> None:
+    def __init__(self, sessions: Sessions, message: Open, chunk_s: float, owner: object) -> None:
         self._sessions, self._owner = sessions, owner
-        self._receiver = receiver = _Receiver(sessions.sample_rate_hz, sessions.channels)
+        self._receiver = receiver = Receiver(sessions.sample_rate_hz, sessions.channels)
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
         self._sending, self._seqs = threading.Lock(), count(1)
         self._texts = [prompt.text for prompt in message.prompts]
@@ -277,7 +234,7 @@ class Live:
     def _post(self, members: dict[str, Any], pcm: NDArray[np.float32] | None = None) -> None:
         """Post a message, and wait until it is handled."""
         reply: Future[TickError | None] = Future()
-        self._sessions.host.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
+        self._sessions.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
         error = reply.result(REPLY_TIMEOUT_S)
         if error is not None:
             raise error
@@ -285,7 +242,7 @@ class Live:
     def _acknowledge(self) -> None:
         ring = self._receiver.ring
         ack = Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s())
-        self._sessions.host.post(self._id, ack)
+        self._sessions.post(self._id, ack)
 
 
 class LiveSessions:
@@ -303,9 +260,13 @@ class LiveSessions:
         """End all sessions."""
         self.host.close("the model is closed")
 
-    def open(self, message: Open, receiver: _Receiver) -> str:
+    def open(self, message: Open, receiver: Receiver) -> str:
         """Open a session; its time is what its receiver has read. Returns its id."""
         return self.host.open(message, receiver, clock=lambda: receiver.ring.playhead_sample / self.sample_rate_hz)
+
+    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+        """Pass on a message."""
+        self.host.post(session_id, message, pcm, reply)
 
     def end(self, session_id: str) -> None:
         """End a session."""
@@ -345,12 +306,15 @@ class LiveSessions:
         )
 
 
+def open_message(prompts: Prompt, controls: Mapping[str, Any], **members: Any) -> Open:
+    """The message that opens a session. Raises RequestError."""
+    values = {name: plain_values(value) for name, value in controls.items()}
+    opening = {"type": "open", "prompts": prompt_items(prompts), "controls": values, **members}
+    message = parse_client_message(json.dumps(opening))
+    assert isinstance(message, Open)
+    return message
+
+
 def prompt_items(prompts: Prompt) -> list[Any]:
     """One text, or several prompts with weights, as the items of a message."""
     return [{"text": prompts}] if isinstance(prompts, str) else plain_values(list(prompts))
-
-
-def _error_of(problem: Problem) -> TickError:
-    if problem.status == RequestError.status:
-        return RequestError(problem.detail, field=problem.field or "", fix=problem.fix or "")
-    return TickError(problem.detail, fix=problem.fix or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Mapping
@@ -25,10 +24,9 @@ from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, 
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.sessions.messages import Open, parse_client_message
 from runtime.tick.events import Event
 from tickrt.audio import Audio
-from tickrt.live import CHUNK_S, Live, LiveSessions, prompt_items
+from tickrt.live import CHUNK_S, Live, LiveSessions, open_message
 from tickrt.options import (
     INPUTS,
     Arguments,
@@ -164,20 +162,18 @@ class Model:
         """
         sessions = self._live_sessions()
         source_id = None if source is None else sessions.add_source(source, sample_rate_hz)
-        members = {
-            "mode": mode,
-            "seconds": seconds,
-            "prompts": prompt_items(prompts),
-            "blend": blend,
-            "controls": {name: plain_values(value) for name, value in controls.items()},
-            "source_id": source_id,
-            "source_strength": source_strength,
-            "slots": slots,
-            "plan": plan,
-        }
         try:
-            message = parse_client_message(json.dumps({"type": "open", **members}))
-            assert isinstance(message, Open)
+            message = open_message(
+                prompts,
+                controls,
+                mode=mode,
+                seconds=seconds,
+                blend=blend,
+                source_id=source_id,
+                source_strength=source_strength,
+                slots=slots,
+                plan=plan,
+            )
             return Live(sessions, message, chunk_s, self)
         finally:
             sessions.remove_source(source_id)

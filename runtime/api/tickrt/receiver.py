@@ -1,0 +1,107 @@
+"""What a live session in Python has received: its audio, its state, and the error that it ended with."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DrainingError, RequestError, TickError
+from runtime.sessions.audio_ring import AudioRing
+from runtime.sessions.frames import AudioChunk
+from runtime.sessions.messages import Applied, Closed, Problem, Ready, ServerMessage, State
+from runtime.sessions.protocol.plan import Plan
+
+# While a change is being made, what can be read is what a player in real time would have played, and this much more.
+PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
+# How far back a resumed session may begin for what was received before to stay.
+RESUMED_S = 10.0
+
+
+class Receiver:
+    """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread."""
+
+    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+        self.ring = AudioRing(sample_rate_hz, channels)
+        self.state: State | None = None
+        self.plan: Plan | None = None
+        self.seed = 0
+        self._rate_hz, self._channels = sample_rate_hz, channels
+        self._error: TickError | None = None
+        self._end: TickError | None = None
+        self._changed = threading.Condition()
+        # The newest change that is not heard yet, when it was sent, and what had been read by then.
+        self._pending_seq, self._pending_s, self._pending_sample = 0, 0.0, 0
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        with self._changed:
+            self.ring.write(chunk.start_sample, chunk.pcm)
+            self._changed.notify_all()
+
+    def on_message(self, message: ServerMessage) -> None:
+        with self._changed:
+            match message:
+                case Ready():
+                    if not self._continues(message):
+                        self.ring.clear(message.next_sample)
+                    self.seed = message.controls.seed
+                case State():
+                    self.state = message
+                case Plan():
+                    self.plan = message
+                case Applied(seq=seq, first_sample=first_sample):
+                    if seq >= self._pending_seq and first_sample is not None:
+                        self._pending_seq = 0
+                case Problem():
+                    self._error = error_of(message)
+                case Closed():
+                    self._end = self._end or DrainingError(f"the session has ended: {message.reason}")
+            self._changed.notify_all()
+
+    def _continues(self, ready: Ready) -> bool:
+        """Whether what is there fits to a session that was resumed, which goes back a little at most."""
+        ahead = self.ring.playhead_sample - ready.next_sample
+        return ready.resumed and 0 <= ahead <= RESUMED_S * self._rate_hz
+
+    def fail(self, error: TickError) -> None:
+        """The session has ended with an error."""
+        with self._changed:
+            self._end = error
+            self._changed.notify_all()
+
+    def expect(self, seq: int) -> None:
+        """A change is sent: until it is heard, read() is not faster than real time, which would outrun it. 0: none."""
+        with self._changed:
+            self._pending_seq = seq
+            self._pending_s, self._pending_sample = time.monotonic(), self.ring.playhead_sample
+
+    def read(self, most: int) -> NDArray[np.float32]:
+        """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""
+        with self._changed:
+            while self._error is None and self._end is None and self._num_ready <= 0:
+                self._changed.wait(PACE_SLACK_S / 10 if self._pending_seq else None)
+            if self._num_ready <= 0:
+                error, self._error = self._error or self._end, None
+                assert error is not None
+                raise error
+            pcm = np.empty((min(self._num_ready, most), self._channels), np.float32)
+            self.ring.read(pcm)
+            return pcm
+
+    @property
+    def _num_ready(self) -> int:
+        end, elapsed_s = self.ring.end_sample, time.monotonic() - self._pending_s
+        if self._pending_seq and elapsed_s < PACE_MAX_S:
+            end = min(end, self._pending_sample + round((elapsed_s + PACE_SLACK_S) * self._rate_hz))
+        return end - self.ring.playhead_sample
+
+
+def error_of(problem: Problem) -> TickError:
+    """The error that a problem reports."""
+    if problem.status == RequestError.status:
+        return RequestError(problem.detail, field=problem.field or "", fix=problem.fix or "")
+    error = TickError(problem.detail, fix=problem.fix or "")
+    error.code, error.status = problem.code, problem.status
+    return error

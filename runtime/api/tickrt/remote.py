@@ -1,0 +1,295 @@
+"""Live sessions on servers: one goes on at the next address when its server ends, freezes or hands it over."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from runtime.audio.formats import Pcm
+from runtime.errors import DrainingError, RequestError, TickError
+from runtime.pipeline.text_encoder import PromptWords
+from runtime.sessions.frames import decode_chunk
+from runtime.sessions.hosting.services import Reply
+from runtime.sessions.messages import (
+    SUBPROTOCOL,
+    Ack,
+    Applied,
+    ClientMessage,
+    Close,
+    Closed,
+    Open,
+    Problem,
+    Ready,
+    ServerMessage,
+    message_text,
+    parse_server_message,
+)
+from tickrt.audio import Audio
+from tickrt.live import CHUNK_S, Live, open_message
+from tickrt.options import Blend, Controls, Prompt, Source
+from tickrt.receiver import Receiver, error_of
+
+CONNECT_S, CLOSE_S, UPLOAD_S = 5.0, 1.0, 60.0
+# A server that plays says something several times a second; one that is silent for so long is frozen or cut off.
+SILENCE_S, ACK_S = 3.0, 0.5
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+MAX_MESSAGE_BYTES = 2**24
+
+
+class TickRT:
+    """Servers of one model, which share their live sessions: the addresses "http://host:8000" of one or more of them.
+
+    key: the API key, where they need one. Raises RequestError without an address.
+    """
+
+    def __init__(self, urls: str | Sequence[str], *, key: str = "") -> None:
+        self._urls = [urls] if isinstance(urls, str) else list(urls)
+        self._key = key
+        if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
+            raise RequestError("expected addresses such as http://127.0.0.1:8000", field="urls")
+
+    def live(
+        self,
+        prompts: Prompt = "",
+        *,
+        mode: Literal["loop", "extend"] = "loop",
+        seconds: float | None = None,
+        blend: Blend = "velocity",
+        slots: int = 2,
+        chunk_s: float = CHUNK_S,
+        plan: bool | None = None,
+        **controls: Unpack[Controls],
+    ) -> Live:
+        """Open a live session, as Model.live() does; what is wrong with a later change is raised by the next read().
+
+        Where a connection is lost the session is resumed at the next address, and the audio goes on at its sample.
+        Raises RequestError, and the error of the last address where none opens it.
+        """
+        message = open_message(
+            prompts, controls, mode=mode, seconds=seconds, blend=blend, slots=slots, plan=plan, format="f32"
+        )
+        session = RemoteSession(self._urls, self._key, message)
+        return Live(session, message, chunk_s, self)
+
+
+class RemoteSession:
+    """The connection of one session: a thread receives, and resumes it elsewhere after a loss.
+
+    The session's only receiver is the one that it is opened with.
+    """
+
+    def __init__(self, urls: Sequence[str], key: str, message: Open) -> None:
+        self._urls, self._headers = list(urls), {"Authorization": f"Bearer {key}"} if key else {}
+        self._connection = ExitStack()
+        self._ready, self._socket = self._open_anywhere(message)
+        self.sample_rate_hz, self.channels = self._ready.sample_rate_hz, self._ready.channels
+        self._words, self._end_sample = self._ready.controls.prompt_words, self._ready.next_sample
+        self._receiver: Receiver
+        self._is_connected, self._is_ended = threading.Event(), threading.Event()
+        self._is_connected.set()
+        self._thread = threading.Thread(target=self._run, name="tickrt-live", daemon=True)
+
+    # What Live calls.
+
+    def open(self, message: Open, receiver: Receiver) -> str:
+        """Begin to receive. Returns the session's id."""
+        self._receiver = receiver
+        receiver.on_message(self._ready)
+        self._thread.start()
+        return self._ready.session
+
+    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
+        """Send a message; one that changes something waits for a connection. `reply` gets None once it is sent."""
+        if isinstance(message, Ack):
+            self._acknowledge(message)
+            return
+        while not self._is_ended.is_set():
+            if self._is_connected.wait(ACK_S) and self._send(message, pcm):
+                break
+        if reply is not None:
+            reply(DrainingError("the session has ended") if self._is_ended.is_set() else None)
+
+    def end(self, session_id: str) -> None:
+        """End the session: wait a little for the server's word, as it may not read after it cannot send any more."""
+        self._send(Close())
+        self._is_ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+        self._connection.close()
+
+    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
+        """Upload a file to the server that plays; returns its id. Raises RequestError."""
+        if not isinstance(source, str | PathLike):
+            raise RequestError(
+                "a session on a server takes files", field="source", fix="save the audio and name the file"
+            )
+        try:
+            data = Path(source).read_bytes()
+            request = urllib.request.Request(f"{self._urls[0]}/v1/sources", data, self._headers)
+            with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
+                return str(json.load(response)["id"])
+        except urllib.error.HTTPError as error:
+            raise RequestError(json.load(error).get("detail", str(error)), field="source") from None
+        except OSError as error:
+            raise RequestError(f"the file was not uploaded: {error}", field="source") from None
+
+    def remove_source(self, source_id: str | None) -> None:
+        """Uploaded sources stay where they are."""
+
+    def words(self, texts: list[str]) -> PromptWords:
+        """Which words of the prompts and the negative prompt are understood, as the server said last."""
+        understood = tuple(phrase for words in self._words for phrase in words.understood)
+        return PromptWords(understood, tuple(phrase for words in self._words for phrase in words.unknown))
+
+    def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
+        """PCM of the session as an Audio, without latents."""
+        canvas = self._ready.canvas
+        latents = np.empty((0, canvas.channels), np.float32)
+        return Audio(
+            latents, canvas.frame_rate_hz, self.sample_rate_hz, seed, {}, ("", ""), pcm, prompt_words=prompt_words
+        )
+
+    # Connections. `_urls[0]` is the address that is used, or tried next.
+
+    def _open_anywhere(self, message: Open) -> tuple[Ready, ClientConnection]:
+        """Open the session at the first address that takes it. Raises the error of the last one."""
+        error: TickError = DrainingError("no server was asked")
+        for _ in range(len(self._urls)):
+            try:
+                return self._open("/v1/live", message)
+            except RequestError:
+                raise
+            except TickError as refused:
+                error = refused
+                self._urls.append(self._urls.pop(0))
+        raise error
+
+    def _open(self, path: str, message: Open) -> tuple[Ready, ClientConnection]:
+        """Connect to `_urls[0]` and wait for `ready`; a server that names another one is followed. Raises TickError."""
+        self._connection.close()
+        try:
+            socket: ClientConnection = self._connection.enter_context(
+                connect(
+                    f"ws{self._urls[0].removeprefix('http').rstrip('/')}{path}",
+                    additional_headers=self._headers,
+                    subprotocols=[Subprotocol(SUBPROTOCOL)],
+                    compression=None,
+                    max_size=MAX_MESSAGE_BYTES,
+                    open_timeout=CONNECT_S,
+                    close_timeout=CLOSE_S,
+                )
+            )
+            socket.send(message_text(message))
+            answer = parse_server_message(socket.recv(CONNECT_S))
+            if isinstance(answer, Ready):
+                return answer, socket
+        except InvalidStatus as error:
+            kind = RequestError if error.response.status_code in (401, 403) else DrainingError
+            raise kind(f"{self._urls[0]} answers {error.response.status_code}") from None
+        except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as error:
+            raise DrainingError(f"{self._urls[0]} does not answer: {error or type(error).__name__}") from None
+        assert isinstance(answer, Problem)
+        raise error_of(answer)
+
+    def _run(self) -> None:
+        for generation in count():
+            if generation and not self._resume():
+                return
+            with suppress(WebSocketException, OSError, TimeoutError, EOFError):
+                if self._receive():
+                    return
+            self._is_connected.clear()
+            if self._is_ended.is_set():
+                return
+            self._urls.append(self._urls.pop(0))
+
+    def _resume(self) -> bool:
+        """Connect to one address after the other; whether the session goes on. Its receiver gets the error if not."""
+        until_s = time.monotonic() + self._ready.limits.keep_s
+        for attempt in count():
+            if self._is_ended.is_set():
+                return False
+            try:
+                opening = Open(resume=self._ready.resume_token)
+                ready, self._socket = self._open(f"/v1/live/{self._ready.session}", opening)
+                break
+            except TickError as error:
+                if error.status != DrainingError.status or time.monotonic() > until_s:
+                    self._finish(error)
+                    return False
+            self._urls.append(self._urls.pop(0))
+            rounds = (attempt + 1) // len(self._urls)
+            delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**rounds) if rounds else 0.0
+            self._is_ended.wait(delay_s * random.uniform(0.5, 1.5))
+        self._words, self._end_sample = ready.controls.prompt_words, ready.next_sample
+        self._receiver.on_message(ready)
+        self._is_connected.set()
+        return True
+
+    def _receive(self) -> bool:
+        """Pass on what arrives; whether the session has ended. Raises what a connection raises that is lost."""
+        heard_s = time.monotonic()
+        while True:
+            try:
+                data = self._socket.recv(ACK_S)
+            except TimeoutError:
+                if time.monotonic() > heard_s + SILENCE_S:
+                    raise
+                data = None
+            if isinstance(data, bytes):
+                chunk = decode_chunk(data, self.sample_rate_hz, self.channels)
+                self._end_sample = max(self._end_sample, chunk.end_sample)
+                self._receiver.on_audio(chunk)
+                if self._end_sample <= self._receiver.ring.playhead_sample:  # of before the loss: nobody reads it
+                    self._acknowledge(Ack(playhead_sample=self._end_sample))
+            elif data is not None and (closed := self._take(parse_server_message(data))) is not None:
+                return closed
+            if data is None:
+                self._acknowledge(Ack(playhead_sample=self._receiver.ring.playhead_sample))
+            else:
+                heard_s = time.monotonic()
+
+    def _take(self, message: ServerMessage) -> bool | None:
+        """Whether the session has ended, or is to be resumed; None where the connection goes on."""
+        if isinstance(message, Closed):
+            if message.resumable:
+                return False
+            self._finish(DrainingError(f"the session has ended: {message.reason}"))
+            return True
+        if isinstance(message, Applied) and message.prompt_words is not None:
+            self._words = message.prompt_words
+        self._receiver.on_message(message)
+        return None
+
+    def _acknowledge(self, ack: Ack) -> None:
+        """Acknowledge no more than this connection has brought: what was played before the loss comes again first."""
+        self._send(ack.model_copy(update={"playhead_sample": min(ack.playhead_sample, self._end_sample)}))
+
+    def _finish(self, error: TickError) -> None:
+        self._is_ended.set()
+        self._receiver.fail(error)
+
+    def _send(self, message: ClientMessage, pcm: Pcm | None = None) -> bool:
+        try:
+            self._socket.send(message_text(message))
+            if pcm is not None:
+                self._socket.send(np.ascontiguousarray(pcm, "<f4").tobytes())
+        except (WebSocketException, OSError):
+            return False
+        return True
