@@ -359,6 +359,19 @@ def test_extend_plays_on(server: Any, open_page: OpenPage) -> None:
     assert page.inner_text("#messages") == ""
 
 
+def test_sessions_that_follow_each_other_fast_get_no_reports_of_the_one_before(
+    server: Any, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    play(page)
+    for mode in 3 * ("Extend", "Loop"):
+        page.get_by_text(mode, exact=True).click()
+        page.wait_for_selector("#status:not([data-status=live])")
+        page.wait_for_selector("#status[data-status=live]")
+        page.wait_for_timeout(150)
+    assert page.inner_text("#messages") == ""
+
+
 def test_a_source_from_a_file_and_from_the_microphone(server: Any, open_page: OpenPage, tmp_path: Path) -> None:
     file = tmp_path / "tone.wav"
     tone = 0.3 * np.sin(2 * np.pi * 220 * np.arange(4 * 48000) / 48000)

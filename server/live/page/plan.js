@@ -9,8 +9,7 @@ import { PlanView } from "./widgets/plan_view.js";
  * @typedef {import("./widgets/plan_view.js").Choices} Choices
  */
 
-/** What the protocol's `set_plan` has of a section. @param {SectionText} section @returns {SectionText} */
-const textOf = ({ kind, layers, bars }) => ({ kind, layers, bars });
+const LEAST_S = 0.1;
 
 /** @param {string} id @param {(string | number)[]} values @param {string | number} chosen */
 function offer(id, values, chosen) {
@@ -25,6 +24,7 @@ export class Plan {
   /** How many of the sections have begun to play. */ #begun = 0;
   #positionS = 0;
   /** Of the edit whose plan is awaited; 0: none. */ #seq = 0;
+  /** Where the newest edit begins: a plan that ends there is not complete yet. */ #editedS = -Infinity;
 
   /** @param {import("./connection.js").Connection} connection */
   constructor(connection) {
@@ -34,7 +34,7 @@ export class Plan {
       event.preventDefault();
       this.#send([this.#written()]);
     });
-    find("section-insert").addEventListener("click", () => this.#send([this.#written(), this.#section]));
+    find("section-insert").addEventListener("click", () => this.#send([this.#written(), this.#whole(this.#section)]));
     find("section-delete").addEventListener("click", () => {
       this.#send([]);
       this.#close();
@@ -57,6 +57,7 @@ export class Plan {
     this.view.choices = choices;
     find("plan-field").hidden = !isEndless || (choices === null && this.isWanted);
     find("plan-header").textContent = "";
+    this.#editedS = -Infinity;
     this.#show([]);
   }
 
@@ -65,11 +66,10 @@ export class Plan {
     const { genre, bpm, key, mode, meter } = header;
     const texts = [genre, bpm && `${bpm} bpm`, [key, mode].filter(Boolean).join(" "), meter];
     find("plan-header").textContent = texts.filter(Boolean).join(" · ");
+    if (sections.length && sections.at(-1).end_s < this.#editedS + LEAST_S) return;
     this.#show(sections);
-    if (!this.#seq || this.#edited === null) return;
+    if (this.#seq) find("section-note").textContent = "planned";
     this.#seq = 0;
-    this.#fill();
-    find("section-note").textContent = "planned";
   }
 
   /** The playhead is there. @param {number} positionS */
@@ -82,6 +82,7 @@ export class Plan {
   refused(seq) {
     if (!this.#seq || seq !== this.#seq) return;
     this.#seq = 0;
+    this.#editedS = -Infinity;
     find("section-note").textContent = "";
     if (this.#edited !== null) this.#fill();
   }
@@ -200,12 +201,21 @@ export class Plan {
     };
   }
 
+  /**
+   * A section to be planned again: of the least length that it can have, if another one has cut it.
+   * @param {Section} section
+   * @returns {SectionText}
+   */
+  #whole({ kind, layers, bars }) {
+    return { kind, layers, bars: this.view.choices?.bars.find((count) => count >= bars) ?? bars };
+  }
+
   /** Sections in place of the edited one; those after it stay. @param {SectionText[]} instead */
   #send(instead) {
     const { index, start_s } = this.#section;
-    const later = this.view.sections.filter((section) => section.index > index);
-    const sections = [...instead, ...later].map(textOf);
-    this.#seq = this.connection.change("set_plan", { start_s, sections });
+    const later = this.view.sections.filter((section) => section.index > index).map((section) => this.#whole(section));
+    this.#seq = this.connection.change("set_plan", { start_s, sections: [...instead, ...later] });
+    this.#editedS = start_s;
     find("section-note").textContent = "sent";
   }
 }

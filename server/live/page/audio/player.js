@@ -24,6 +24,7 @@ export class Player {
   #volume = 1;
   #isOn = false;
   #playhead = { sample: 0, atMs: 0, isRunning: false };
+  /** What the audio thread reports of an older one is not of this stream. */ #epoch = 0;
   rateHz = 48000;
   channels = 2;
 
@@ -45,7 +46,7 @@ export class Player {
     this.channels = channels;
     this.#playhead = { sample: startSample, atMs: performance.now(), isRunning: false };
     this.#waiting = [];
-    this.#post({ type: "clear", startSample });
+    this.#post({ type: "clear", startSample, epoch: ++this.#epoch });
     if (this.#isOn && isOther) this.play(true);
   }
 
@@ -77,7 +78,7 @@ export class Player {
     this.analyser = new AnalyserNode(context, { fftSize: 2048 });
     node.connect(this.#gain).connect(context.destination);
     this.#gain.connect(this.analyser);
-    node.port.postMessage({ type: "clear", startSample: this.#playhead.sample });
+    node.port.postMessage({ type: "clear", startSample: this.#playhead.sample, epoch: this.#epoch });
     for (const message of this.#waiting) node.port.postMessage(message, [message.pcm.buffer]);
     this.#waiting = [];
     this.#node = node;
@@ -96,6 +97,7 @@ export class Player {
 
   /** @param {any} message */
   #receive(message) {
+    if (message.type !== "recorded" && message.epoch !== this.#epoch) return;
     switch (message.type) {
       case "status":
         this.#playhead = {

@@ -14,6 +14,7 @@ class Player extends AudioWorkletProcessor {
   constructor(options) {
     super();
     this.ring = new AudioRing(sampleRate, options.processorOptions.channels);
+    this.epoch = 0;
     this.isPlaying = false;
     this.hasBegun = false;
     this.isRecording = false;
@@ -28,6 +29,7 @@ class Player extends AudioWorkletProcessor {
     switch (message.type) {
       case "clear":
         this.ring.clear(message.startSample);
+        this.epoch = message.epoch;
         this.hasBegun = false;
         this.heard = { firstSeq: 0, fullSeq: 0 };
         break;
@@ -72,13 +74,14 @@ class Player extends AudioWorkletProcessor {
     const seqs = this.ring.seqs();
     if (!seqs || (seqs.firstSeq <= this.heard.firstSeq && seqs.fullSeq <= this.heard.fullSeq)) return;
     this.heard = { firstSeq: seqs.firstSeq, fullSeq: seqs.fullSeq };
-    this.port.postMessage({ type: "heard", ...this.heard });
+    this.port.postMessage({ type: "heard", epoch: this.epoch, ...this.heard });
   }
 
   #reportStatus() {
     this.sinceStatus = 0;
     this.port.postMessage({
       type: "status",
+      epoch: this.epoch,
       playheadSample: this.ring.playheadSample,
       isRunning: this.isPlaying && this.hasBegun,
       leadS: this.ring.lead / sampleRate,

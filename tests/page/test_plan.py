@@ -1,0 +1,198 @@
+"""The plan of a session on the page: its sections are listed and drawn, and edited before they are heard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from helpers.backends import FEW_VARIANTS
+
+from runtime.config.deployment import Deployment
+
+pytestmark = pytest.mark.page
+
+SIZES: dict[str, Any] = {"sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass")}
+# The strongest opacity near a place (a share of the width) half way down the picture.
+OPACITY = """(place) => {
+  const canvas = document.querySelector("#stage canvas");
+  const [x, y] = [Math.round(place * canvas.width) - 1, canvas.height / 2];
+  const { data } = canvas.getContext("2d").getImageData(x, y, 3, 1);
+  return Math.max(data[3], data[7], data[11]);
+}"""
+
+
+@dataclass
+class Traffic:
+    """The messages of a page's session, acks, audio and pictures apart."""
+
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+    def listen(self, page: Any) -> None:
+        """Note what the page's next sessions send and receive."""
+
+        def note(messages: list[dict[str, Any]], payload: Any) -> None:
+            if isinstance(payload, str) and (message := json.loads(payload))["type"] not in ("ack", "canvas", "state"):
+                messages.append(message)
+
+        def follow(socket: Any) -> None:
+            socket.on("framesent", lambda payload: note(self.sent, payload))
+            socket.on("framereceived", lambda payload: note(self.received, payload))
+
+        page.on("websocket", follow)
+
+    def newest(self, messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+        """The last one of a kind."""
+        return [message for message in messages if message["type"] == kind][-1]
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        """Of the newest plan."""
+        found: list[dict[str, Any]] = self.newest(self.received, "plan")["sections"]
+        return found
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+@pytest.fixture
+def page(
+    serve: Callable[..., Any], built: Callable[..., Deployment], open_page: Callable[..., Any], traffic: Traffic
+) -> Any:
+    """The page of a tiny model with a planner, in mode extend, with the plan of its session."""
+    planner = {"capacity": 1024, "plan": True}
+    server = serve(built(**SIZES, planner=planner, conditions=True, more=FEW_VARIANTS).path)
+    page = open_page(server.url)
+    assert not page.is_visible("#plan-field")
+    traffic.listen(page)
+    page.get_by_text("Extend", exact=True).click()
+    page.wait_for_function("() => document.querySelectorAll('#sections button:enabled').length >= 2")
+    page.wait_for_timeout(500)  # the rest of what is planned ahead
+    return page
+
+
+def buttons(page: Any) -> list[str]:
+    return [text.replace("\n", " ") for text in page.locator("#sections button").all_inner_texts()]
+
+
+def texts(sections: list[dict[str, Any]]) -> list[str]:
+    """What the buttons of these sections say."""
+    return [f"{one['kind']} {one['bars']} bars {', '.join(one['layers'])}" for one in sections]
+
+
+def edit_last(page: Any) -> None:
+    """Open the editor of the last section, by the keyboard."""
+    page.locator("#sections button").last.press("Enter")
+    page.wait_for_selector("#section:not([hidden])")
+    assert page.evaluate("document.activeElement.id") == "section-kind"
+
+
+def wait_for(page: Any, condition: Callable[[], bool]) -> None:
+    """Wait until it holds; events of the page are handled between the tries."""
+    for _ in range(300):
+        if condition():
+            return
+        page.wait_for_timeout(100)
+    pytest.fail("it does not come true")
+
+
+def test_sections_are_listed_and_drawn(page: Any, traffic: Traffic) -> None:
+    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    header = traffic.newest(traffic.received, "plan")["header"]
+    assert f"{header['bpm']:g} bpm" in page.inner_text("#plan-header")
+    length = traffic.newest(traffic.received, "ready")["canvas"]["seconds"]
+    ahead = [one["start_s"] for one in traffic.sections if length < one["start_s"] < 1.9 * length]
+    assert ahead
+    for start_s in ahead:
+        place = (start_s + length) / (3 * length)
+        assert page.evaluate(OPACITY, place) > 200
+        assert page.evaluate(OPACITY, place + 0.01) == 0
+    assert page.locator("#sections button").first.get_attribute("aria-current") == "true"
+
+
+def test_the_section_that_plays_is_marked_and_cannot_be_edited(page: Any) -> None:
+    page.click("#play")
+    page.wait_for_function("() => document.querySelectorAll('#sections button')[1].ariaCurrent === 'true'")
+    first, second = page.locator("#sections button").all()[:2]
+    assert first.is_disabled()
+    assert second.is_disabled()
+    kind = second.locator("b").inner_text()
+    page.wait_for_function("(kind) => document.querySelector('#stage').ariaValueText.endsWith(kind)", arg=kind)
+
+
+def test_a_section_is_changed(page: Any, traffic: Traffic) -> None:
+    before = traffic.sections
+    edit_last(page)
+    page.select_option("#section-kind", "chorus")
+    for layer in before[-1]["layers"]:
+        page.get_by_role("checkbox", name=layer).uncheck(force=True)
+    page.get_by_role("checkbox", name="bass").check(force=True)
+    page.select_option("#section-bars", "2")
+    page.get_by_role("button", name="Change").press("Enter")
+    wait_for(page, lambda: texts(traffic.sections)[len(before) - 1 :][:1] == ["chorus 2 bars bass"])
+    edit = traffic.newest(traffic.sent, "set_plan")
+    assert edit["start_s"] == before[-1]["start_s"]
+    assert edit["sections"] == [{"kind": "chorus", "layers": ["bass"], "bars": 2}]
+    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    assert buttons(page)[: len(before) - 1] == texts(before[:-1])
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#section")
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_section_is_put_before_another_and_deleted(page: Any, traffic: Traffic) -> None:
+    before = traffic.sections
+    edit_last(page)
+    page.select_option("#section-kind", "break")
+    page.click("#section-insert")
+    wait_for(page, lambda: len(traffic.sections) > len(before))
+    inserted, moved = traffic.newest(traffic.sent, "set_plan")["sections"]
+    assert (inserted["kind"], texts([moved])) == ("break", texts(before[-1:]))
+    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    assert buttons(page)[len(before) - 1 :][:2] == texts([inserted, moved])
+    page.click("#section-delete")
+    wait_for(page, lambda: traffic.newest(traffic.sent, "set_plan")["sections"][:1] == [moved])
+    wait_for(page, lambda: texts(traffic.sections)[len(before) - 1 :][:1] == texts([moved]))
+    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    assert not page.is_visible("#section")
+
+
+def test_a_refused_edit_is_explained_and_the_plan_stays(page: Any, traffic: Traffic) -> None:
+    before = buttons(page)
+    edit_last(page)
+    layers = page.locator("#section-layers :checked").count()
+    for box in page.locator("#section-layers :checked").all():
+        box.uncheck(force=True)
+    page.get_by_role("button", name="Change").click()
+    page.get_by_role("alert").get_by_text("layers").wait_for()
+    assert buttons(page) == before == texts(traffic.sections)
+    assert page.locator("#section-layers :checked").count() == layers > 0
+
+
+def test_a_plan_is_turned_off_and_on(page: Any, traffic: Traffic) -> None:
+    page.uncheck("#plan")
+    page.wait_for_selector("#sections", state="hidden")
+    wait_for(page, lambda: traffic.newest(traffic.sent, "open").get("plan") is False)
+    page.wait_for_selector("#status[data-status=live]")
+    assert page.is_visible("#plan-field")
+    page.check("#plan")
+    page.wait_for_selector("#sections button")
+    assert "plan" not in traffic.newest(traffic.sent, "open")
+    page.get_by_text("Loop", exact=True).click()
+    page.wait_for_selector("#plan-field", state="hidden")
+    assert page.inner_text("#messages") == ""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_serious(page: Any, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page.set_viewport_size({"width": width, "height": 844})
+    edit_last(page)
+    found = axe.run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
