@@ -34,7 +34,7 @@ export class PlanView {
     if (colors.wave !== this.#gridColor) this.#grids = new WeakMap();
     this.#gridColor = colors.wave;
     const { width, height } = context.canvas;
-    const place = (/** @type {number} */ seconds) => ((seconds - view.startS) / view.seconds) * width;
+    const place = (/** @type {number} */ seconds) => Math.round(((seconds - view.startS) / view.seconds) * width);
     for (const section of this.sections) {
       const [left, right] = [place(section.start_s), place(section.end_s)];
       if (right < 0 || left > width) continue;
