@@ -366,9 +366,9 @@ def test_sessions_that_follow_each_other_fast_get_no_reports_of_the_one_before(
     play(page)
     for mode in 3 * ("Extend", "Loop"):
         page.get_by_text(mode, exact=True).click()
-        page.wait_for_selector("#status:not([data-status=live])")
-        page.wait_for_selector("#status[data-status=live]")
-        page.wait_for_timeout(150)
+        page.wait_for_timeout(300)
+    page.wait_for_selector("#status[data-status=live]")
+    page.wait_for_timeout(300)
     assert page.inner_text("#messages") == ""
 
 
