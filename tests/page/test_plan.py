@@ -14,7 +14,12 @@ from runtime.config.deployment import Deployment
 
 pytestmark = pytest.mark.page
 
-SIZES: dict[str, Any] = {"sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass")}
+SIZES: dict[str, Any] = {
+    "sample_rate_hz": 48000,
+    "hop_samples": 1920,
+    "words": ("pads", "and", "bass"),
+    "canvas_frames": 250,
+}
 # The whitest pixel near a place (a share of the width) half way down the picture, 0 to 255.
 WHITEST = """(place) => {
   const canvas = document.querySelector("#stage canvas");
@@ -67,7 +72,7 @@ def page(
     """The page of a tiny model with a planner, in mode extend, with the plan of its session."""
     planner = {"capacity": 1024, "plan": True}
     server = serve(built(**SIZES, planner=planner, conditions=True, more=FEW_VARIANTS).path)
-    page = open_page(server.url)
+    page = open_page(server.url, color_scheme="dark")
     assert not page.is_visible("#plan-field")
     traffic.listen(page)
     page.get_by_text("Extend", exact=True).click()
@@ -82,7 +87,8 @@ def buttons(page: Any) -> list[str]:
 
 def texts(sections: list[dict[str, Any]]) -> list[str]:
     """What the buttons of these sections say."""
-    return [f"{one['kind']} {one['bars']} bars {', '.join(one['layers'])}" for one in sections]
+    bars = ["1 bar" if one["bars"] == 1 else f"{one['bars']} bars" for one in sections]
+    return [f"{one['kind']} {bars[i]} {', '.join(one['layers'])}" for i, one in enumerate(sections)]
 
 
 def edit_last(page: Any) -> None:

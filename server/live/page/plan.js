@@ -1,7 +1,7 @@
 /** The plan of a session in mode extend: a row of its sections, and an editor for one that is not heard yet. */
 
 import { element, field, find } from "./widgets/element.js";
-import { PlanView } from "./widgets/plan_view.js";
+import { barsText, PlanView } from "./widgets/plan_view.js";
 
 /**
  * @typedef {import("./widgets/plan_view.js").Section} Section
@@ -113,7 +113,7 @@ export class Plan {
   /** @param {Section} section */
   #item(section) {
     const item = this.#items.get(section.index) ?? this.#newItem(section.index);
-    const texts = [section.kind, `${section.bars} bars`, section.layers.join(", ")];
+    const texts = [section.kind, barsText(section.bars), section.layers.join(", ")];
     item.style.flexGrow = String(section.bars);
     [...item.querySelectorAll("b, i, small")].forEach((part, i) => (part.textContent = texts[i]));
     return item;

@@ -6,6 +6,9 @@
  * @typedef {{kinds: string[], layers: string[], bars: number[], group_size: number}} Choices
  */
 
+/** @param {number} bars */
+export const barsText = (bars) => (bars === 1 ? "1 bar" : `${bars} bars`);
+
 const HEARD_ALPHA = 0.4;
 const FONT = "system-ui, sans-serif";
 /** Below this height there is no room for the names of layers. */ const LOW_STAGE = 200;
@@ -78,7 +81,7 @@ export class PlanView {
     context.fillStyle = ink;
     context.fillRect(left, 0, ratio, context.canvas.height);
     context.font = `600 ${12 * ratio}px ${FONT}`;
-    context.fillText(`${section.kind} · ${section.bars} bars`, x, 15 * ratio);
+    context.fillText(`${section.kind} · ${barsText(section.bars)}`, x, 15 * ratio);
     context.font = `${11 * ratio}px ${FONT}`;
     if (hasNames) context.fillText(section.layers.join(", "), x, 31 * ratio);
     if (!section.codes?.length || !this.#rows.length) return;
