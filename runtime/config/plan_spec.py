@@ -10,7 +10,7 @@ sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -74,7 +74,7 @@ class PlanSpec(Section):
     material. ending: the kind that ends a song. tags: other names of kinds that may stand in lyrics. clocks_per_beat:
     of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer what the prompt of a
     section says where it sounds, and where it is silent. silent: by layer the code token that means its silence, which
-    is given in sections without it.
+    is given in sections without it. absent: by layer the token of a prompt that leaves it out of all sections.
     """
 
     prompt: str = "{prompt}"
@@ -97,6 +97,7 @@ class PlanSpec(Section):
     tags: Mapping[str, str] = {}
     layer_words: Mapping[str, tuple[str, str]] = {}
     silent: Mapping[str, int] = {}
+    absent: Mapping[str, int] = {}
     most_sections: int = Field(default=16, ge=1)
 
     @property
@@ -113,12 +114,18 @@ class PlanSpec(Section):
         """A field of the header."""
         return next(field for field in self.header if field.name == name)
 
+    def layers_without(self, prompt: Collection[int]) -> list[int]:
+        """The layers' tokens that a prompt's tokens rule out; none where that would be all."""
+        absent = {layer for layer, token in self.absent.items() if token in prompt}
+        found = [self.layers.token(value) for value in self.layers.values if absent & set(value.split("+"))]
+        return found if len(found) < len(self.layers.values) else []
+
     def ends(self) -> Iterator[tuple[str, int]]:
         """The last token of everything, plus 1, with its name."""
         for name in ("start", "plan", "before", "section", "recall"):
             yield name, getattr(self, name) + 1
-        for layer, token in self.silent.items():
-            yield f"silent.{layer}", token + 1
+        for name, tokens in (("silent", self.silent), ("absent", self.absent)):
+            yield from ((f"{name}.{layer}", token + 1) for layer, token in tokens.items())
         for index, field in enumerate(self.header):
             yield f"header.{index}", field.end
         for name in ("kind", "layers", "bars", "moods", "bar_markers", "clock_markers"):

@@ -45,7 +45,8 @@ def evaluate(model: Planner, structure: StructureCodes, count: int = NUM_PROMPTS
 def planned_arrangement(model: Planner, piece: Piece, seed: int) -> Arrangement:
     """A plan of the planner for a piece's prompt, which names all but the sections."""
     song = piece.arrangement.song
-    asked = [*song_tokens(song, piece.moods), *(TOKEN_IDS[f"layer:{layer}"] for layer in sorted(song.layers))]
+    layers = [f"layer:{layer}" if layer in song.layers else f"no:{layer}" for layer in LAYERS]
+    asked = [*song_tokens(song, piece.moods), *(TOKEN_IDS[name] for name in layers)]
     prompt = [TOKEN_IDS[START], *sorted(asked), TOKEN_IDS[PLAN], *song_tokens(song)]
     return Arrangement(song, write_sections(model, prompt, seed))
 

@@ -88,18 +88,31 @@ class StructureCodes:
         return levels_from_latents(self._decode.run(None, {"codes": codes[None]})[0][0])
 
 
-def draw_piece(structure: StructureCodes, seed: int, index: int, *, is_opening: bool = False) -> Piece:
-    """Song number `index` of a seed, with form; as an opening, a section of it alone."""
-    rng = np.random.default_rng([seed, index])
+def draw_piece(structure: StructureCodes, seed: int, index: int) -> Piece:
+    """Song number `index` of a seed, with form."""
+    return played(structure, draw_form(np.random.default_rng([seed, index])))
+
+
+def draw_opening(structure: StructureCodes, form: Piece, rng: np.random.Generator) -> Piece:
+    """A section of a song alone, as if the song began with it."""
+    sections = form.arrangement.sections
+    section = sections[int(rng.integers(len(sections)))]
+    return played(structure, replace(form, arrangement=replace(form.arrangement, sections=(section,))))
+
+
+def draw_form(rng: np.random.Generator) -> Piece:
+    """A song with form that has no codes yet."""
     song = draw_song(rng)
     if rng.random() < _FULL_SHARE:
         song = replace(song, layers=song.layers | song.rule.layer_set)
     arrangement = draw_arrangement(song, rng)
     moods = tuple(mood for mood in moods_of(arrangement.song) if rng.random() < MOOD_SHARE)
-    if is_opening:
-        section = arrangement.sections[int(rng.integers(len(arrangement.sections)))]
-        arrangement = replace(arrangement, sections=(section,))
-    return Piece(arrangement, structure.encode(render_arrangement(arrangement)), moods)
+    return Piece(arrangement, np.zeros(0, np.int64), moods)
+
+
+def played(structure: StructureCodes, piece: Piece) -> Piece:
+    """A piece with its codes."""
+    return replace(piece, codes=structure.encode(render_arrangement(piece.arrangement)))
 
 
 def plan_page(piece: Piece, rng: np.random.Generator) -> list[int]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine_build.demo_model.instruments import LAYERS
 from engine_build.demo_model.planner.arrangement import Arrangement, Section
 from engine_build.demo_model.planner.model import Cache, Planner
 from engine_build.demo_model.planner.pages import (
@@ -35,9 +36,6 @@ from engine_build.demo_model.planner.tokens import (
 )
 
 MOST_SECTIONS: Final = 16
-_HEADER_IDS: Final = [
-    [TOKEN_IDS[name] for name in TOKENS if name.startswith(kind)] for kind in ("section:", "layers:", "bars:")
-]
 
 
 class Page:
@@ -103,11 +101,16 @@ def write_piece(
 
 
 def write_sections(model: Planner, prompt: Sequence[int], seed: int) -> tuple[Section, ...]:
-    """The sections of a plan page, which is given up to them."""
+    """The sections of a plan page, which is given up to them; their layers are those that the prompt leaves."""
     page, rng, sections = Page(model, prompt), np.random.default_rng(seed), list[Section]()
+    absent = {layer for layer in LAYERS if TOKEN_IDS[f"no:{layer}"] in prompt}
+    options = [
+        [TOKEN_IDS[name] for name in TOKENS if name.startswith(kind) and not absent & set(name[len(kind) :].split("+"))]
+        for kind in ("section:", "layers:", "bars:")
+    ]
     while len(sections) < MOST_SECTIONS:
         tokens = list[int]()
-        for allowed in _HEADER_IDS:
+        for allowed in options:
             may_end = bool(sections) and not tokens
             tokens.append(page.draw([*allowed, TOKEN_IDS[END]] if may_end else allowed, rng))
             page.append(tokens[-1:])

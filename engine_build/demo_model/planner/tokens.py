@@ -49,6 +49,9 @@ TOKENS: Final = (
     *(f"bar:{index}" for index in range(max(BAR_COUNTS))), *(f"clock:{index}" for index in range(4 * CLOCKS_PER_BEAT)),
 )  # fmt: skip
 TOKEN_IDS: Final[dict[str, int]] = {name: index for index, name in enumerate(TOKENS)}
+FIRST_LAYERS_ID: Final = TOKEN_IDS[f"layers:{_LAYER_SETS[0]}"]
+# By token of layers: which ones sound.
+LAYER_SETS: Final = [[layer in names.split("+") for layer in LAYERS] for names in _LAYER_SETS]
 FIRST_CODE_ID: Final = len(TOKENS)
 NUM_TOKENS: Final = FIRST_CODE_ID + NUM_GROUPS * GROUP_SIZE
 
@@ -128,6 +131,7 @@ def planner_tables() -> dict[str, Any]:
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "ending": "outro",
             "tags": {"drop": "chorus"},
+            "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},
             "layer_words": {layer: [words, f"no {words}"] for layer, words in _LAYER_WORDS.items()},
         },
         "codes": {"groups": groups},

@@ -12,10 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from engine_build.demo_model.planner.model import Planner
-from engine_build.demo_model.planner.pages import StructureCodes, draw_piece, plan_page, recalled_codes, section_page
+from engine_build.demo_model.planner.pages import (
+    StructureCodes,
+    draw_form,
+    draw_opening,
+    draw_piece,
+    plan_page,
+    recalled_codes,
+    section_page,
+)
 from engine_build.demo_model.planner.tokens import (
     FIRST_CODE_ID,
+    FIRST_LAYERS_ID,
     GROUP_SIZE,
+    LAYER_SETS,
     NUM_GROUPS,
     PLAN,
     RECALL,
@@ -25,7 +35,7 @@ from engine_build.demo_model.planner.tokens import (
 from runtime.terminal import print_line
 
 HELD_OUT_SEED: Final = 1_000_033
-OPENING_TOKENS: Final = 100
+OPENING_TOKENS: Final = 64
 
 Pages = list[list[int]]
 
@@ -45,7 +55,8 @@ class PlannerConfig:
     decay_share: float = 0.6
     songs_per_step: int = 2
     sections_per_song: int = 2
-    openings_per_step: int = 16
+    openings_per_step: int = 24
+    plans_per_step: int = 8
     seed: int = 1
     recall_share: float = 0.85
     threads: int = 1
@@ -121,9 +132,10 @@ def draw_pages(structure: StructureCodes, config: PlannerConfig, seed: int, step
         for section in map(int, sections):
             recalled = recalled_codes(structure, piece, section) if rng.random() < config.recall_share else None
             pages.append(section_page(piece, section, recalled))
-    for index in range(config.openings_per_step):
-        piece = draw_piece(structure, seed + 1, step * config.openings_per_step + index, is_opening=True)
-        pages.append(section_page(piece, 0)[:OPENING_TOKENS])
+    forms = [draw_form(rng) for _ in range(max(config.openings_per_step, config.plans_per_step))]
+    pages += [plan_page(form, rng) for form in forms[: config.plans_per_step]]
+    openings = [draw_opening(structure, form, rng) for form in forms[: config.openings_per_step]]
+    pages += [section_page(opening, 0)[:OPENING_TOKENS] for opening in openings]
     return pages
 
 
@@ -134,11 +146,15 @@ def batches_of(pages: Pages) -> list[Tensor]:
 
 
 def is_predicted(tokens: Tensor) -> Tensor:
-    """Which tokens after the first count, bool `[B, S - 1]`: own codes, and what follows the plan's mark."""
-    is_planned = (tokens[:, :-1] == TOKEN_IDS[PLAN]).cumsum(1) > 0
+    """Which tokens after the first count, bool `[B, S - 1]`: own codes of layers that sound, what follows PLAN."""
+    targets, is_planned = tokens[:, 1:], (tokens[:, :-1] == TOKEN_IDS[PLAN]).cumsum(1) > 0
     recalls = (tokens[:, :-1] == TOKEN_IDS[RECALL]).cumsum(1)
     is_recalled = recalls > nn.functional.pad(recalls, (NUM_GROUPS, 0))[:, :-NUM_GROUPS]
-    return ((tokens[:, 1:] >= FIRST_CODE_ID) & ~is_recalled) | is_planned
+    is_after = (tokens[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
+    header = tokens.gather(1, (tokens == TOKEN_IDS[SECTION]).int().argmax(1, keepdim=True) + 2)
+    group = ((targets - FIRST_CODE_ID) // GROUP_SIZE).clamp(0)
+    sounds = torch.tensor(LAYER_SETS)[(header[:, 0] - FIRST_LAYERS_ID).clamp(0, len(LAYER_SETS) - 1)].gather(1, group)
+    return ((targets >= FIRST_CODE_ID) & ~is_recalled & is_after & sounds) | is_planned
 
 
 def token_losses(model: Planner, tokens: Tensor) -> Tensor:
@@ -157,7 +173,7 @@ def token_losses(model: Planner, tokens: Tensor) -> Tensor:
 
 
 def held_out_figures(model: Planner, pages: Pages) -> dict[str, float]:
-    """Nats per code of sections that are new, that return, and of openings, and nats per token of plans."""
+    """Nats per token of sections that are new, that return, of openings and of plans."""
     found = dict[str, list[Tensor]](new=[], returning=[], opening=[], plan=[])
     for batch in batches_of(pages):
         with torch.no_grad():
@@ -165,12 +181,10 @@ def held_out_figures(model: Planner, pages: Pages) -> dict[str, float]:
         wanted = is_predicted(batch)
         is_code = wanted & (batch[:, 1:] >= FIRST_CODE_ID)
         is_return = (batch == TOKEN_IDS[RECALL]).any(1, keepdim=True)
-        is_after = (batch[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
-        found["opening" if batch.shape[1] == OPENING_TOKENS else "new"].append(losses[is_code & is_after & ~is_return])
-        found["returning"].append(losses[is_code & is_after & is_return])
+        found["opening" if batch.shape[1] == OPENING_TOKENS else "new"].append(losses[is_code & ~is_return])
+        found["returning"].append(losses[is_code & is_return])
         found["plan"].append(losses[wanted & ~is_code])
-    tokens = {"new": NUM_GROUPS, "returning": NUM_GROUPS, "opening": NUM_GROUPS, "plan": 1}
-    return {f"nats_{name}": tokens[name] * float(torch.cat(parts).mean()) for name, parts in found.items()}
+    return {f"nats_{name}": float(torch.cat(parts).mean()) for name, parts in found.items()}
 
 
 def train(config: PlannerConfig, bundle: Path, checkpoint: Path) -> PlannerTrainer:

@@ -89,6 +89,7 @@ def plan_page(
         given |= {width + len(spec.item) * place: kind for place, kind in enumerate(prompt.kinds)}
         num_sections = len(prompt.kinds) if prompt.kinds and may_end else None
     without = [spec.kind.token(spec.ending)] if spec.ending and not may_end else []
+    without += spec.layers_without(prompt.tokens)
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
         PlanConstraint(planner, given, num_sections, without),

@@ -44,3 +44,10 @@ def test_a_plan_has_sections_and_ends(model: Planner) -> None:
     plans = [write_sections(model, prompt, seed) for seed in range(4)]
     assert all(1 <= len(plan) <= MOST_SECTIONS for plan in plans)
     assert plans[0] == write_sections(model, prompt, 0) != plans[1]
+
+
+def test_a_plans_layers_are_those_that_the_prompt_leaves(model: Planner) -> None:
+    prompt = [TOKEN_IDS[name] for name in ("start", "no:pad", "no:drums", "plan")]
+    for seed in range(4):
+        layers = frozenset().union(*(section.layers for section in write_sections(model, prompt, seed)))
+        assert layers <= {"arp", "bass", "melody"}

@@ -10,9 +10,16 @@ pytestmark = pytest.mark.export
 
 torch = pytest.importorskip("torch")
 
+from engine_build.demo_model.instruments import LAYERS  # noqa: E402
 from engine_build.demo_model.planner.model import Planner  # noqa: E402
-from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
-from engine_build.demo_model.planner.tokens import FIRST_CODE_ID, TOKEN_IDS, TOKENS  # noqa: E402
+from engine_build.demo_model.planner.pages import (  # noqa: E402
+    StructureCodes,
+    draw_piece,
+    recalled_codes,
+    section_page,
+    section_span,
+)
+from engine_build.demo_model.planner.tokens import TOKEN_IDS, TOKENS, code_tokens  # noqa: E402
 from engine_build.demo_model.planner.train import (  # noqa: E402
     OPENING_TOKENS,
     PlannerConfig,
@@ -26,7 +33,7 @@ from engine_build.demo_model.planner.train import (  # noqa: E402
 
 DEMO = ROOT / "configs/demo"
 CONFIG = PlannerConfig(
-    songs_per_step=1, sections_per_song=1, openings_per_step=1, warmup_steps=1, threads=1, log_every=1
+    songs_per_step=1, sections_per_song=1, openings_per_step=1, plans_per_step=1, warmup_steps=1, threads=1, log_every=1
 )
 
 
@@ -37,23 +44,23 @@ def pages() -> list[list[int]]:
 
 def test_a_step_has_the_same_pages_again(pages: list[list[int]]) -> None:
     assert pages == draw_pages(StructureCodes(DEMO), CONFIG, 1, 0) != draw_pages(StructureCodes(DEMO), CONFIG, 1, 1)
-    assert [TOKENS[page[0]] for page in pages] == 3 * ["start"]
+    assert [TOKENS[page[0]] for page in pages] == 4 * ["start"]
 
 
-def test_codes_and_what_follows_a_plan_are_predicted_and_given_tokens_are_not(pages: list[list[int]]) -> None:
-    plan, section, opening = pages
+def test_codes_of_layers_that_sound_and_what_follows_a_plan_are_predicted(pages: list[list[int]]) -> None:
+    plan, _, other_plan, opening = pages
+    for page in (plan, other_plan):
+        assert int(is_predicted(torch.tensor([page])).sum()) == len(page) - page.index(TOKEN_IDS["plan"]) - 1
     assert len(opening) == OPENING_TOKENS
     assert not {TOKEN_IDS["before"], TOKEN_IDS["recall"]} & set(opening)
-    assert int(is_predicted(torch.tensor([plan])).sum()) == len(plan) - plan.index(TOKEN_IDS["plan"]) - 1
-    tokens = torch.tensor([section])
-    given = {
-        place for mark, token in enumerate(section) if token == TOKEN_IDS["recall"] for place in range(mark, mark + 6)
-    }
-    own = [token for place, token in enumerate(section) if token >= FIRST_CODE_ID and place not in given]
-    assert tokens[0, 1:][is_predicted(tokens)[0]].tolist() == own
-    code, recalled = list(range(FIRST_CODE_ID, FIRST_CODE_ID + 5)), list(range(FIRST_CODE_ID + 5, FIRST_CODE_ID + 10))
-    tokens = torch.tensor([[*code, *2 * [TOKEN_IDS["recall"], *recalled, TOKEN_IDS["clock:3"], *code]]])
-    assert tokens[0, 1:][is_predicted(tokens)[0]].tolist() == [*code[1:], *code, *code]
+    structure = StructureCodes(DEMO)
+    piece = draw_piece(structure, 5, 0)
+    for index, section in enumerate(piece.arrangement.sections):
+        page = torch.tensor([section_page(piece, index, recalled_codes(structure, piece, index))])
+        span = section_span(piece, index)
+        own = code_tokens(piece.codes[span.start : span.stop])
+        sounds = [layer in section.layers for layer in LAYERS]
+        assert page[0, 1:][is_predicted(page)[0]].tolist() == own[:, sounds].ravel().tolist()
 
 
 def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:

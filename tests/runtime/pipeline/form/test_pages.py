@@ -108,6 +108,19 @@ def test_a_plan_page_gives_what_is_known() -> None:
     assert (header_, kinds(found)) == ((9, 12), ["verse 4", "outro 1"])
 
 
+def test_layers_that_the_prompt_leaves_out_are_in_no_section() -> None:
+    for absent, expected in (({"bass": 29}, {20}), ({"drums": 29}, {21}), ({"drums": 29, "bass": 28}, {20, 21, 22})):
+        spec = SPEC.model_copy(update={"absent": absent})
+        planner = PLANNER.model_copy(update={"plan": spec})
+        prompt = SongPrompt((28, 29), (), 120, ())
+        constraint = plan_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint
+        for token in (9, 12, 16):
+            constraint.advance(token)
+        allowed = np.zeros(PLANNER.vocabulary, bool)
+        constraint.write_allowed(allowed)
+        assert set(np.flatnonzero(allowed).tolist()) == expected
+
+
 def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
     tagged = SongPrompt((), (), None, (17, 19))
     for has_end in (True, False):
