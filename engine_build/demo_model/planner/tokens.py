@@ -116,6 +116,7 @@ def planner_tables() -> dict[str, Any]:
     return {
         "vocabulary": NUM_TOKENS,
         "end_token": TOKEN_IDS[END],
+        "verify_tokens": 2 + len((RECALL, *groups)) + 1,  # the last token before a code and all markers: bar, clock
         "plan": {
             "prompt": "{prompt} <bpm:{bpm}> <key:{key}> <meter:{time_signature}>",
             **{name: TOKEN_IDS[name] for name in (START, PLAN, BEFORE, SECTION, RECALL)},

@@ -10,6 +10,8 @@ from runtime.pipeline.form.sections import Item
 
 # What a section with other bars costs, in bars that the last section is cut by; and what its loss costs.
 CHANGE_COST, LOSS_COST = 3, 1000
+# A form of so many sections or fewer has none that ends it, where some are left out.
+FEW_SECTIONS = 3
 
 
 def bars_of(spec: PlanSpec, item: Item) -> int:
@@ -25,7 +27,7 @@ def most_bars(spec: PlanSpec, items: Sequence[Item]) -> int:
 def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections: int | None) -> list[Item]:
     """Sections that have `total_bars` or, changed as little as may be, a few more.
 
-    Of more than `most_sections` those are left out that repeat others, then the shortest; None leaves out none.
+    Of more than `most_sections` those are left out that repeat others, then the sparsest; None leaves out none.
     Expects that they can have as many bars.
     """
     kept = list(items)
@@ -58,9 +60,16 @@ def _choices(spec: PlanSpec, item: Item) -> list[int]:
 
 
 def _least_needed(spec: PlanSpec, items: Sequence[Item]) -> int:
-    """The last of the kind that comes most often; else the shortest, but rather not what ends the song."""
-    kind, count = Counter(item[0] for item in items).most_common(1)[0]
-    if count > 1:
-        return max(place for place, item in enumerate(items) if item[0] == kind)
-    ending = spec.kind.token(spec.ending) if spec.ending else None
-    return min(range(len(items)), key=lambda place: (bars_of(spec, items[place]), items[place][0] == ending, -place))
+    """The last of the kind that comes most often, else what has the fewest layers; of few sections what ends a song."""
+    places = [place for place, (kind, _, _) in enumerate(items) if spec.kind.value(kind) != spec.ending]
+    if len(items) <= FEW_SECTIONS and len(places) < len(items):
+        return next(place for place in range(len(items)) if place not in places)
+    counts = Counter(items[place][0] for place in places)
+    most = max(counts.values())
+    if most > 1:
+        return max(place for place in places if counts[items[place][0]] == most)
+    return min(places, key=lambda place: (_num_layers(spec, items[place]), bars_of(spec, items[place]), -place))
+
+
+def _num_layers(spec: PlanSpec, item: Item) -> int:
+    return spec.layers.value(item[1]).count("+")

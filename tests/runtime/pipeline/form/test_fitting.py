@@ -7,7 +7,7 @@ from helpers.songs import SPEC, items, kinds
 
 from runtime.pipeline.form.fitting import bars_of, fitted
 
-SONG = items("break 2", "verse 4", "chorus 4", "verse 4", "chorus 4", "outro 2")
+SONG = items("break 2 bass", "verse 4", "chorus 4", "verse 4", "chorus 4", "outro 2")
 
 
 @pytest.mark.parametrize(
