@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model planner train | evaluate | export."""
+"""python -m engine_build.demo_model planner train | evaluate | export | picture."""
 
 import json
 from pathlib import Path
@@ -60,3 +60,20 @@ def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHE
 
     error = export_planner(checkpoint, folder)
     print_line(f"largest difference of a logit from torch: {error:.1e}")
+
+
+@planner.command()
+def picture(
+    song: Annotated[Path, typer.Argument(help="A file that tickrt-generate wrote with --plan.")],
+    out: Annotated[Path | None, typer.Option(help="The picture. Default: the file's name with .png.")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Draw a song's sections, the notes of its codes, and how alike its bars are. Needs matplotlib and torch."""
+    need_packages("matplotlib", "torch")
+    from engine_build.demo_model.planner.pages import StructureCodes
+    from engine_build.demo_model.planner.picture import draw_picture
+    from runtime.audio.metadata import read_metadata
+
+    made, file = read_metadata(song), out or song.with_suffix(".png")
+    draw_picture(made.plan, StructureCodes(folder), file, str(made.options.get("prompt", "")))
+    print_line(str(file))

@@ -64,6 +64,7 @@ def _least_needed(spec: PlanSpec, items: Sequence[Item]) -> int:
     places = [place for place, (kind, _, _) in enumerate(items) if spec.kind.value(kind) != spec.ending]
     if len(items) <= FEW_SECTIONS and len(places) < len(items):
         return next(place for place in range(len(items)) if place not in places)
+    places = places or list(range(len(items)))
     counts = Counter(items[place][0] for place in places)
     most = max(counts.values())
     if most > 1:

@@ -186,10 +186,10 @@ def test_a_model_without_a_planner_has_no_plan(built: Built) -> None:
             LongGeneration(plain, parse_options({"prompt": "a", "plan": False}))
 
 
-def test_the_readme_s_example(pipeline: Pipeline) -> None:
+def test_the_readme_s_examples(pipeline: Pipeline, form: Pipeline) -> None:
     section = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8").partition("**Plans.**")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    test = doctest.DocTestParser().get_doctest(code, {"pipeline": pipeline}, "README", None, 0)
+    code = "".join(part.partition("```")[0] for part in section.split("```python\n")[1:3])
+    test = doctest.DocTestParser().get_doctest(code, {"pipeline": pipeline, "form": form}, "README", None, 0)
     assert test.examples
     assert doctest.DocTestRunner().run(test).failed == 0
 

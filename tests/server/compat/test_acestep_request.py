@@ -107,3 +107,13 @@ def test_metadata_that_a_model_has_no_option_for_are_words_of_its_prompt(tmp_pat
     plain = load_bundle(tiny_bundle(tmp_path)).model_copy(update={"controls": controls})
     request = wanted(plain, bpm=180, key_scale="Am", time_signature=3)
     assert (request.values["prompt"], request.ignored) == ("a, fast, in A minor", ("time_signature",))
+
+
+def test_section_tags_are_the_plans_where_the_model_sings_nothing(tmp_path: Path) -> None:
+    planned = load_bundle(tiny_bundle(tmp_path, planner={"plan": True}))
+    tagged = wanted(planned, lyrics="[verse] [drop]")
+    assert (tagged.values["lyrics"], tagged.values["plan"]) == ("[verse] [drop]", True)
+    for lyrics in ("", "[Instrumental]"):
+        plain = wanted(planned, lyrics=lyrics)
+        assert ("lyrics" in plain.values, plain.values["plan"]) == (False, False)
+    assert wanted(planned, thinking=True).values["plan"]

@@ -80,3 +80,30 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     if not is_cancelled:
         assert len(job.metadata.plan["codes"]) == 11
     pipeline.close()
+
+
+def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Built) -> None:
+    """As when the client leaves: the thread that thinks has nothing to wait for any more."""
+    pipeline = open_pipeline(built(planner={"capacity": 512}, conditions=True))  # its loop ticks by hand
+    settings = SimpleNamespace(queue_timeout_s=60.0)
+    sources = SimpleNamespace(are_cached=lambda *ids: True)
+    service: Any = SimpleNamespace(settings=settings, sources=sources)
+    nothing: Any = None
+    body = GenerationBody(prompt="a", seed=1)
+    job = GenerationJob(service, pipeline, body, Upload({}), "", nothing, "id")
+
+    async def think() -> None:
+        preparing = asyncio.create_task(job.prepare())
+        while not len(pipeline.loop._registry):
+            await asyncio.sleep(0.001)
+        pipeline.loop.tick()
+        preparing.cancel()
+        while not job.caller.has_left:
+            await asyncio.sleep(0.001)
+        pipeline.loop.tick()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+
+    asyncio.run(think())
+    assert pipeline.loop.stats().outcomes["cancelled"] == 1
+    pipeline.close()

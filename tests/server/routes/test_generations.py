@@ -128,6 +128,16 @@ def test_a_planned_response_says_its_plan_and_is_repeated(built: Built, tmp_path
         assert (again.content == explicit.content, again.content == without.content) == (True, False)
 
 
+def test_a_response_in_sections_says_them_and_words_to_sing_are_refused(built: Built) -> None:
+    with serving(built(planner={"capacity": 1024, "plan": True})) as served:
+        whole = served.post(seconds=3.0, stream=False, lyrics="[break] [drop]", plan_guidance=2.0)
+        plan = json.loads(whole.headers["x-plan"])
+        assert plan["sections"][0]["kind"] == "break"
+        assert (plan["sections"][-1]["end_s"], len(plan["codes"])) == (3.0, 26)
+        refused = served.post(lyrics="[break] la la").json()
+        assert (refused["errors"][0]["pointer"], "does not sing" in refused["detail"]) == ("/lyrics", True)
+
+
 @pytest.mark.parametrize("response_format", ["wav", "flac", "ogg", "mp3", "latents"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_file_contains_what_made_it(
