@@ -24,9 +24,7 @@ def draw_picture(plan: dict[str, Any], structure: StructureCodes, file: Path, ti
     Raises RequestError for a plan without sections or codes.
     """
     if "sections" not in plan or "codes" not in plan:
-        raise RequestError(
-            "the file says no sections and codes", fix="generate it with --plan, by a model that has sections"
-        )
+        raise RequestError("the file says no sections and codes", fix="generate it with --plan")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -34,9 +32,8 @@ def draw_picture(plan: dict[str, Any], structure: StructureCodes, file: Path, ti
     figure, axes = pyplot.subplots(
         3, 1, figsize=_SIZE_INCHES, height_ratios=(1, 3, 6), layout="constrained", squeeze=True
     )
-    figure.suptitle(
-        ", ".join(filter(None, [title, *(str(plan[name]) for name in plan if name not in ("sections", "codes"))]))
-    )
+    header = [str(value) for name, value in plan.items() if name not in ("sections", "codes")]
+    figure.suptitle(", ".join(filter(None, [title, *header])))
     _draw_sections(axes[0], sections)
     _draw_roll(axes[1], levels[:, :NOTE_CHANNELS])
     _draw_similarity(axes[2], bar_similarity(levels, bar_times(sections)), sections)
@@ -52,7 +49,7 @@ def bar_times(sections: list[dict[str, Any]]) -> FloatArray:
     times = [np.linspace(each["start_s"], each["end_s"], each["bars"], endpoint=False) for each in sections[:-1]]
     last, before = sections[-1], sections[-2] if len(sections) > 1 else sections[-1]
     bar_s = (before["end_s"] - before["start_s"]) / before["bars"]  # the last section may be cut
-    times.append(np.arange(last["start_s"], last["end_s"] - bar_s / 2, bar_s))
+    times.append(np.arange(last["start_s"], last["end_s"] - bar_s / 10, bar_s))
     return np.append(np.concatenate(times), last["end_s"]).astype(np.float32)
 
 
@@ -73,11 +70,10 @@ def _draw_sections(axis: Any, sections: list[dict[str, Any]]) -> None:
         for layer in section["layers"]:
             axis.broken_barh([(start, length)], (LAYERS.index(layer) - 0.45, 0.9), facecolor=colors[section["kind"]])
         axis.axvline(start, color="black", linewidth=0.5)
-        axis.text(
-            start + length / 2, len(LAYERS), f"{section['kind']}\n{section['bars']}", ha="center", va="top", fontsize=8
-        )
+        label = f"{section['kind']}\n{section['bars']}"
+        axis.text(start + length / 2, len(LAYERS) - 0.4, label, ha="center", va="bottom", fontsize=8)
     axis.set_yticks(range(len(LAYERS)), LAYERS)
-    axis.set_ylim(-0.6, len(LAYERS) + 0.2)
+    axis.set_ylim(-0.6, len(LAYERS) + 1.2)
 
 
 def _draw_roll(axis: Any, levels: FloatArray) -> None:
