@@ -64,7 +64,7 @@ export class Plan {
   /** @param {import("./connection.js").Message} message */
   show({ header, sections }) {
     const { genre, bpm, key, mode, meter } = header;
-    const texts = [genre, bpm && `${bpm} bpm`, [key, mode].filter(Boolean).join(" "), meter];
+    const texts = [genre, bpm && `${bpm} bpm`, [key?.toUpperCase(), mode].filter(Boolean).join(" "), meter];
     find("plan-header").textContent = texts.filter(Boolean).join(" · ");
     if (sections.length && sections.at(-1).end_s < this.#editedS + LEAST_S) return;
     this.#show(sections);
