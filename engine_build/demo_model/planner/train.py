@@ -27,6 +27,7 @@ from engine_build.demo_model.planner.tokens import (
     GROUP_SIZE,
     LAYER_SETS,
     NUM_GROUPS,
+    NUM_TOKENS,
     PLAN,
     RECALL,
     SECTION,
@@ -46,6 +47,7 @@ class PlannerConfig:
 
     recall_share: of the pages whose section returns, those that have the recalled codes. openings_per_step: first
     tokens of sections without anything before them, of which key and layers can only be known from the header.
+    muted_share: of the layers of pages, those that are silent for a while, after which they have to come in.
     """
 
     minutes: float = 82.0
@@ -60,6 +62,7 @@ class PlannerConfig:
     seed: int = 1
     recall_share: float = 0.85
     threads: int = 1
+    muted_share: float = 0.25
     exact_share: float = 0.04
     log_every: int = 200
 
@@ -136,7 +139,20 @@ def draw_pages(structure: StructureCodes, config: PlannerConfig, seed: int, step
     pages += [plan_page(form, rng) for form in forms[: config.plans_per_step]]
     openings = [draw_opening(structure, form, rng) for form in forms[: config.openings_per_step]]
     pages += [section_page(opening, 0)[:OPENING_TOKENS] for opening in openings]
-    return pages
+    return [muted(structure, page, config.muted_share, rng) for page in pages]
+
+
+def muted(structure: StructureCodes, page: list[int], share: float, rng: np.random.Generator) -> list[int]:
+    """A page with some codes of some layers silent, as tokens from `NUM_TOKENS` on: read and not predicted."""
+    tokens = np.array(page)
+    places, is_own = np.arange(1, len(page)), is_predicted(torch.tensor([page]))[0].numpy()
+    for group, silent in enumerate(structure.silent.values()):
+        first = FIRST_CODE_ID + group * GROUP_SIZE
+        own = places[is_own & (tokens[1:] >= first) & (tokens[1:] < first + GROUP_SIZE)]
+        if len(own) and rng.random() < share:
+            start = int(rng.integers(len(own))) if rng.random() < 0.5 else 0
+            tokens[own[start : start + int(rng.integers(1, max(2, len(own) // 2)))]] = silent + NUM_TOKENS
+    return tokens.tolist()
 
 
 def batches_of(pages: Pages) -> list[Tensor]:
@@ -152,15 +168,16 @@ def is_predicted(tokens: Tensor) -> Tensor:
     is_recalled = recalls > nn.functional.pad(recalls, (NUM_GROUPS, 0))[:, :-NUM_GROUPS]
     is_after = (tokens[:, :-1] == TOKEN_IDS[SECTION]).cumsum(1) > 0
     header = tokens.gather(1, (tokens == TOKEN_IDS[SECTION]).int().argmax(1, keepdim=True) + 2)
-    group = ((targets - FIRST_CODE_ID) // GROUP_SIZE).clamp(0)
+    group = ((targets - FIRST_CODE_ID) // GROUP_SIZE).clamp(0, NUM_GROUPS - 1)
     sounds = torch.tensor(LAYER_SETS)[(header[:, 0] - FIRST_LAYERS_ID).clamp(0, len(LAYER_SETS) - 1)].gather(1, group)
-    return ((targets >= FIRST_CODE_ID) & ~is_recalled & is_after & sounds) | is_planned
+    is_code = (targets >= FIRST_CODE_ID) & (targets < NUM_TOKENS)
+    return (is_code & ~is_recalled & is_after & sounds) | is_planned
 
 
 def token_losses(model: Planner, tokens: Tensor) -> Tensor:
     """Cross entropy in nats of each token `[B, S - 1]` among those that may stand there, 0 where none is predicted."""
     table = model.table()
-    hidden, targets, wanted = model(table[tokens[:, :-1]]), tokens[:, 1:], is_predicted(tokens)
+    hidden, targets, wanted = model(table[tokens[:, :-1] % NUM_TOKENS]), tokens[:, 1:], is_predicted(tokens)
     losses = hidden.new_zeros(targets.shape)
     firsts = [0, *(FIRST_CODE_ID + group * GROUP_SIZE for group in range(NUM_GROUPS + 1))]
     for first, end in pairwise(firsts):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.paths import ROOT
 
@@ -19,7 +20,7 @@ from engine_build.demo_model.planner.pages import (  # noqa: E402
     section_page,
     section_span,
 )
-from engine_build.demo_model.planner.tokens import TOKEN_IDS, TOKENS, code_tokens  # noqa: E402
+from engine_build.demo_model.planner.tokens import NUM_TOKENS, TOKEN_IDS, TOKENS, code_tokens  # noqa: E402
 from engine_build.demo_model.planner.train import (  # noqa: E402
     OPENING_TOKENS,
     PlannerConfig,
@@ -27,13 +28,21 @@ from engine_build.demo_model.planner.train import (  # noqa: E402
     draw_pages,
     held_out_figures,
     is_predicted,
+    muted,
     token_losses,
     train,
 )
 
 DEMO = ROOT / "configs/demo"
 CONFIG = PlannerConfig(
-    songs_per_step=1, sections_per_song=1, openings_per_step=1, plans_per_step=1, warmup_steps=1, threads=1, log_every=1
+    songs_per_step=1,
+    sections_per_song=1,
+    openings_per_step=1,
+    plans_per_step=1,
+    muted_share=0.0,
+    warmup_steps=1,
+    threads=1,
+    log_every=1,
 )
 
 
@@ -61,6 +70,18 @@ def test_codes_of_layers_that_sound_and_what_follows_a_plan_are_predicted(pages:
         own = code_tokens(piece.codes[span.start : span.stop])
         sounds = [layer in section.layers for layer in LAYERS]
         assert page[0, 1:][is_predicted(page)[0]].tolist() == own[:, sounds].ravel().tolist()
+
+
+def test_a_muted_layer_is_silent_for_some_codes_which_are_not_predicted(pages: list[list[int]]) -> None:
+    structure, page = StructureCodes(DEMO), pages[1]
+    found = muted(structure, page, 1.0, np.random.default_rng(0))
+    given = [place for place, token in enumerate(found) if token != page[place]]
+    assert {found[place] - NUM_TOKENS for place in given} <= set(structure.silent.values())
+    before, after = (is_predicted(torch.tensor([tokens]))[0] for tokens in (page, found))
+    assert sorted((before & ~after).nonzero()[:, 0].tolist()) == [place - 1 for place in given]
+    assert not (after & ~before).any()
+    assert bool(torch.isfinite(token_losses(Planner(), torch.tensor([found]))).all())
+    assert muted(structure, pages[0], 1.0, np.random.default_rng(0)) == pages[0], "a plan has no codes"
 
 
 def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:
