@@ -152,7 +152,7 @@ def muted(structure: StructureCodes, page: list[int], share: float, rng: np.rand
         if len(own) and rng.random() < share:
             start = int(rng.integers(len(own))) if rng.random() < 0.5 else 0
             tokens[own[start : start + int(rng.integers(1, max(2, len(own) // 2)))]] = silent + NUM_TOKENS
-    return tokens.tolist()
+    return [int(token) for token in tokens]
 
 
 def batches_of(pages: Pages) -> list[Tensor]:
