@@ -18,7 +18,7 @@ from runtime.errors import EngineError, TickError
 from runtime.sessions import actions, messages
 from runtime.sessions.actions import DecodeWindow, GenerationJob, LiveModel
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.generations.plan import make_part
+from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.session import LiveSession
 
 RATE, HOP = 1000, 40

@@ -33,6 +33,7 @@ SPEC = PlanSpec(
     clocks_per_beat=24,
     beats=(4,),
     materials=(0, 1, 2),
+    layer_words={"drums": ("drums", "no drums")},
 )
 FACTS = PlanFacts(SPEC, FRAMES_PER_CODE, NUM_CODES, is_default=False)
 

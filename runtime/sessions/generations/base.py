@@ -291,7 +291,7 @@ class Generations(ABC):
 
     def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
         key = self.key(now_s)
-        options = key[0].model_copy(update={"seed": job.pop("seed")})
+        options = self.references.prompted(key[0], segment).model_copy(update={"seed": job.pop("seed")})
         full_seq = self._controls.full_seq(now_s)
         return Running(
             job=GenerationJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),

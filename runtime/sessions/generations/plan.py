@@ -9,11 +9,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from runtime.errors import RequestError, TickError
+from runtime.pipeline.form.section_prompts import section_prompts
 from runtime.pipeline.form.sections import PlannedSection, SectionRequest, item_of
 from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
@@ -27,46 +28,6 @@ STEP_S = 2.0
 PATIENCE_S = 10.0
 RETRY_MAX_S = 30.0
 STEPS_NOTED = 8
-
-
-class Form(Protocol):
-    """A plan that is made as far as it is asked for, as FormPlan of runtime.pipeline. Only hints() blocks."""
-
-    @property
-    def header(self) -> Mapping[str, Any]:
-        """What holds for all sections; empty before the first is there."""
-
-    @property
-    def sections(self) -> Sequence[PlannedSection]:
-        """From those of a minute before the newest hints on."""
-
-    def hints(self, start_frame: int, frames: int) -> Latents:
-        """Hints `[frames, C]`; makes sections and codes as far as needed. Raises TickError."""
-
-    def replace(
-        self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
-    ) -> None:
-        """Other sections from one's start on, or other codes. Raises RequestError."""
-
-    def change(self, options: GenerationOptions, from_frame: int) -> None:
-        """Plan anew from about a frame on."""
-
-    def state(self) -> PlanState:
-        """What it goes on from."""
-
-    def close(self) -> None:
-        """End what is being made."""
-
-
-def make_part(form: Form, work: MakePlan) -> PlanPart:
-    """What a session asks for, blocking. Raises TickError."""
-    if (change := work.change) is not None:
-        if change.options is not None:
-            form.change(change.options, change.from_frame)
-        else:
-            form.replace(change.from_frame, change.sections, change.codes)
-    hints = form.hints(work.start_frame, work.frames)
-    return PlanPart(dict(form.header), tuple(form.sections), hints, form.state())
 
 
 def basis_of(options: GenerationOptions) -> tuple[Any, ...]:
@@ -147,6 +108,15 @@ class SessionPlan:
         if not known:
             return None
         return self._hints.rows([known.start] * (known.start - first) + list(known))
+
+    def prompted(self, options: GenerationOptions, start: int, frames: int) -> GenerationOptions:
+        """Options of a generation of canvas frames from `start` on, whose prompts say what its sections sound like."""
+        first = 0 if self.origin is None else start - self.origin
+        heard = [each for each in self.sections if each.start_frame < first + frames and each.end_frame > first]
+        if options.blend == "tokens":  # its weights are no curves
+            return options
+        prompt = section_prompts(self.facts.spec, options.prompt, heard, first, frames)
+        return options.model_copy(update={"prompt": prompt})
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from runtime.errors import RequestError
+from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.generations.plan import SessionPlan
@@ -59,6 +60,12 @@ class References:
         if strength is None:
             return {}
         return {control: 1.0 - strength if is_source else strength}
+
+    def prompted(self, options: GenerationOptions, segment: Segment) -> GenerationOptions:
+        """Options with the words of the plan's sections, where there is one."""
+        if self.plan is None or not self.is_planned:
+            return options
+        return self.plan.prompted(options, segment.start_frame, segment.frames)
 
     def inputs(self, segment: Segment) -> dict[str, Any]:
         """Members of a GenerationJob: source and hints `[T, C]` of a segment's frames, timbre `[F, C]`."""

@@ -15,11 +15,10 @@ from runtime.requests.options import StepOptions
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
-from runtime.sessions.generations.plan import Form
 from runtime.sessions.hosting.control_times import ControlTimes
 from runtime.sessions.hosting.controllers import Change, Controllers
 from runtime.sessions.hosting.message_queue import MessageQueue, Received
-from runtime.sessions.hosting.plan_work import PlanWork
+from runtime.sessions.hosting.plan_work import Form, PlanWork
 from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener
 from runtime.sessions.hosting.slots import Demand
 from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of

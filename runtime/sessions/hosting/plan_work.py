@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any, Protocol
 
 from runtime.errors import TickError
+from runtime.pipeline.form.sections import PlannedSection, SectionRequest
+from runtime.pipeline.form.state import PlanState
+from runtime.requests.options import GenerationOptions
+from runtime.requests.segments import Latents
 from runtime.sessions.actions import MakePlan, PlanBeginning, PlanPart
-from runtime.sessions.generations.plan import Form, make_part
 from runtime.sessions.hosting.codec_work import Call
 
 PlanDone = Callable[[PlanPart | TickError], None]
+
+
+class Form(Protocol):
+    """A plan that is made as far as it is asked for, as FormPlan of runtime.pipeline. Only hints() blocks."""
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """What holds for all sections; empty before the first is there."""
+
+    @property
+    def sections(self) -> Sequence[PlannedSection]:
+        """From those of a minute before the newest hints on."""
+
+    def hints(self, start_frame: int, frames: int) -> Latents:
+        """Hints `[frames, C]`; makes sections and codes as far as needed. Raises TickError."""
+
+    def replace(
+        self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
+    ) -> None:
+        """Other sections from one's start on, or other codes. Raises RequestError."""
+
+    def change(self, options: GenerationOptions, from_frame: int) -> None:
+        """Plan anew from about a frame on."""
+
+    def state(self) -> PlanState:
+        """What it goes on from."""
+
+    def close(self) -> None:
+        """End what is being made."""
+
+
+def make_part(form: Form, work: MakePlan) -> PlanPart:
+    """What a session asks for, blocking. Raises TickError."""
+    if (change := work.change) is not None:
+        if change.options is not None:
+            form.change(change.options, change.from_frame)
+        else:
+            form.replace(change.from_frame, change.sections, change.codes)
+    hints = form.hints(work.start_frame, work.frames)
+    return PlanPart(dict(form.header), tuple(form.sections), hints, form.state())
 
 
 class PlanWork:

@@ -127,6 +127,22 @@ def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> N
     simulation.set(1, guidance=4.0)
 
 
+def test_prompts_say_which_layers_sound_in_each_section() -> None:
+    simulation = planned_session()
+    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    start_s = 0.0
+    simulation.run(3.0)
+    start_s = earliest_s(simulation, sections=[BREAK])
+    bass = NewSection(kind="break", layers=["bass"], bars=4)
+    simulation.handle(SetPlan(seq=2, start_s=start_s, sections=[bass]))
+    simulation.run(start_s + 1.0 - simulation.now_s)
+    first = round(start_s * FRAME_RATE)
+    job = [job for job in simulation.jobs if job.segment.start_frame < first < job.segment.start_frame + 64][-1]
+    row = first - job.segment.start_frame
+    weights = {item.text: item.weight[row - 1 : row + 1] for item in job.options.prompt}
+    assert weights == {"calm, drums": [1.0, 0.0], "calm, no drums": [0.0, 1.0]}
+
+
 def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
     simulation = planned_session()
     simulation.run(4.0)
