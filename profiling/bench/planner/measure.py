@@ -22,11 +22,10 @@ from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
-from runtime.config.plan_spec import TokenRange
 from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
 from runtime.language.constraints import CodesConstraint
-from runtime.language.sequence import ENDLESS, MOST_STEPS, SequenceRequest
+from runtime.language.sequence import ENDLESS, SequenceRequest, room_for
 from runtime.tick.events import Event, Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
@@ -132,7 +131,7 @@ def measure_planner(session: BenchSession, load: Workload, ticks: int) -> dict[s
     spec, many = spec_of(session), session.deployment.runtime.planner_sequences
     resident_mib = _resident_mib(session, many)  # first: memory that was used before is in RAM already
     if not spec.window:
-        ticks = min(ticks, (spec.capacity - PROMPT - 2 * MOST_STEPS) // spec.verify_tokens - SETTLED)
+        ticks = min(ticks, room_for(spec, PROMPT) // spec.verify_tokens - SETTLED - 1)
     if ticks < 1:
         raise ConfigError(f"a cache of {spec.capacity} tokens is too short to measure", fix="choose another bundle")
     alone = {
@@ -253,24 +252,28 @@ def _sequence_mib(session: BenchSession) -> float:
 
 def _request(spec: PlannerSpec, index: int, length: int, *, is_guided: bool) -> SequenceRequest:
     random = np.random.default_rng(index)
-    group, markers = spec.codes.groups[0], spec.codes.markers
+    group = spec.codes.groups[0]
     prompt = tuple(random.integers(group.first, group.end, length).tolist())
-    room = ENDLESS if spec.window else spec.capacity - MOST_STEPS + 1 - length
     return SequenceRequest(
         f"sequence {index}",
         prompt,
-        room,
+        room_for(spec, length),
         negative=prompt[: length // 2 + 1] if is_guided else (),
         guidance=2.0 if is_guided else 1.0,
         seed=index,
         temperature=TEMPERATURE,
-        constraint=CodesConstraint(spec, ENDLESS, None if markers is None else partial(_marker, markers)),
+        constraint=CodesConstraint(spec, ENDLESS, partial(given_tokens, spec)),
     )
 
 
-def _marker(markers: TokenRange, code: int) -> tuple[int]:
-    """One before each code."""
-    return (markers.first + code % markers.count,)
+def given_tokens(spec: PlannerSpec, code: int) -> tuple[int, ...]:
+    """Those before a code: its marker, if codes have some; in the pages of a plan behind a code that it recalls."""
+    if spec.plan is None:
+        markers = spec.codes.markers
+        return () if markers is None else (markers.first + code % markers.count,)
+    recalled = (group.first + (31 * code + place) % group.count for place, group in enumerate(spec.codes.groups))
+    clocks = spec.plan.clock_markers
+    return (spec.plan.recall, *recalled, clocks.first + code % clocks.count)
 
 
 def print_planner(console: Console, result: Mapping[str, Any]) -> None:

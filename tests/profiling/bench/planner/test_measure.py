@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.tiny_planner import save_planner
 from rich.console import Console
 
 from profiling.bench.planner import in_place, measure
-from profiling.bench.planner.measure import PLAIN, PlannerStream, measure_planner, print_planner
+from profiling.bench.planner.measure import PLAIN, PlannerStream, given_tokens, measure_planner, print_planner, spec_of
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.workload import Workload, workload_of
+from runtime.config.explain import validated
+from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
+from runtime.language.constraints import CodesConstraint
 
 TICKS = 3
 
@@ -81,6 +88,18 @@ def test_a_ring_goes_on_for_ever_and_a_length_is_measured_in_place(
     text = StringIO()
     print_planner(Console(file=text, width=120), result)
     assert "ring:" in text.getvalue()
+
+
+def test_codes_of_a_plan_have_the_tokens_of_its_pages_before_them(session: BenchSession, tmp_path: Path) -> None:
+    tables = tomllib.loads(save_planner(tmp_path, plan=True))
+    spec = validated(PlannerSpec, tables["planner"], "planner")
+    assert spec.plan is not None
+    given = given_tokens(spec, 3)
+    assert CodesConstraint(spec, 4, partial(given_tokens, spec)).forced(99) == list(given_tokens(spec, 0))
+    assert (given[0], given[-1]) == (spec.plan.recall, spec.plan.clock_markers.first + 3)
+    groups = zip(given[1:-1], spec.codes.groups, strict=True)
+    assert all(group.first <= token < group.end for token, group in groups)
+    assert len(given_tokens(spec_of(session), 3)) == 1
 
 
 def test_a_bundle_without_a_planner_is_refused(session: BenchSession, load: Workload) -> None:
