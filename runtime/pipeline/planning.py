@@ -99,9 +99,14 @@ class Planner:
     def plan(
         self, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, caller: Caller
     ) -> AnyPlan:
-        """The plan of a generation of `total_frames`; its codes are made once they are asked for."""
+        """The plan of a generation of `total_frames`, with its sections; its codes are made once they are asked for.
+
+        Blocks while sections are made. Raises RequestError, TickError.
+        """
         if self.spec.plan is not None:
-            return FormPlan(self.sequences, options, seed, total_frames, caller)
+            plan = FormPlan(self.sequences, options, seed, total_frames, caller)
+            plan.plan_sections()
+            return plan
         return Plan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
 
     def form_plan(

@@ -96,6 +96,12 @@ class FormPlan:
                 if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
             )
 
+    def plan_sections(self) -> None:
+        """Make the first sections where there are none, blocking. Raises TickError."""
+        with self._making:
+            while not self.sections:
+                self._advance(0)
+
     def hints(self, start_frame: int, frames: int) -> Latents:
         """Hints `[frames, C]`, blocking; codes are made as far as needed. Raises TickError.
 
@@ -103,8 +109,7 @@ class FormPlan:
         """
         with self._lock:
             self._asked_frame = max(self._asked_frame, start_frame)
-        size = self._structure.codes_per_piece
-        step = size * self._structure.spec.frames_per_code
+        size, step = self._structure.codes_per_piece, self._structure.codes_per_piece * self._grid.frames_per_code
         first, last = start_frame // step, -(-(start_frame + frames) // step)
         pieces = [self._structure.hints_of_codes(self.codes(i * size, (i + 1) * size)) for i in range(first, last)]
         return np.concatenate(pieces)[start_frame - first * step :][:frames]

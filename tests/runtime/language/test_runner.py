@@ -252,6 +252,19 @@ def test_codes_come_with_the_markers_that_the_plan_gives(planned: Planned) -> No
     assert [token for token in tokens if token >= 270] == [270, 271, 272, 272, 272] * 3
 
 
+def test_all_markers_of_a_code_take_one_execute_with_its_first_token(planned: Planned) -> None:
+    """As a section that recalls another one is written: 4 markers and 2 tokens a code are 2 executes, not 6."""
+    loop, inbox = planned(speculation=True), Inbox()
+    spec = loop.bundle.planner
+    assert spec is not None
+    assert spec.verify_tokens == 5
+    codes = CodesConstraint(spec, 10, lambda code: (270, 261 + code % 4, 266 + code % 4, 271))
+    loop.submit_sequence(sequence("a", constraint=codes, max_tokens=60), inbox)
+    ticks = sum(1 for _ in iter(loop.tick, None))
+    assert len(inbox.latents("a")) == 60
+    assert ticks <= 2 * 10 + 4
+
+
 def test_the_example_of_the_readme(planned: Planned) -> None:
     loop = planned()
     assert loop.bundle.planner is not None

@@ -241,6 +241,7 @@ def with_words(form: Pipeline) -> Pipeline:
 
 def test_a_generation_in_sections_says_them_and_follows_their_hints(form: Pipeline) -> None:
     generation = LongGeneration(form, options(seconds=2.4, plan_guidance=None, lyrics="[break] [drop]"))
+    assert list(generation.metadata().plan) == ["bpm", "meter", "sections"], "before its codes are made"
     made = whole(form, generation)
     found = generation.metadata().plan
     assert [each["kind"] for each in found["sections"]][:1] == ["break"]
