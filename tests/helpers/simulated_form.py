@@ -52,9 +52,11 @@ class SimulatedForm:
         self._options, self._seed = [[0, _label(begin.options)]], begin.seed
         self._requests: list[list[Any]] = []  # index, kind, layers, bars, start_frame
         self._given: dict[int, int] = {}
+        self._made = 0
         if begin.state is not None:
             values = begin.state.values
             self._options, self._requests = values["options"], [list(request) for request in values["requests"]]
+            self._made = values["made"][0]
             self._given = dict(zip(values["given"], begin.state.codes.tolist(), strict=True))
 
     @property
@@ -69,6 +71,7 @@ class SimulatedForm:
         while not self._requests or self._end < start_frame + frames:
             index = self._requests[-1][0] + 1 if self._requests else 0
             self._add(index, KINDS[index % 3], ("drums", "bass")[: 1 + index % 2], 2 ** (index % 3))
+        self._made = max(self._made, start_frame + frames)
         numbers = [self._code(frame // FRAMES_PER_CODE) for frame in range(start_frame, start_frame + frames)]
         return np.repeat(np.array(numbers, np.float32)[:, None], CHANNELS, axis=1)
 
@@ -76,14 +79,17 @@ class SimulatedForm:
         self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
     ) -> None:
         if codes is not None:
-            first = from_frame // FRAMES_PER_CODE
+            first, made = from_frame // FRAMES_PER_CODE, self._made // FRAMES_PER_CODE
+            if first > made or first + len(codes) > self._end // FRAMES_PER_CODE:
+                raise RequestError("codes that are not made yet", field="codes")
             self._given = {place: code for place, code in self._given.items() if place < first}
             self._given |= {first + index: code for index, code in enumerate(codes)}
             return
         kept = [request for request in self._requests if request[4] < from_frame]
-        if kept and kept[-1][4] + kept[-1][3] * FRAMES_PER_BAR != from_frame:
+        if from_frame not in [request[4] for request in self._requests]:
             raise RequestError("no section begins there", field="start_s")
         self._requests, first = kept, from_frame // FRAMES_PER_CODE
+        self._made = min(self._made, from_frame)
         self._given = {place: code for place, code in self._given.items() if place < first}
         index = kept[-1][0] + 1 if kept else 0
         for request in sections or ():
@@ -96,7 +102,12 @@ class SimulatedForm:
         self._requests = here
 
     def state(self) -> PlanState:
-        values = {"options": self._options, "requests": self._requests, "given": list(self._given)}
+        values = {
+            "options": self._options,
+            "requests": self._requests,
+            "given": list(self._given),
+            "made": [self._made],
+        }
         codes = np.array(list(self._given.values()), np.int64)
         return PlanState({name: list(value) for name, value in values.items()}, codes)
 

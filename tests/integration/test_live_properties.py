@@ -219,6 +219,7 @@ class LiveMachine(RuleBasedStateMachine):
             self.handle(messages.SetBand(seq=self.next_seq(), start_s=None, end_s=None))
         self.simulation.run(8.0)
         self.check()
+        assert not [m for m in self.simulation.messages if isinstance(m, messages.Problem) and m.status < 500]
         if self.mode == "extend" and self.moved:
             return
         assert self.simulation.chunks[-1][0].full_seq == self.seq

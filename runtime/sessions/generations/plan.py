@@ -194,7 +194,7 @@ class SessionPlan:
         else:
             self._num_failed += 1
             self._retry_s = now_s + min(2.0 ** (self._num_failed - 1), RETRY_MAX_S)
-            self._is_begun = False
+        self._is_begun = False
         return True
 
     # Edits.
@@ -204,7 +204,7 @@ class SessionPlan:
         if self.origin is None or not self.sections or self.is_idle:
             raise RequestError("there is no plan yet", field="type", fix="wait for the message plan")
         frame = round(message.start_s * frame_rate_hz) - self.origin
-        starts = self._starts() if message.sections is not None else self._code_starts()
+        starts = self._starts() if message.sections is not None else self._code_starts(len(message.codes or ()))
         allowed = [start for start in starts if self._code_frame(start) + self.origin >= earliest]
         if frame not in allowed:
             at = " or ".join(f"{(start + self.origin) / frame_rate_hz:.2f} s" for start in allowed[:1])
@@ -216,17 +216,28 @@ class SessionPlan:
             )
         sections = None if message.sections is None else self._requests(message)
         codes = None if message.codes is None else self._checked(message.codes)
+        if self._waiting_edit() == frame:  # No section begins there before that one is made.
+            self._changes.pop()
         self._changes.append(PlanChange(frame, sections, codes))
         self._cut(self._code_frame(frame))
         self.sections = tuple(section for section in self.sections if section.start_frame < frame)
 
     def _starts(self) -> list[int]:
-        """The frames that sections begin at, and that the next one will."""
-        return [*(section.start_frame for section in self.sections), self.sections[-1].end_frame]
+        """The frames that sections begin at."""
+        waiting = self._waiting_edit()
+        return [*(section.start_frame for section in self.sections), *([] if waiting is None else [waiting])]
 
-    def _code_starts(self) -> range:
-        size = self.facts.frames_per_code
-        return range(self._code_frame(self.sections[0].start_frame, up=True), self.sections[-1].end_frame, size)
+    def _code_starts(self, count: int) -> range:
+        """The frames where `count` codes can begin: those before are made, and they end with a section."""
+        size, last = self.facts.frames_per_code, self._code_frame(self.sections[-1].end_frame)
+        first = self._code_frame(self.sections[0].start_frame, up=True)
+        return range(first, min(self.end, last - count * size) + 1, size)
+
+    def _waiting_edit(self) -> int | None:
+        """The frame of the newest edit of sections, where nothing was made of it yet."""
+        newest = self._changes[-1] if self._changes else None
+        is_asked = self._asked is not None and self._asked.work.change is newest
+        return None if newest is None or newest.sections is None or is_asked else newest.from_frame
 
     def _requests(self, message: SetPlan) -> tuple[SectionRequest, ...]:
         made = [SectionRequest(each.kind, tuple(each.layers), each.bars) for each in message.sections or ()]
