@@ -148,14 +148,14 @@ class QueueFullError(TickError):
 
 
 class SessionsFullError(TickError):
-    """No live session can be added: too many of them, or their refreshes would take too long."""
+    """No live session can be added: too many (is_of_client: of one client), or refreshes would take too long."""
 
     code = "sessions_full"
     status = 503
 
-    def __init__(self, what: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, what: str, *, retry_after_s: float = 1.0, is_of_client: bool = False) -> None:
         super().__init__(what)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.is_of_client = retry_after_s, is_of_client
 
 
 class UnknownSessionError(TickError):

@@ -46,6 +46,7 @@ class ServerSettings(BaseSettings):
 
     api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
     X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
+    edges: further addresses at which clients reach their sessions, for when this one does not answer ("https://HOST").
     clients: other servers whose clients are answered, too, by their own protocols.
     osc_port: UDP port where OSC surfaces turn the controls of live sessions (0: any free one; default: none), on
     osc_host. osc_reply_port: where a surface listens (default: the port that it sends from).
@@ -60,6 +61,9 @@ class ServerSettings(BaseSettings):
     certificate, private_key: PEM files for https and wss; private_key may be part of the certificate's file.
     state: folder for what survives a restart, sources and live sessions; without it they end with the server.
     redis: URL of a Redis that stores live sessions instead of `state` ("redis://:PASSWORD@HOST:6379/0").
+    replica: name of this server among those that share `redis`; every second they tell each other which of them have
+    room. replica_address: "HOST:PORT" at which an edge reaches it (default: host and port). replica_url: at which
+    clients reach it; one that is full sends them to another one that has such an address (default: they use an edge).
     max_sessions: live sessions at a time; client_sessions: per client (0: no limit). session_keep_s: how long a session
     waits for its client to come back. max_refresh_s: longest projected time of a session's next generation with which a
     further session is accepted. sources_bytes: disk space of uploaded sources.
@@ -78,6 +82,7 @@ class ServerSettings(BaseSettings):
     certificate: Path | None = None
     private_key: Path | None = None
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    edges: Annotated[tuple[str, ...], NoDecode] = ()
     clients: Annotated[tuple[Client, ...], NoDecode] = CLIENTS
     osc_host: str = Field(default="127.0.0.1", min_length=1)
     osc_port: int | None = Field(default=None, ge=0, le=65535)
@@ -107,6 +112,9 @@ class ServerSettings(BaseSettings):
 
     state: Path | None = None
     redis: SecretStr | None = None
+    replica: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    replica_address: str | None = Field(default=None, pattern=r"^[^\s:]+:[0-9]{1,5}$")
+    replica_url: str = ""
     sources_bytes: int = Field(default=GIB, ge=MIB)
     results_bytes: int = Field(default=GIB, ge=MIB)
     result_keep_s: float = Field(default=3600.0, gt=0)
@@ -115,7 +123,7 @@ class ServerSettings(BaseSettings):
     session_keep_s: float = Field(default=60.0, gt=0)
     max_refresh_s: float = Field(default=4.0, gt=0)
 
-    @field_validator("allowed_origins", "clients", mode="before")
+    @field_validator("allowed_origins", "edges", "clients", mode="before")
     @classmethod
     def _split(cls, value: Any, info: ValidationInfo) -> Any:
         """A variable: names separated by commas, or a JSON list of them. "" is none of them for clients."""
@@ -128,10 +136,18 @@ class ServerSettings(BaseSettings):
         try:
             return json.loads(value)
         except ValueError:
-            what = "origins" if info.field_name == "allowed_origins" else "names"
+            what = "names" if info.field_name == "clients" else "origins"
             raise ValueError(
                 f"expected {what} separated by commas, or a JSON list of them, got {value!r:.100}"
             ) from None
+
+    @field_validator("edges")
+    @classmethod
+    def _are_addresses(cls, edges: tuple[str, ...]) -> tuple[str, ...]:
+        for edge in edges:
+            if not (ORIGIN.fullmatch(edge) and edge.startswith(("http://", "https://"))):
+                raise ValueError(f"{edge!r:.100} is not an address such as https://example.org, without a path")
+        return edges
 
     @field_validator("allowed_origins")
     @classmethod
@@ -166,6 +182,12 @@ class ServerSettings(BaseSettings):
     def _key_has_a_certificate(self) -> Self:
         if self.private_key is not None and self.certificate is None:
             raise ValueError("private_key needs a certificate")
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_share_a_redis(self) -> Self:
+        if self.replica is not None and self.redis is None:
+            raise ValueError("replica needs redis, which replicas share")
         return self
 
     @property

@@ -5,7 +5,7 @@ Invariant: generations_started_total = the sum of generations_total over outcome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from prometheus_client import (
@@ -19,6 +19,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from runtime.engines.engine import Engine
 from runtime.tick.record import PHASES, LoopStats, TickRecord
@@ -49,10 +51,11 @@ class Outcome(StrEnum):
 
 
 class Metrics:
-    """All metrics of one app."""
+    """All metrics of one app. replica: its name among several, which all series have as a label."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: str | None = None) -> None:
         self.registry = CollectorRegistry()
+        self._replica = replica
         self._depth = 1
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -146,7 +149,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry if self._replica is None else _Labelled(self.registry, self._replica))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
@@ -156,3 +159,17 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(name, text, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets)
+
+
+class _Labelled(Collector):
+    """The metrics of a registry, with a label `replica` on every sample."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+        self._registry, self._replica = registry, replica
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            samples = [item._replace(labels={**item.labels, "replica": self._replica}) for item in family.samples]
+            labelled = Metric(family.name, family.documentation, family.type, family.unit)
+            labelled.samples = samples
+            yield labelled

@@ -30,10 +30,12 @@ from server.codec_workers import FirstAudioTracker, PriorityWorkers, SourceWorke
 from server.config import ServerSettings
 from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
+from server.scale.lease import Lease, ReplicaState
 from server.sources import SourceStore
 
 if TYPE_CHECKING:
     from server.compat.osc.server import OscServer
+    from server.scale.leases import Membership
 
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source; 600 s of audio take a tenth of it on two cores.
@@ -54,7 +56,7 @@ class Service:
         self.settings = settings
         self.store = open_session_store(settings)
         self.osc = open_osc(settings)
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.replica)
         self.live_metrics = LiveMetrics(self.metrics.registry)
         self.admission = Admission(
             capacity=0, client_limit=settings.client_in_flight, memory_bytes=settings.response_budget_bytes
@@ -76,11 +78,15 @@ class Service:
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
+        self.membership = open_membership(settings, self._lease)
+        self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Open and warm up the pipeline in the background."""
         self._opening = asyncio.create_task(self._open())
         self._opening.add_done_callback(self._record_failure)
+        if self.membership is not None:
+            self._renewing = asyncio.create_task(self.membership.run())
 
     async def opened(self) -> None:
         """Wait until the pipeline is open or opening has failed."""
@@ -94,6 +100,9 @@ class Service:
         pipeline, self.pipeline = self.pipeline, None
         if self.osc is not None:
             self.osc.close()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
         if self.host is not None:
             await run_in_threadpool(self.host.close)
         if pipeline is not None:
@@ -152,6 +161,35 @@ class Service:
             code = "no_codec" if pipeline.codec is None else "needs_condition"
             raise ProblemError(501, code, pipeline.live_refusal)
         return self.host
+
+    def session_elsewhere(self) -> str | None:
+        """The URL of another replica that has room for a live session."""
+        other = None if self.membership is None else self.membership.with_room()
+        return None if other is None else other.url
+
+    def generation_elsewhere(self) -> str | None:
+        """The URL of another replica where a generation waits less than here, if all places here are taken."""
+        if self.membership is None or self.admission.num_pending < self.admission.capacity:
+            return None
+        other = self.membership.with_shorter_queue(self.admission.projected_wait_s())
+        return None if other is None else other.url
+
+    def _lease(self) -> Lease:
+        settings, host = self.settings, self.host
+        state: ReplicaState = "loading" if self.pipeline is None else "ready"
+        if self.admission.is_draining:
+            state = "draining"
+        elif host is not None and not host.has_room:
+            state = "full"
+        return Lease(
+            name=settings.replica or "",
+            address=settings.replica_address or f"{settings.host}:{settings.port}",
+            url=settings.replica_url,
+            state=state,
+            sessions=0 if host is None else host.stats().open,
+            capacity=settings.max_sessions,
+            queue_wait_s=self.admission.projected_wait_s(),
+        )
 
     async def _open(self) -> None:
         started_s = time.monotonic()
@@ -241,6 +279,15 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
+
+
+def open_membership(settings: ServerSettings, own: Callable[[], Lease]) -> Membership | None:
+    """What this server knows of other replicas; None where it is none. Raises ConfigError."""
+    if settings.replica is None or settings.redis is None:
+        return None
+    from server.scale.leases import Leases, Membership
+
+    return Membership(Leases(settings.redis.get_secret_value()), own)
 
 
 def open_osc(settings: ServerSettings) -> OscServer | None:

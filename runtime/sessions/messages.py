@@ -284,6 +284,7 @@ class Ready(Message):
     controls: ReadyControls
     next_sample: Sample
     limits: Limits
+    edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
     plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
 
 
@@ -377,6 +378,7 @@ class Closed(Message):
     type: Literal["closed"] = "closed"
     reason: str
     resumable: bool
+    url: str | None = Field(default=None, description="Of `moved`: where to go; null: the next address.")
 
 
 ServerMessage = Ready | Applied | State | Canvas | Plan | Changed | Problem | Closed

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from runtime.errors import NonFiniteError, RequestError, TickError
+from runtime.errors import NonFiniteError, RequestError, SessionsFullError, TickError
 from runtime.sessions.frames import AudioChunk, ChunkEncoder
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.messages import (
@@ -46,13 +47,25 @@ CLOSE_CODES = {
 
 
 class LiveConnection:
-    """An accepted WebSocket. `run` serves it to its end."""
+    """An accepted WebSocket. `run` serves it to its end.
 
-    def __init__(self, websocket: WebSocket, host: SessionHost, settings: ServerSettings, metrics: LiveMetrics) -> None:
+    elsewhere: the URL of another server with room for a session that finds none here.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        host: SessionHost,
+        settings: ServerSettings,
+        metrics: LiveMetrics,
+        elsewhere: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._elsewhere = elsewhere
         self._websocket = websocket
         self._host = host
         self._send_timeout_s = settings.send_timeout_s
         self._is_persistent, self._is_shared = settings.state is not None, settings.redis is not None
+        self._edges = list(settings.edges)
         self._metrics = metrics
         self._outbox = Outbox(metrics.dropped_chunks.inc)
         self._session = ""
@@ -93,7 +106,10 @@ class LiveConnection:
             self._end(error.reason, error)
         except TickError as error:
             self._metrics.refused.labels(error.code).inc()
-            self._end("unavailable" if error.status == 503 else "refused", error)
+            is_full = isinstance(error, SessionsFullError) and not error.is_of_client
+            url = self._elsewhere() if is_full else None
+            reason = "moved" if url else "unavailable" if error.status == 503 else "refused"
+            self._end(reason, error, url=url)
         await asyncio.Event().wait()
 
     async def _open(self, session: str | None) -> Incoming:
@@ -153,6 +169,8 @@ class LiveConnection:
             await self._send_audio(item)
             return
         self._note(item)
+        if isinstance(item, Ready) and self._edges:
+            item = item.model_copy(update={"edges": self._edges})
         await self._websocket.send_text(message_text(item))
         if isinstance(item, Closed):
             await self._websocket.close(CLOSE_CODES.get(item.reason, 1000))
@@ -175,14 +193,16 @@ class LiveConnection:
         elif isinstance(message, Problem) and message.status < 500 and self._problems.wait_s() > 0.0:
             self._end("violation", ViolationError(f"more than {MAX_PROBLEMS} problems in {PROBLEM_PERIOD_S:g} s"))
 
-    def _end(self, reason: str, error: TickError | None = None, *, is_resumable: bool = True) -> None:
+    def _end(
+        self, reason: str, error: TickError | None = None, *, is_resumable: bool = True, url: str | None = None
+    ) -> None:
         """End the connection after the messages that wait; the session is kept for a while."""
         if self._is_ending:
             return
         self._is_ending = True
         if error is not None:
             self._outbox.on_message(problem_of(error))
-        self._outbox.on_message(Closed(reason=reason, resumable=is_resumable and bool(self._session)))
+        self._outbox.on_message(Closed(reason=reason, resumable=is_resumable and bool(self._session), url=url))
 
 
 async def receive(websocket: WebSocket) -> str | bytes:
@@ -194,8 +214,8 @@ async def receive(websocket: WebSocket) -> str | bytes:
     return message["bytes"] if text is None else text
 
 
-async def refuse(websocket: WebSocket, error: ProblemError) -> None:
-    """Close an accepted WebSocket with a problem."""
+async def refuse(websocket: WebSocket, error: ProblemError, url: str | None = None) -> None:
+    """Close an accepted WebSocket with a problem. url: of another server, where the client finds what it wants."""
     document = error.document()
     problem = Problem(
         urn=document.type,
@@ -206,6 +226,7 @@ async def refuse(websocket: WebSocket, error: ProblemError) -> None:
         fix=document.fix,
         retry_after_s=float(error.headers["Retry-After"]) if "Retry-After" in error.headers else None,
     )
-    for message in (problem, Closed(reason="unavailable", resumable=False)):
+    reason = "moved" if url else "unavailable"
+    for message in (problem, Closed(reason=reason, resumable=False, url=url)):
         await websocket.send_text(message_text(message))
-    await websocket.close(CLOSE_CODES["unavailable"])
+    await websocket.close(CLOSE_CODES[reason])

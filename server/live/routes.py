@@ -64,9 +64,12 @@ async def _serve(websocket: WebSocket, session: str | None) -> None:
     try:
         host = service.live_host()
     except ProblemError as error:
-        await refuse(websocket, error)
+        await refuse(websocket, error, service.session_elsewhere())
         return
-    await LiveConnection(websocket, host, service.settings, service.live_metrics).run(session, service.draining)
+    connection = LiveConnection(
+        websocket, host, service.settings, service.live_metrics, elsewhere=service.session_elsewhere
+    )
+    await connection.run(session, service.draining)
 
 
 @router.get("/sessions", responses=problem_responses(401, 403, 501, 503))

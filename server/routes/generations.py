@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.audio.formats import FORMATS
@@ -40,9 +41,14 @@ class ReaderStalledError(Exception):
     openapi_extra={"requestBody": request_body()},
 )
 async def create_generation(request: Request) -> Response:
-    """Generate audio from a text, a source, or both. The first chunk is made before the status is sent."""
+    """Generate audio from a text, a source, or both. The first chunk is made before the status is sent.
+
+    A replica whose places are all taken redirects to one where the generation waits less.
+    """
     service = service_of(request)
     pipeline = service.ready_pipeline()
+    if (url := service.generation_elsewhere()) is not None:
+        return RedirectResponse(f"{url}{request.url.path}", 307)
     upload = await read_upload(request, service.settings, service.budget)
     if upload.condition is not None:
         upload.values.setdefault("prompt", "")

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from runtime.untrusted import quoted
 from server.asgi.problems import ProblemError
+from server.service import service_of
 
 FOLDER = Path(__file__).parents[1] / "live" / "page"
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
@@ -67,7 +68,11 @@ def _static_file(path: Path) -> StaticFile:
 @router.get("/")
 async def index(request: Request) -> Response:
     """The page."""
-    return _response(request, static_files()["index.html"])
+    response = _response(request, static_files()["index.html"])
+    if edges := service_of(request).settings.edges:
+        sockets = [edge.replace("http", "ws", 1) for edge in edges]
+        response.headers["Content-Security-Policy"] = f"{POLICY}; connect-src 'self' {' '.join(sockets)}"
+    return response
 
 
 @router.get("/docs")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.http_harness import eventually
+from helpers.redis_server import redis_server
 from numpy.typing import NDArray
 from pythonosc.udp_client import SimpleUDPClient
 
@@ -201,6 +202,20 @@ def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> 
     assert page.input_value("#seed") == seed
     assert value_of(page, "guidance") > guidance
     assert page.inner_text("#messages") == ""
+
+
+def test_it_goes_on_at_another_server(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis:
+        other = serve(TICKRT_REDIS=redis.url, TICKRT_ALLOWED_ORIGINS="*")
+        server = serve(TICKRT_REDIS=redis.url, TICKRT_EDGES=other.url.rstrip("/"))
+        page = open_page(server.url, allowed=("WebSocket connection", "ERR_CONNECTION", "Failed to load resource"))
+        play(page)
+        page.wait_for_function(IS_HEARD)
+        server.kill()
+        with httpx.Client(base_url=other.url) as client:
+            eventually(lambda: [card["connected"] for card in client.get("/v1/sessions").json()["data"]] == [True])
+        page.wait_for_selector("#status[data-status=live]")
+        page.wait_for_function(IS_HEARD)
 
 
 def test_it_begins_again_where_the_session_is_lost(serve: Serve, open_page: OpenPage) -> None:

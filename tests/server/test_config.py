@@ -130,6 +130,15 @@ def test_other_origins_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
         load_settings({})
 
 
+def test_edges_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_EDGES", "https://one.example,http://127.0.0.1:8001")
+    assert load_settings({}).edges == ("https://one.example", "http://127.0.0.1:8001")
+    for text in ("one.example", "https://one.example/", "ws://one.example", "*"):
+        monkeypatch.setenv("TICKRT_EDGES", text)
+        with pytest.raises(ConfigError, match="is not an address"):
+            load_settings({})
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         ServerSettings().port = 1

@@ -170,7 +170,9 @@ class RemoteSession:
     def _open_anywhere(self, message: Open) -> tuple[Ready, ClientConnection]:
         """Open the session at the first address that takes it. Raises the error of the last one."""
         error: TickError = DrainingError("no server was asked")
-        for _ in range(len(self._urls)):
+        asked: set[str] = set()
+        while self._urls[0] not in asked:
+            asked.add(self._urls[0])
             try:
                 return self._open("/v1/live", message)
             except RequestError:
@@ -198,6 +200,7 @@ class RemoteSession:
             socket.send(message_text(message))
             answer = parse_server_message(socket.recv(CONNECT_S))
             if isinstance(answer, Ready):
+                self._urls += [url for url in answer.edges if url not in self._urls]
                 return answer, socket
         except InvalidStatus as error:
             kind = RequestError if error.response.status_code in (401, 403) else DrainingError
@@ -205,7 +208,15 @@ class RemoteSession:
         except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as error:
             raise DrainingError(f"{self._urls[0]} does not answer: {error or type(error).__name__}") from None
         assert isinstance(answer, Problem)
+        with suppress(WebSocketException, TimeoutError):
+            closed = parse_server_message(socket.recv(CONNECT_S))
+            self._follow(closed.url if isinstance(closed, Closed) else None)
         raise error_of(answer)
+
+    def _follow(self, url: str | None) -> None:
+        """Try the address that a server names next, after the one in use."""
+        if url is not None:
+            self._urls = [self._urls[0], url, *(other for other in self._urls[1:] if other != url)]
 
     def _run(self) -> None:
         for generation in count():
@@ -269,6 +280,7 @@ class RemoteSession:
         """Whether the session has ended, or is to be resumed; None where the connection goes on."""
         if isinstance(message, Closed):
             if message.resumable:
+                self._follow(message.url)
                 return False
             self._finish(DrainingError(f"the session has ended: {message.reason}"))
             return True

@@ -221,6 +221,15 @@ class SessionHost:
             self._thread.join()
         self._codec_work.close()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a further session would be opened."""
+        try:
+            self._check_room("")
+        except TickError:
+            return False
+        return True
+
     def _check_room(self, client: str) -> None:
         """Raises SessionsFullError where no session can be added, DrainingError or EngineDeadError after the end."""
         if self._refusal is not None:

@@ -30,7 +30,9 @@ class HostLimits:
         if len(clients) >= self.max_sessions:
             raise _full(f"{len(clients)} sessions are open, the limit")
         if self.client_sessions and clients.count(client) >= self.client_sessions:
-            raise _full(f"this client has {self.client_sessions} sessions open, the limit per client")
+            raise _full(
+                f"this client has {self.client_sessions} sessions open, the limit per client", is_of_client=True
+            )
         if refresh_s > self.max_refresh_s:
             raise _full(
                 f"with one more session a change would take {refresh_s:.1f} s, the limit is {self.max_refresh_s:g} s"
@@ -40,5 +42,5 @@ class HostLimits:
 DEFAULT_LIMITS = HostLimits()
 
 
-def _full(what: str) -> SessionsFullError:
-    return SessionsFullError(what, retry_after_s=RETRY_AFTER_S)
+def _full(what: str, *, is_of_client: bool = False) -> SessionsFullError:
+    return SessionsFullError(what, retry_after_s=RETRY_AFTER_S, is_of_client=is_of_client)

@@ -16,8 +16,9 @@ LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.4, 0.3, 2.0
 LEAD_PER_DIP, DIP_DECAY_PER_S = 4.0, 0.005
 LEAD_GROWTH_INTERVAL_S, LEAD_SHRINK_PER_S = 0.25, 0.05
 ACK_TIMEOUT_S = 5.0
-# A playhead may run this much faster than the clock, and be this much ahead of it.
-ACK_RATE, ACK_SLACK_S = 1.1, 1.0
+# A playhead may run this much faster than the clock, and be this much ahead of it: a client that resumes plays what it
+# has, while the server that it resumes at begins at the last position that was stored.
+ACK_RATE, ACK_SLACK_S = 1.1, 2.0
 # Reports of a playhead that runs faster than this since it was attached count as this fast: it decides how much audio
 # is decoded.
 MAX_RATE, MAX_RATE_SLACK_S = 2.0, 2.0

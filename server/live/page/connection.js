@@ -17,12 +17,20 @@ const SUBPROTOCOL = "tickrt.live.v1";
 const HEADER_BYTES = 28;
 const FIRST_RETRY_MS = 250;
 const LONGEST_RETRY_MS = 5000;
+const JITTER_MS = 100;
+/** A server that plays says something four times a second; one that is silent for so long is frozen or cut off. */
+const SILENCE_MS = 3000;
+const WATCH_MS = 500;
 const KEY_ITEM = "tickrt.key";
 
 export class Connection {
   /** @type {WebSocket | null} */ #socket = null;
   /** @type {{id: string, token: string} | null} */ #session = null;
   /** @type {Map<string, Message>} newest of each kind, sent after the next `ready` */ #unsent = new Map();
+  /** Addresses of the servers, the one in use first. */ #addresses = [location.href];
+  #heardMs = 0;
+  #ackedMs = 0;
+  #isPlaying = false;
   #attempts = 0;
   #leastDelayMs = 0;
   #refusal = "";
@@ -35,6 +43,17 @@ export class Connection {
   /** @param {Handlers} handlers */
   constructor(handlers) {
     this.handlers = handlers;
+    setInterval(() => this.#watch(), WATCH_MS);
+  }
+
+  /** Give up a connection on which nothing comes while audio is played. */
+  #watch() {
+    const nowMs = performance.now();
+    const isSilent = nowMs > this.#heardMs + SILENCE_MS && nowMs < this.#ackedMs + 2 * WATCH_MS;
+    if (!this.isLive || !this.#isPlaying || !isSilent) return;
+    this.#socket?.close();
+    this.#socket = null;
+    this.#lost();
   }
 
   get key() {
@@ -96,7 +115,8 @@ export class Connection {
 
   /** @param {number} playheadSample @param {number} worstLeadS */
   ack(playheadSample, worstLeadS) {
-    const client_time_s = performance.now() / 1000;
+    this.#ackedMs = performance.now();
+    const client_time_s = this.#ackedMs / 1000;
     const received_bytes = this.#receivedBytes;
     this.send({
       type: "ack",
@@ -125,7 +145,7 @@ export class Connection {
     clearTimeout(this.#retryTimer);
     this.#drop();
     this.handlers.status("connecting", this.#session ? "reconnecting …" : "connecting …");
-    const url = new URL(this.#session ? `v1/live/${this.#session.id}` : "v1/live", location.href);
+    const url = new URL(this.#session ? `v1/live/${this.#session.id}` : "v1/live", this.#addresses[0]);
     url.protocol = url.protocol.replace("http", "ws");
     url.hash = "";
     url.search = this.key ? `?key=${encodeURIComponent(this.key)}` : "";
@@ -137,6 +157,7 @@ export class Connection {
     };
     socket.onmessage = (event) => {
       if (socket !== this.#socket) return;
+      this.#heardMs = performance.now();
       if (typeof event.data === "string") this.#receive(JSON.parse(event.data));
       else this.#receiveAudio(event.data);
     };
@@ -164,10 +185,14 @@ export class Connection {
         break;
       case "closed":
         if (this.isLive && !message.resumable) this.#session = null;
+        if (message.url) this.#follow(message.url);
+        break;
+      case "state":
+        this.#isPlaying = message.playing;
+        this.handlers.state(message);
         break;
       case "applied":
       case "changed":
-      case "state":
       case "canvas":
       case "plan":
         this.handlers[message.type](message);
@@ -178,6 +203,8 @@ export class Connection {
   #begin(ready) {
     this.#session = { id: ready.session, token: ready.resume_token };
     this.#epoch = ready.epoch;
+    this.#addresses = [...new Set([...this.#addresses, ...ready.edges])];
+    this.#isPlaying = false;
     this.#attempts = 0;
     this.isLive = true;
     // A new session began with everything that waited: it is in its `open`.
@@ -204,6 +231,12 @@ export class Connection {
     }
   }
 
+  /** Another server has room, or goes on with the session: it is the next address. @param {string} url */
+  #follow(url) {
+    this.#addresses = [...new Set([this.#addresses[0], url, ...this.#addresses])];
+    this.#leastDelayMs = 0;
+  }
+
   /** @param {ArrayBuffer} data */
   #receiveAudio(data) {
     this.#receivedBytes += data.byteLength;
@@ -214,7 +247,11 @@ export class Connection {
   async #lost() {
     const wasLive = this.isLive;
     this.isLive = false;
-    const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts++) * (0.75 + Math.random() / 2);
+    const numAddresses = this.#addresses.push(/** @type {string} */ (this.#addresses.shift()));
+    const rounds = Math.floor(this.#attempts++ / numAddresses);
+    const isOther = numAddresses > 1 && !rounds;
+    const waitMs = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** rounds) * (0.75 + Math.random() / 2);
+    const backoff = isOther ? JITTER_MS * Math.random() : waitMs;
     const delay = Math.max(backoff, this.#leastDelayMs);
     this.#leastDelayMs = 0;
     const status = wasLive ? "waiting" : this.#refusal || (await this.#reason());

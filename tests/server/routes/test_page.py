@@ -60,6 +60,12 @@ def test_types_and_security_headers(served: Served, path: str, media_type: str) 
     assert "unsafe-inline" not in str({**policy, "style-src": ""} if path == "/docs" else policy)
 
 
+def test_the_page_may_connect_to_the_edges_that_the_settings_name(serve: Callable[..., Served]) -> None:
+    with serve(edges=("https://two.example", "http://three.example:8000")).client() as client:
+        policy = client.get("/").headers["content-security-policy"]
+    assert policy.endswith("; connect-src 'self' wss://two.example ws://three.example:8000")
+
+
 def test_an_unchanged_file_is_not_sent_again(served: Served) -> None:
     with served.client() as client:
         first = client.get("/page/main.js")

@@ -34,19 +34,20 @@ export class Player {
   }
 
   /**
-   * Go on at `startSample` of a new epoch.
+   * Go on at `startSample` of a new epoch. What is there stays where a session is resumed a little before it.
    * @param {number} rateHz
    * @param {number} channels
    * @param {number} startSample
+   * @param {boolean} isResumed
    */
-  clear(rateHz, channels, startSample) {
+  clear(rateHz, channels, startSample, isResumed = false) {
     const isOther = rateHz !== this.rateHz || channels !== this.channels;
     if (this.context && isOther) this.#close();
     this.rateHz = rateHz;
     this.channels = channels;
     this.#playhead = { sample: startSample, atMs: performance.now(), isRunning: false };
     this.#waiting = [];
-    this.#post({ type: "clear", startSample, epoch: ++this.#epoch });
+    this.#post({ type: "clear", startSample, isResumed, epoch: ++this.#epoch });
     if (this.#isOn && isOther) this.play(true);
   }
 

@@ -7,6 +7,8 @@ const { AudioWorkletProcessor, registerProcessor, sampleRate } = /** @type {any}
 const STATUS_S = 0.05;
 const BEGIN_LEAD_S = 0.08;
 const CAPTURE_SAMPLES = 4096;
+/** A resumed session begins at most this much before what is played, where that stays. */
+const RESUMED_S = 2;
 
 /** Plays the stream. Messages to it: `clear`, `write`, `play`, `record`; from it: `status`, `heard`, `recorded`. */
 class Player extends AudioWorkletProcessor {
@@ -28,8 +30,9 @@ class Player extends AudioWorkletProcessor {
   #receive(message) {
     switch (message.type) {
       case "clear":
-        this.ring.clear(message.startSample);
         this.epoch = message.epoch;
+        if (message.isResumed && this.#isNear(message.startSample)) break;
+        this.ring.clear(message.startSample);
         this.hasBegun = false;
         this.heard = { firstSeq: 0, fullSeq: 0 };
         break;
@@ -62,6 +65,12 @@ class Player extends AudioWorkletProcessor {
     this.sinceStatus += planes[0].length;
     if (this.sinceStatus >= STATUS_S * sampleRate) this.#reportStatus();
     return true;
+  }
+
+  /** Whether it plays what comes soon after `startSample`. @param {number} startSample */
+  #isNear(startSample) {
+    const ahead = this.ring.playheadSample - startSample;
+    return this.hasBegun && ahead >= 0 && ahead <= RESUMED_S * sampleRate;
   }
 
   /** The first audio of an epoch waits for a short lead, so that it does not begin with an underrun. */

@@ -53,15 +53,15 @@ def lose_connection(served: Served, live: tickrt.Live) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [drain, lose_connection])
-def test_a_session_goes_on_at_the_next_address_without_a_gap(
+def test_a_session_goes_on_at_the_address_that_its_server_named_without_a_gap(
     interrupt: Callable[[Served, tickrt.Live], None],
     deployment: Deployment,
     redis: RedisServer,
     second: Served,
     uninterrupted: np.ndarray,
 ) -> None:
-    with serving(deployment, redis=redis.url, api_key=KEY) as first:
-        client = tickrt.TickRT([first.url, second.url], key=KEY)
+    with serving(deployment, redis=redis.url, api_key=KEY, edges=(second.url,)) as first:
+        client = tickrt.TickRT(first.url, key=KEY)
         with client.live("a", mode="extend", seed=3) as live:
             played = [live.read(2 * RATE_HZ)]
             interrupt(first, live)

@@ -1,0 +1,1 @@
+"""Several replicas of the server: their leases, and the edge that follows them."""

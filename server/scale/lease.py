@@ -1,0 +1,31 @@
+"""What a replica says of itself to the others and to the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# ready: takes all work. full: its sessions go on, no new ones. draining: hands its sessions over.
+ReplicaState = Literal["loading", "ready", "full", "draining"]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a replica says of itself. address: "HOST:PORT" for the edge; url: for clients, "" where they use an edge.
+
+    sessions of capacity: live sessions that are open, and the most that it takes. queue_wait_s: how long the
+    generations that wait will take.
+    """
+
+    name: str
+    address: str
+    url: str
+    state: ReplicaState
+    sessions: int
+    capacity: int
+    queue_wait_s: float
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes a session that is opened now."""
+        return self.state == "ready" and self.sessions < self.capacity

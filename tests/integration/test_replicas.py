@@ -1,0 +1,105 @@
+"""Two replicas that share a Redis: one that is full sends its clients to the other one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
+from helpers.live_player import player
+from helpers.redis_server import redis_server
+
+import tickrt
+from runtime.config.deployment import Deployment
+from runtime.sessions.messages import Closed, Problem
+from server.scale.lease import Lease
+
+BODY = {"prompt": "a", "seed": 1, "seconds": 0.64}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def others(served: Served) -> list[Lease]:
+    assert served.service.membership is not None
+    return served.service.membership.others
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    tiny: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, Served]]:
+    """Two replicas with one place for a session and one slot each, which know each other."""
+    with ExitStack() as running:
+        redis = running.enter_context(redis_server(tmp_path_factory.mktemp("redis")))
+        started = []
+        for name in ("one", "two"):
+            port = free_port()
+            settings = {"replica": name, "port": port, "replica_url": f"http://127.0.0.1:{port}", "redis": redis.url}
+            started.append(
+                running.enter_context(serving(tiny(depth=1, queue=0), max_sessions=1, client_sessions=0, **settings))
+            )
+        one, two = started
+        eventually(lambda: all(lease.state == "ready" for lease in (*others(one), *others(two))) and others(one))
+        eventually(lambda: others(two))
+        yield one, two
+
+
+def test_a_session_that_finds_no_room_is_sent_to_the_other_replica(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    with player(one) as first, player(one) as second, player(two) as third:
+        first.open(prompts=[{"text": "a"}])
+        second.send(type="open", prompts=[{"text": "a"}])
+        refused = second.receive()
+        assert isinstance(refused, Problem)
+        assert refused.code == "sessions_full"
+        assert second.receive_end() == (Closed(reason="moved", resumable=False, url=two.url), 4307)
+        with tickrt.TickRT(one.url).live("a") as live:
+            live.read(800)
+            assert two.service.host is not None
+            assert two.service.host.stats().connected == 1
+            eventually(lambda: others(one)[0].state == others(two)[0].state == "full")
+            third.send(type="open", prompts=[{"text": "a"}])
+            assert isinstance(third.receive(), Problem)
+            assert third.receive_end() == (Closed(reason="unavailable", resumable=False), 1013)
+            assert two.metrics()["tickrt_live_sessions{replica=two}"] == 1
+        first.send(type="close")
+        first.receive_end()
+
+
+def test_a_generation_that_finds_no_place_is_redirected(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    permit = one.service.admission.admit("me")
+    permit.remaining_steps = 1000
+    one.service.admission.ticks_s = lambda num_ticks: num_ticks / 10
+    try:
+        with one.client() as client:
+            redirected = client.post(GENERATIONS, json=BODY)
+            assert (redirected.status_code, redirected.headers["location"]) == (307, f"{two.url}{GENERATIONS}")
+            assert client.post(GENERATIONS, json=BODY, follow_redirects=True).status_code == 200
+            taken = two.service.admission.admit("me")
+            taken.remaining_steps = 1000
+            two.service.admission.ticks_s = lambda num_ticks: num_ticks / 10
+            eventually(lambda: others(one)[0].queue_wait_s == 100.0)
+            full = client.post(GENERATIONS, json=BODY)
+            problem(full, 503, "queue_full")
+            assert full.headers["retry-after"] == "100"
+            taken.release()
+    finally:
+        permit.release()
+
+
+def test_a_replica_that_is_gone_has_no_lease(
+    replicas: tuple[Served, Served], tiny: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    one, _ = replicas
+    redis = one.service.settings.redis
+    with serving(tiny(depth=1, queue=0), redis=redis, replica="three", replica_url="http://127.0.0.1:1"):
+        eventually(lambda: [lease.name for lease in others(one)] == ["three", "two"])
+    eventually(lambda: [lease.name for lease in others(one)] == ["two"])
