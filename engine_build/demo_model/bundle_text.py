@@ -38,6 +38,8 @@ PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
 # Pages of training have at most 2304 tokens; longer sections are written in parts.
 PLANNER_CAPACITY: Final = 2336
+# Shorter songs wait longer for their plan than for their first audio.
+PLANNED_FROM_S: Final = 30.0
 # Names of modules in adapters of other trainers -> names here.
 ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
@@ -161,7 +163,8 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
     tables["plan"]["silent"] = StructureCodes(folder).silent
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
-    files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY, "default": False}
+    files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
+    files |= {"default": False, "default_from_s": PLANNED_FROM_S}
     inputs = {"planner.inputs": {"past": names.past}, "planner.outputs": {"present": names.present}}
     return {"planner": files | tables, **inputs, **nested}
 

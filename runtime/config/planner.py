@@ -186,10 +186,12 @@ class PlannerSpec(PlannerGraphSpec):
     """The planner. One execute takes `prefill_tokens` tokens of a prompt, or verifies up to `verify_tokens` drafts.
 
     tokenizer: none where requests give tokens. vocabulary: V. end_token: ends plans and codes. default: whether
-    generations are planned whose options do not say. draft: a smaller graph with the same tokens, for speculation.
+    generations of `default_from_s` seconds or more are planned whose options do not say. draft: a smaller graph with
+    the same tokens, for speculation.
     """
 
     default: bool = True
+    default_from_s: float = Field(default=0.0, ge=0.0)
     tokenizer: str | None = None
     vocabulary: int = Field(ge=2)
     end_token: int = Field(ge=0)

@@ -35,7 +35,9 @@ def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bun
     is_new = options.task in (None, "text2music") and not has_structure and inputs.condition is None
     is_asked = options.plan
     if is_asked is None and bundle.planner is not None:
-        is_asked = bundle.planner.default or bool(given_options(options, plan_text_options(bundle)))
+        seconds = options.seconds or bundle.latents.canvas_frames / bundle.latents.frame_rate_hz
+        is_default = bundle.planner.default and seconds >= bundle.planner.default_from_s
+        is_asked = is_default or bool(given_options(options, plan_text_options(bundle)))
     if is_asked and is_new and plans_texts(bundle):
         return True
     for name in given_options(options, (*PLAN_OPTIONS, *plan_text_options(bundle))):

@@ -35,6 +35,8 @@ from runtime.requests.segments import Latents
 
 # Codes are kept of what ends so long before the newest hints, of the last sections, and of what may be recalled.
 KEPT_S, KEPT_SECTIONS = 60.0, PAGE_SECTIONS
+# Hints are decoded in this many pieces per canvas.
+PIECES = 4
 # A generation of known length gets at most a section for each of these.
 SECTION_S = 16.0
 
@@ -105,13 +107,18 @@ class FormPlan:
     def hints(self, start_frame: int, frames: int) -> Latents:
         """Hints `[frames, C]`, blocking; codes are made as far as needed. Raises TickError.
 
-        They are decoded in the pieces that codes of a request are decoded in.
+        They are decoded in short pieces, each behind the one before, so that little is made ahead.
         """
         with self._lock:
             self._asked_frame = max(self._asked_frame, start_frame)
-        size, step = self._structure.codes_per_piece, self._structure.codes_per_piece * self._grid.frames_per_code
+        size = -(-self._structure.codes_per_piece // PIECES)
+        step = size * self._grid.frames_per_code
         first, last = start_frame // step, -(-(start_frame + frames) // step)
-        pieces = [self._structure.hints_of_codes(self.codes(i * size, (i + 1) * size)) for i in range(first, last)]
+        pieces = []
+        for index in range(first, last):
+            heard = size if index else 0
+            codes = self.codes(index * size - heard, (index + 1) * size)
+            pieces.append(self._structure.hints_of_codes(codes)[heard * self._grid.frames_per_code :])
         return np.concatenate(pieces)[start_frame - first * step :][:frames]
 
     def codes(self, first: int, end: int) -> list[int]:
@@ -148,16 +155,7 @@ class FormPlan:
     def summary(self) -> dict[str, Any]:
         """Header, sections with their times, and the codes once there are all."""
         rate_hz, made = self._grid.frame_rate_hz, self._made
-        sections = [
-            {
-                "kind": section.kind,
-                "layers": list(section.layers),
-                "bars": section.bars,
-                "start_s": round(section.start_frame / rate_hz, 3),
-                "end_s": round(section.end_frame / rate_hz, 3),
-            }
-            for section in self.sections
-        ]
+        sections = [section.values(rate_hz) for section in self.sections]
         values = {**self.header, "sections": sections} if sections else {}
         if self._num_codes is None or made < self._num_codes:
             return values
@@ -199,9 +197,8 @@ class FormPlan:
     def state(self) -> PlanState:
         """What another plan of the same options goes on from. Never blocks."""
         with self._lock:
-            first_frame, kinds = self._grid.first_frame, list(self._prompt.kinds)
-            others = {"first_frame": first_frame, "kinds": kinds, "asked_frame": self._asked_frame}
-            return packed(self._sections, self._song, **others)
+            others = {"first_frame": self._grid.first_frame, "asked_frame": self._asked_frame}
+            return packed(self._sections, self._song, kinds=list(self._prompt.kinds), **others)
 
     def close(self) -> None:
         """Make no more: who waits for codes gets a TickError."""

@@ -37,6 +37,11 @@ class PlannedSection:
     end_frame: int
     codes: tuple[int, ...] | None
 
+    def values(self, rate_hz: float) -> dict[str, Any]:
+        """As JSON has it, without its codes."""
+        times = {"start_s": round(self.start_frame / rate_hz, 3), "end_s": round(self.end_frame / rate_hz, 3)}
+        return {"kind": self.kind, "layers": list(self.layers), "bars": self.bars, **times}
+
 
 @dataclass(frozen=True)
 class Song:

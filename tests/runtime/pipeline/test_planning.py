@@ -281,6 +281,14 @@ def test_the_bundle_says_whether_it_plans_where_options_do_not(form: Pipeline, d
         is_planned(options(**asked, plan=False, lyrics="[verse]"), GenerationInputs(), bundle)
 
 
+def test_short_generations_may_be_left_unplanned(form: Pipeline) -> None:
+    assert form.bundle.planner is not None
+    bundle = form.bundle.model_copy(update={"planner": form.bundle.planner.model_copy(update={"default_from_s": 5.0})})
+    asked = [options(seconds=seconds, plan_guidance=None) for seconds in (None, 4.9, 5.0)]
+    assert [is_planned(each, GenerationInputs(), bundle) for each in asked] == [False, False, True]
+    assert is_planned(options(seconds=1.0, plan=True), GenerationInputs(), bundle)
+
+
 def test_words_to_sing_are_refused_before_anything_is_made(form: Pipeline) -> None:
     with pytest.raises(RequestError, match="this model does not sing"):
         LongGeneration(form, options(plan_guidance=None, lyrics="[verse] la la la"))
