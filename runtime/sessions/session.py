@@ -268,14 +268,11 @@ class LiveSession:
 
     def plan_made(self, number: int, made: PlanPart | TickError, now_s: float) -> None:
         """What came of a MakePlan; unknown numbers are ignored. Where it failed it is tried again later."""
-        if (plan := self.plan) is None:
-            return
-        if isinstance(made, TickError):
-            if plan.failed(number, made, now_s):
-                self.step_refused(made)
-            return
-        self._generations.plan_made(number, made, now_s)
-        self._commits.is_changed = True
+        if not isinstance(made, TickError):
+            self._generations.plan_made(number, made, now_s)
+            self._commits.is_changed = True
+        elif self.plan is not None and self.plan.failed(number, made, now_s):
+            self.step_refused(made)
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
@@ -352,8 +349,7 @@ class LiveSession:
 
     def _plan(self, now_s: float) -> Iterator[Action]:
         """Tell of the plan where the client does not know it."""
-        plan = self.plan
-        if plan is not None and plan.is_known and plan.told != self._told_plan:
+        if (plan := self.plan) is not None and plan.is_known and plan.told != self._told_plan:
             self._told_plan = plan.told
             yield SendMessage(reports.plan(plan, self._navigation.picture_start(now_s), self.model.frame_rate_hz))
 
