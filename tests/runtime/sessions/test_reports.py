@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import numpy as np
-from helpers.live_simulation import MODEL, RATE
+import pytest
+from helpers.live_simulation import MODEL, PLANNING, RATE
+from helpers.simulated_form import FACTS, SimulatedForm
 
+from runtime.errors import RequestError
+from runtime.requests.options import GenerationOptions
 from runtime.sessions import reports
 from runtime.sessions.control_state import ControlState
+from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
-from runtime.sessions.messages import LivePrompt
+from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.messages import LivePrompt, Open
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
@@ -63,3 +70,27 @@ def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
     assert (pixels[0, 0], pixels[0, -1]) == (0, 255)
     assert (picture.seqs[0], picture.seqs[-1]) == (1, 2)
     assert reports.picture(MODEL, Canvas(), 0).width == 0
+
+
+def test_a_plan_has_the_sections_from_a_frame_on_at_their_place_on_the_canvas() -> None:
+    plan = SessionPlan(PLANNING, 64)
+    plan.restart(GenerationOptions(prompt=""), 1, 10)
+    work = plan.work(0, 0, 0.0)
+    assert work is not None
+    assert work.begin is not None
+    form = SimulatedForm(work.begin)
+    plan.made(work.number, make_part(form, work), 0.1)
+    found = reports.plan(plan, 23, 25.0)
+    assert found.header == {"bpm": 100}
+    assert [(section.index, section.start_s) for section in found.sections] == [(1, 0.88), (2, 1.84)]
+
+
+def test_who_asks_for_a_plan_gets_one_where_there_is_one() -> None:
+    default = replace(PLANNING, plan=replace(FACTS, is_default=True))
+    extend, loop = Open(mode="extend"), Open(mode="loop")
+    assert [reports.has_plan(model, extend) for model in (MODEL, PLANNING, default)] == [False, False, True]
+    assert not reports.has_plan(default, loop)
+    assert not reports.has_plan(default, Open(mode="extend", plan=False))
+    for model, opened in ((MODEL, Open(mode="extend", plan=True)), (default, Open(mode="loop", plan=True))):
+        with pytest.raises(RequestError, match="plan"):
+            reports.has_plan(model, opened)
