@@ -1,0 +1,165 @@
+"""The edge: its configuration and its slots in a real HAProxy, with replicas that say who they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.http_harness import eventually
+from helpers.paths import ROOT
+from helpers.redis_server import redis_server
+
+from server.scale.edge import BACKENDS, AdminSocket, Slot, commands, run
+from server.scale.lease import Lease
+from server.scale.leases import Leases
+
+CONFIG = ROOT / "server" / "scale" / "haproxy.cfg"
+ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
+TWO = replace(ONE, name="two", address="127.0.0.1:8002")
+
+
+def slots(*used: tuple[str, str]) -> list[Slot]:
+    """Three slots of every backend, of which the first ones have an address and a state."""
+    parts = [*used, *[("127.0.0.1:1", "maint")] * 3][:3]
+    return [Slot(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
+
+
+def test_a_new_replica_gets_the_first_free_slot() -> None:
+    assert [line for line in commands(slots((ONE.address, "ready")), [ONE, TWO]) if "work/" in line] == [
+        "set server work/slot2 addr 127.0.0.1 port 8002",
+        "set server work/slot2 state ready",
+    ]
+
+
+def test_nothing_is_sent_where_nothing_has_changed() -> None:
+    assert list(commands(slots((TWO.address, "ready"), (ONE.address, "ready")), [ONE, TWO])) == []
+
+
+@pytest.mark.parametrize(
+    ("lease", "sent"),
+    [
+        (replace(ONE, state="full"), ["opens"]),
+        (replace(ONE, sessions=10), ["opens"]),
+        (replace(ONE, state="draining"), ["sessions", "opens", "work"]),
+    ],
+)
+def test_a_replica_without_room_gets_no_sessions_and_one_that_drains_no_work(lease: Lease, sent: list[str]) -> None:
+    changed = list(commands(slots((ONE.address, "ready")), [lease]))
+    assert changed == [f"set server {backend}/slot1 state drain" for backend in sent]
+
+
+def test_a_replica_without_a_lease_is_taken_out() -> None:
+    changed = list(commands(slots((ONE.address, "ready"), (TWO.address, "drain")), [TWO]))
+    assert changed[:2] == ["set server sessions/slot1 state maint", "set server sessions/slot2 state ready"][::-1]
+
+
+def test_more_replicas_than_slots_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    many = [replace(ONE, name=str(port), address=f"127.0.0.1:{port}") for port in range(8001, 8005)]
+    assert len(list(commands(slots(), many))) == 2 * 3 * 3
+    assert "replica 8004 finds no free slot in backend sessions" in caplog.text
+
+
+@pytest.fixture
+def haproxy() -> str:
+    path = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if path is None:
+        pytest.skip("needs haproxy (apt-get install haproxy)")
+    return path
+
+
+@dataclass
+class Replica:
+    """An HTTP server that answers everything with its name."""
+
+    server: ThreadingHTTPServer
+    lease: Lease
+
+
+@contextmanager
+def replica(name: str) -> Iterator[Replica]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(name)))
+            self.end_headers()
+            self.wfile.write(name.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield Replica(server, replace(ONE, name=name, address=f"127.0.0.1:{server.server_port}"))
+        finally:
+            server.shutdown()
+
+
+def test_the_configuration_is_valid(haproxy: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "EDGE_BIND": "127.0.0.1:8000", "EDGE_SOCKET": str(tmp_path / "edge.sock")}
+    done = subprocess.run(
+        [haproxy, "-c", "-f", str(CONFIG)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[WARNING]" not in done.stderr
+
+
+def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -> None:
+    path, bind = tmp_path / "edge.sock", tmp_path / "bind.sock"
+    environment = {**os.environ, "EDGE_BIND": f"unix@{bind}", "EDGE_SOCKET": str(path)}
+    with ExitStack() as running:
+        replicas = [running.enter_context(replica(name)) for name in ("one", "two")]
+        leases = [item.lease for item in replicas]
+        process = subprocess.Popen([haproxy, "-db", "-f", str(CONFIG)], env=environment, stderr=subprocess.DEVNULL)
+        running.callback(process.wait)
+        running.callback(process.kill)
+        eventually(lambda: path.exists() and bind.exists())
+        client = running.enter_context(
+            httpx.Client(transport=httpx.HTTPTransport(uds=str(bind)), base_url="http://edge")
+        )
+        admin = AdminSocket(path)
+
+        def names(*paths: str) -> Counter[str]:
+            return Counter(client.get(path).text for path in paths)
+
+        def are_up(*expected: str) -> bool:
+            return set(names(*["/work"] * 4)) == set(expected)
+
+        assert client.get("/").status_code == 503
+        redis = running.enter_context(redis_server(tmp_path))
+        members = Leases(redis.url)
+        running.callback(members.close)
+        for lease in leases:
+            members.renew(lease)
+        run(redis.url, path, rounds=1)
+        eventually(lambda: are_up("one", "two"))
+        sessions = [f"/v1/live/{number:016x}" for number in range(40)]
+        before = [client.get(path).text for path in sessions]
+        assert set(before) == {"one", "two"}
+        assert [client.get(path).text for path in sessions] == before
+        admin.follow([replace(leases[0], state="full"), leases[1]])
+        assert names(*["/v1/live"] * 4) == {"two": 4}
+        assert set(names(*["/work"] * 4)) == {"one", "two"}
+        assert [client.get(path).text for path in sessions] == before
+        admin.follow([replace(leases[0], state="draining"), leases[1]])
+        assert names(*sessions, "/work", "/v1/live") == {"two": 42}
+        admin.follow([leases[0]])
+        assert names(*sessions, "/work", "/v1/live") == {"one": 42}
+        admin.follow(leases)
+        eventually(lambda: are_up("one", "two"))
+        assert [client.get(path).text for path in sessions] == before
+        replicas[0].server.shutdown()
+        replicas[0].server.server_close()
+        time.sleep(0.01)
+        assert names(*sessions, "/work", "/v1/live") == {"two": 42}
