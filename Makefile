@@ -28,7 +28,7 @@ PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-clients test-slow test-export lint bench peers gpu-check soak clean
+.PHONY: help demo test test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -80,6 +80,9 @@ gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU
 
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
+
+test-scale: .venv/.installed-test  ## two replicas behind HAProxy: killed, frozen, drained, without their store
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay
 	rm -rf configs/.engines build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

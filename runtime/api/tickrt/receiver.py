@@ -61,9 +61,9 @@ class Receiver:
             self._changed.notify_all()
 
     def _continues(self, ready: Ready) -> bool:
-        """Whether what is there fits to a session that was resumed, which goes back a little at most."""
-        ahead = self.ring.playhead_sample - ready.next_sample
-        return ready.resumed and 0 <= ahead <= RESUMED_S * self._rate_hz
+        """Whether what is there fits to a session that was resumed: it goes back a little at most, without a hole."""
+        back = self.ring.playhead_sample - ready.next_sample
+        return ready.resumed and ready.next_sample <= self.ring.end_sample and back <= RESUMED_S * self._rate_hz
 
     def fail(self, error: TickError) -> None:
         """The session has ended with an error."""

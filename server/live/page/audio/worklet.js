@@ -67,10 +67,11 @@ class Player extends AudioWorkletProcessor {
     return true;
   }
 
-  /** Whether it plays what comes soon after `startSample`. @param {number} startSample */
+  /** Whether what is there reaches `startSample`, or is little after it. @param {number} startSample */
   #isNear(startSample) {
-    const ahead = this.ring.playheadSample - startSample;
-    return this.hasBegun && ahead >= 0 && ahead <= RESUMED_S * sampleRate;
+    const back = this.ring.playheadSample - startSample;
+    const end = Math.max(this.ring.endSample, this.ring.playheadSample);
+    return this.hasBegun && startSample <= end && back <= RESUMED_S * sampleRate;
   }
 
   /** The first audio of an epoch waits for a short lead, so that it does not begin with an underrun. */

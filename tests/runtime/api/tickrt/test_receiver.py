@@ -39,15 +39,16 @@ def test_a_change_that_is_being_made_is_not_outrun(monkeypatch: pytest.MonkeyPat
     assert len(receiver.read(4000)) == 4000 - 700 - slack
 
 
-def test_what_was_received_stays_where_the_session_is_resumed_a_little_before() -> None:
+@pytest.mark.parametrize("next_sample", [100, 300, 350, 400])
+def test_what_was_received_stays_where_the_session_is_resumed_a_little_before_its_end(next_sample: int) -> None:
     receiver = received(0, 400)
     receiver.read(300)
-    receiver.on_message(ready(next_sample=100, resumed=True, epoch=2))
-    receiver.on_audio(AudioChunk(2, 100, np.full((500, 1), 1.0, np.float32)))
+    receiver.on_message(ready(next_sample=next_sample, resumed=True, epoch=2))
+    receiver.on_audio(AudioChunk(2, next_sample, np.full((600 - next_sample, 1), 1.0, np.float32)))
     assert len(receiver.read(1000)) == 300
 
 
-@pytest.mark.parametrize(("next_sample", "is_resumed"), [(301, True), (300, False)])
+@pytest.mark.parametrize(("next_sample", "is_resumed"), [(401, True), (300, False)])
 def test_what_was_received_goes_where_other_audio_follows(next_sample: int, is_resumed: bool) -> None:
     receiver = received(0, 400)
     receiver.read(300)
