@@ -332,6 +332,17 @@ def test_the_demo_models_figures_are_the_bundles() -> None:
     assert f"A {bundle['training']['parameters'] / 1e6:.1f} M parameter" in section
 
 
+def test_the_demo_planners_figures_are_the_bundles() -> None:
+    bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
+    section = TEXTS["engine_build/README.md"].partition("### A planner for the demo")[2].partition("###")[0]
+    rows = [line.split("|")[2:5] for line in section.splitlines() if re.match(r"\| \w", line)]
+    names = (("layers",), ("returns_nearer",), ("return_similarity", "other_similarity"), ("tempo",), ("in_key",))
+    for row, group in zip(rows, names, strict=True):
+        for cell, prefix in zip(row, ("", "ceiling_", "shuffled_"), strict=True):
+            figures = [f"{bundle['evaluation'][f'plan_{prefix}{name}']:.2f}" for name in group]
+            assert cell.strip() in ("", ", ".join(figures))
+
+
 @pytest.mark.parametrize("key", re.findall(r"^\| `([^`]+)` \|", README.partition("## When something")[2], re.MULTILINE))
 def test_a_troubleshooting_key_is_a_real_error_text(key: str) -> None:
     parts = [part.strip(" ,") for part in key.split("…")]

@@ -164,7 +164,7 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     tables["plan"]["silent"] = StructureCodes(folder).silent
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
-    files |= {"default": False, "default_from_s": PLANNED_FROM_S}
+    files |= {"default": True, "default_from_s": PLANNED_FROM_S}
     inputs = {"planner.inputs": {"past": names.past}, "planner.outputs": {"present": names.present}}
     return {"planner": files | tables, **inputs, **nested}
 

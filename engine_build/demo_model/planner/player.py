@@ -55,16 +55,16 @@ class Page:
 
     def draw(self, allowed: Sequence[int], rng: np.random.Generator) -> int:
         """One of the tokens that are allowed next; it is not read yet."""
-        logits = (self._table[torch.tensor(allowed)] @ self._hidden).double().numpy() / TEMPERATURE
+        logits = (self._table[torch.tensor(allowed)] @ self._hidden).double().numpy()
         return allowed[_nucleus(logits, rng)]
 
 
 def _nucleus(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> int:
-    """Draw from the likeliest values that together have `TOP_P`."""
+    """Draw from the likeliest values that together have `TOP_P`, as the runtime's sampler: then the temperature."""
     order = np.argsort(-logits)
-    shares = np.exp(logits[order] - logits[order[0]])
-    shares /= shares.sum()
-    kept = np.cumsum(shares * (np.cumsum(shares) - shares < TOP_P))
+    scores = logits[order] - logits[order[0]]
+    shares = np.exp(scores) / np.exp(scores).sum()
+    kept = np.cumsum(np.exp(scores / TEMPERATURE) * (np.cumsum(shares) - shares < TOP_P))
     return int(order[np.searchsorted(kept, rng.random() * kept[-1], side="right")])
 
 
