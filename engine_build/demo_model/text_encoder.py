@@ -57,7 +57,7 @@ _AT_HOME: Final = np.array(
 DEFAULT_GENRE: Final = "pop"
 # Tempo ranges where no genre is named, by tempo word; the last where there is no word either.
 _BPM_RANGES: Final = ((60, 66), (66, 80), (92, 112), (128, 148), (156, 176), (84, 124))
-_MOOD_TEMPOS: Final = {
+MOOD_TEMPOS: Final = {
     "mood:sad": "tempo:slow",
     "mood:calm": "tempo:slow",
     "mood:dreamy": "tempo:slow",
@@ -221,7 +221,7 @@ class _Meaning:
         """`[B, 121]`: a number, else one in the range of the tempo word and the genre; equal words, equal tempos."""
         numbers = self._first(self._columns(BPM_CONCEPTS))
         words = self._multiply(self._columns(TEMPO_WORDS), self._constant(2.0))
-        implied = [[_MOOD_TEMPOS.get(mood) == word for word in TEMPO_WORDS] for mood in MOOD_CONCEPTS]
+        implied = [[MOOD_TEMPOS.get(mood) == word for word in TEMPO_WORDS] for mood in MOOD_CONCEPTS]
         word = self._first(self._add(words, self._matmul(self._columns(MOOD_CONCEPTS), implied)))
         low, span = (self._by_word_and_genre(word, genre, table) for table in _tempo_tables())
         places = self._matmul(self._named, np.arange(len(WORD_CONCEPTS))[:, None])

@@ -15,7 +15,7 @@ from engine_build.demo_model.corpus.genres import GENRES
 from engine_build.demo_model.corpus.vocabulary import PLAYED_BY
 from engine_build.demo_model.instruments import LAYERS
 from engine_build.demo_model.planner.tokens import TOKENS, bpm_token
-from engine_build.demo_model.text_encoder import DEFAULT_GENRE, HOME_LAYERS
+from engine_build.demo_model.text_encoder import DEFAULT_GENRE, HOME_LAYERS, MOOD_TEMPOS
 from engine_build.demo_model.tokenizer import build_tokenizer, word_concepts
 
 # A tempo word's place in the range of tempos of a genre, or of all songs.
@@ -44,8 +44,11 @@ def _rules() -> Iterator[tuple[str, str]]:
     yield r"\A ?", f"{_HEAD} "
     for name, words in _words_by_name().items():
         yield rf"(?<![^ ])(?:{'|'.join(sorted(words, key=len, reverse=True))})(?![^ ])", name
+    for mood, tempo in MOOD_TEMPOS.items():
+        yield rf"\A{_HEAD}(?!.*(?:bpm|genre):)(?=.*{mood}(?![^ ]))", f"{_HEAD} {_name_of(tempo)}"
     yield from _genre_rules()
     yield from _layer_rules()
+    yield rf"\A{_HEAD}(?=.*:)(?!.*genre:)", f"{_HEAD} genre:{DEFAULT_GENRE}"
     yield r"(?<![^ ])([^ ]+)(?=.* \1(?![^ ]))(?![^ ])", " "
     for kind in _LISTED_ONCE:
         yield rf"{kind}:\S+(?=.* {kind}:)", " "
@@ -75,7 +78,7 @@ def _name_of(concept: str) -> str:
 
 
 def _genre_rules() -> Iterator[tuple[str, str]]:
-    """A text that means anything has a genre; where it names neither layers nor only instruments, that one's layers."""
+    """A text that names neither layers nor instruments alone has the layers of its genre, or of the default."""
     yield rf"\A{_HEAD}(?=.*:)(?!.*genre:)(?!.*(?:instrument|layer):)", f"{_HEAD} genre:{DEFAULT_GENRE}"
     yield rf"\A{_HEAD}(?!.*layer:)", f"{_HEAD} bare"
     for layer in LAYERS:
