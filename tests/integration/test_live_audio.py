@@ -35,7 +35,8 @@ class Player:
     def __init__(self, pipeline: Pipeline, **opened: object) -> None:
         self.pipeline = pipeline
         self.model = LiveModel.of(pipeline)
-        opened = {"controls": {"steps": STEPS}, "prompts": [LivePrompt(text="calm piano")], "seed": 3, **opened}
+        always = {"controls": {"steps": STEPS}, "prompts": [LivePrompt(text="calm piano")], "seed": 3, "plan": False}
+        opened = {**always, **opened}
         self.session = LiveSession("live", self.model, messages.Open(**opened), 0.0)  # type: ignore[arg-type]
         self.session.attach("token", 0.0, keep_s=60.0)
         self.jobs: list[GenerationJob] = []
