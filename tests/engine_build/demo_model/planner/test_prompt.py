@@ -61,6 +61,7 @@ def test_tempo_key_meter_mode_genre_and_moods_are_tokens(tokenizer: Tokenizer) -
     found = set(names(tokenizer, "A dark, dreamy trance anthem at 138 bpm in F# minor, waltz time, as never heard"))
     assert {"genre:trance", "bpm:132", "key:f#", "mode:minor", "meter:3/4", "mood:dark", "mood:dreamy"} <= found
     assert {"bpm:68"} <= set(names(tokenizer, "slow jazz"))
+    assert {"genre:pop", "bpm:68"} <= set(names(tokenizer, "calm pads")), "the decoder's default, a mood's tempo"
     assert {"genre:drum and bass", "mode:minor pentatonic"} <= set(
         names(tokenizer, "drum and bass, C minor pentatonic")
     )
