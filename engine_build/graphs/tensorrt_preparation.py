@@ -1,7 +1,7 @@
 """A graph as TensorRT's parser gets it: constants folded, scalars of rank 0, keys transposed by one node.
 
 ONNX Runtime takes graphs that TensorRT does not: a Range with arguments of rank 1, a convolution whose kernel is
-computed from constants. And torch's exporter transposes the keys of attention through two reshapes by computed shapes,
+computed from constants, a comparison of truth values. And torch's exporter transposes the keys of attention through two reshapes by computed shapes,
 which hides the pattern of attention from TensorRT. Results stay the same, and so do the names of weights.
 """
 
@@ -24,7 +24,9 @@ from runtime.engines.operator_flops import Shape
 from runtime.engines.value_shapes import can_fold, evaluated, value_shapes
 
 # Raised with every change to what is prepared: plans of an older version are built again.
-PREPARATION = 1
+PREPARATION = 2
+# Operators whose result is BOOL.
+TRUTHS = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 
 
 def prepared(graph: Graph, shapes: Sequence[Mapping[str, Shape]]) -> Graph:
@@ -36,6 +38,7 @@ def prepare(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> on
     """Prepare a model in place, and return it."""
     fold_constants(model)
     make_scalars(model)
+    compare_truths(model)
     transpose_directly(model, shapes)
     remove_unused(model.graph)
     return model
@@ -73,6 +76,22 @@ def make_scalars(model: onnx.ModelProto) -> None:
                 scalars[name] = numpy_helper.from_array(numpy_helper.to_array(tensor).reshape(()), name)
                 node.input[place] = name
     model.graph.initializer.extend(scalars.values())
+
+
+def compare_truths(model: onnx.ModelProto) -> None:
+    """Turn Equal of BOOL, as torch's exporter writes it for `//`, into Xor and Not."""
+    truths = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.BOOL}
+    truths |= {name for node in model.graph.node if node.op_type in TRUTHS for name in node.output}
+    kept = []
+    for node in model.graph.node:
+        if node.op_type == "Equal" and truths.intersection(node.input):
+            differs, name = f"{node.output[0]}/differs", f"{node.name}/differs"
+            kept.append(helper.make_node("Xor", list(node.input), [differs], name))
+            same = helper.make_node("Not", [differs], list(node.output), node.name)
+            same.metadata_props.extend(node.metadata_props)
+            node.CopyFrom(same)
+        kept.append(node)
+    replace_nodes(model, kept)
 
 
 def transpose_directly(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> None:

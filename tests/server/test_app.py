@@ -23,7 +23,7 @@ def paths_of(**settings: object) -> set[str]:
 def test_the_admin_routes_exist_only_with_an_admin_key() -> None:
     public = paths_of()
     assert {"/v1/audio/generations", "/v1/models", "/v1/schema", "/health/live", "/health/ready", "/metrics"} <= public
-    assert paths_of(admin_key="k") - public == {"/admin/adapters", "/admin/profile"}
+    assert paths_of(admin_key="k") - public == {"/admin/adapters", "/admin/drain", "/admin/profile"}
 
 
 @pytest.mark.parametrize("has_key", [True, False])
