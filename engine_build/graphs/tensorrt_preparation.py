@@ -1,8 +1,9 @@
 """A graph as TensorRT's parser gets it: constants folded, scalars of rank 0, keys transposed by one node.
 
 ONNX Runtime takes graphs that TensorRT does not: a Range with arguments of rank 1, a convolution whose kernel is
-computed from constants, a comparison of truth values. And torch's exporter transposes the keys of attention through two reshapes by computed shapes,
-which hides the pattern of attention from TensorRT. Results stay the same, and so do the names of weights.
+computed from constants, a comparison of truth values. And torch's exporter transposes the keys of attention through
+two reshapes by computed shapes, which hides the pattern of attention from TensorRT. Results stay the same, and so do
+the names of weights.
 """
 
 from __future__ import annotations
