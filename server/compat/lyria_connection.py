@@ -130,7 +130,8 @@ class LyriaConnection:
     def _open_session(self) -> None:
         """In a worker thread: it sets the session's id, so that a cancelled task ends it, too."""
         client = self._websocket.client.host if self._websocket.client else ""
-        self._session = self._host.open(Open(mode="extend", paused=True, plan=False), self._stream, client, self._stream.clock)
+        opened = Open(mode="extend", paused=True, plan=False)
+        self._session = self._host.open(opened, self._stream, client, self._stream.clock)
 
     async def _process(self) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
