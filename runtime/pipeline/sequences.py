@@ -26,7 +26,7 @@ Prompts = tuple[tuple[int, ...], tuple[int, ...]]
 class Caller:
     """Who waits for sequences. client: whose limit on generations applies. place_timeout_s: for a place in the loop.
 
-    Once `leave` is called, from any thread, whoever waits for it gets a TickError.
+    Once `leave` is called, from any thread, its waiting calls raise TickError.
     """
 
     def __init__(self, client: str = "", place_timeout_s: float | None = None) -> None:
@@ -36,7 +36,7 @@ class Caller:
 
     @property
     def has_left(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether `leave` was called."""
         return self._left.is_set()
 
     def leave(self) -> None:

@@ -76,7 +76,7 @@ class StoreBackend(Protocol):
         """In one transaction: increment the session's epoch, which this server holds then, and read it."""
 
     def release(self, session_id: str) -> None:
-        """The session is not this server's any more; it stays stored as long as one that nobody holds."""
+        """The session is not this server's any more; it stays stored as long as one without a server."""
 
     def delete(self, session_id: str) -> None:
         """Delete a session's document and pieces, if there are any and no other server has taken it."""

@@ -158,7 +158,7 @@ class LoopClient:
         return request.id
 
     def wake(self) -> None:
-        """Let whoever waits for a place look again whether it still should."""
+        """Let callers that wait for a place check again whether they still should."""
         self._registry.wake()
 
     def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:

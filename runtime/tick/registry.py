@@ -101,7 +101,7 @@ class Registry:
         return sum(not other.is_urgent for other in alike) >= self._slots(request) + self._num_queue
 
     def wake(self) -> None:
-        """Whoever waits for a place looks again whether it still should."""
+        """Callers that wait for a place check again whether they still should."""
         with self._freed:
             self._freed.notify_all()
 

@@ -267,7 +267,7 @@ class RemoteSession:
                 chunk = decode_chunk(data, self.sample_rate_hz, self.channels)
                 self._end_sample = max(self._end_sample, chunk.end_sample)
                 self._receiver.on_audio(chunk)
-                if self._end_sample <= self._receiver.ring.playhead_sample:  # of before the loss: nobody reads it
+                if self._end_sample <= self._receiver.ring.playhead_sample:  # of before the loss: it has been played
                     self._acknowledge(Ack(playhead_sample=self._end_sample))
             elif data is not None and (closed := self._take(parse_server_message(data))) is not None:
                 return closed
