@@ -17,7 +17,7 @@ from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, condition_width
 from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
-from runtime.requests.request import GenerationRequest, StepParameters
+from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
 from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.events import Failed
@@ -173,13 +173,13 @@ class LoopClient:
         generation's T. Holds until the session's last generation leaves. Returns how many generations it reaches.
         Raises RequestError, QueueFullError; nothing has changed then.
         """
-        adapters = self._adapters(patch.get("adapters"))
         with self._resolving:
-            works = {}
-            for entry in self._registry.override(session, patch, adapters):
-                if entry.work is not None:
-                    works[entry.request.id] = self._resolved(entry.work)
-                    self._registry.set_work(entry.request.id, works[entry.request.id])
+            overrides = merge_patch(self._registry.overrides(session), patch)
+            entries = self._registry.members(session)
+            works = {each.request.id: self._resolved(each.work, overrides) for each in entries if each.work is not None}
+            self._registry.override(session, overrides, self._adapters(overrides.get("adapters")))
+            for request_id, work in works.items():
+                self._registry.set_work(request_id, work)
             if works:
                 self._inbox.put(Update(works))
         return len(works)
@@ -222,19 +222,20 @@ class LoopClient:
         width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
         check_request(request, self.bundle, self.deployment, width)
         self._check_open()
-        overrides = self._registry.overrides(request.session).get("adapters")
-        adapters = self._adapters(request.parameters.adapters) | self._adapters(overrides)
+        adapters = self._adapters(request.parameters.adapters)
+        adapters |= self._adapters(self._registry.overrides(request.session).get("adapters"))
         self._registry.enter(request, listener, adapters=adapters, wait=wait)
         try:
             self._check_open()
             work = self._prepare(request, snapshot)
+            with self._resolving:
+                if overrides := self._registry.overrides(request.session):
+                    work = self._resolved(work, overrides)
+                self._registry.set_work(request.id, work)
+                self._inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
         except BaseException:
             self._registry.withdraw(request.id)
             raise
-        with self._resolving:
-            work = self._resolved(work) if self._registry.overrides(request.session) else work
-            self._registry.set_work(request.id, work)
-            self._inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
         if self._ended.is_set():
             self._end_leftovers()
         return request.id
@@ -262,10 +263,10 @@ class LoopClient:
             states=snapshot.arrays,
         )
 
-    def _resolved(self, work: PreparedGeneration) -> PreparedGeneration:
-        """The same generation with its session's step parameters over its own."""
-        overrides = StepParameters(**self._registry.overrides(work.request.session))
-        return replace(work, values=resolve(work.request, overrides, self.engines.adapters))
+    def _resolved(self, work: PreparedGeneration, overrides: Mapping[str, Any]) -> PreparedGeneration:
+        """The same generation with its session's step parameters over its own. Raises RequestError."""
+        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters)
+        return replace(work, values=values)
 
     def _end_leftovers(self, unanswered: Sequence[Message] = ()) -> None:
         """End generations and messages that the loop, which has stopped, cannot serve any more."""

@@ -11,7 +11,7 @@ from runtime.denoise.prepared import PreparedGeneration
 from runtime.engines.adapters import Adapter, total_rank
 from runtime.errors import QueueFullError, RequestError
 from runtime.language.sequence import SequenceRequest
-from runtime.requests.request import GenerationRequest, merge_patch
+from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event
 
 Listener = Callable[[Event], None]
@@ -124,23 +124,25 @@ class Registry:
                 f"with the adapters of other generations, ranks are {rank} in sum, at most {self._adapter_rank} fit"
             )
 
-    def override(
-        self, session: str, patch: Mapping[str, Any], adapters: frozenset[Adapter] = frozenset()
-    ) -> list[Entry]:
-        """Merge a patch into a session's step parameters; returns its generations, which may use `adapters` then.
+    def members(self, session: str) -> list[Entry]:
+        """A session's generations."""
+        with self._lock:
+            found = self._sessions.get(session)
+            return [] if found is None else list(found.members.values())
 
-        Raises RequestError, QueueFullError.
+    def override(self, session: str, overrides: Mapping[str, Any], adapters: frozenset[Adapter] = frozenset()) -> None:
+        """Set a session's step parameters, as long as it has generations, which may use `adapters` then.
+
+        Raises QueueFullError.
         """
         with self._lock:
             found = self._sessions.get(session)
-            merged = merge_patch({} if found is None else found.overrides, patch)
             if found is None:
-                return []
+                return
             self._check_rank(adapters)
-            found.overrides = merged
+            found.overrides = overrides
             for entry in found.members.values():
                 entry.adapters |= adapters
-            return list(found.members.values())
 
     def set_work(self, request_id: str, work: PreparedGeneration) -> None:
         """Note what was prepared for a generation."""

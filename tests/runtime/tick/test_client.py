@@ -11,6 +11,7 @@ import pytest
 from conftest import Loops
 from helpers.generations import CONDITIONS, Inbox, make
 
+from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import DrainingError, RequestError
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Cancelled, Finished
@@ -58,6 +59,22 @@ def test_a_wrong_update_is_refused_and_changes_nothing(patch: dict[str, Any], sa
     with pytest.raises(RequestError, match=says):
         loop.update("s", {"velocity_scale": 0.5, **patch})
     assert loop._registry.overrides("s") == {"guidance": 4.0}
+
+
+def test_an_update_is_refused_and_changes_nothing_once_an_adapter_in_use_is_gone(loops: Loops) -> None:
+    loop, factors = loops(), np.zeros((4, 8), np.float32)
+    catalogs = [AdapterCatalog({name: Adapter(name, factors, factors)}, 8) for name in ("soft", "hard")]
+    loop._registry._adapter_rank = 8
+    loop.engines = replace(loop.engines, adapters=catalogs[0])
+    loop.submit(make("a", session="s"), Inbox())
+    loop.update("s", {"adapters": {"soft": 0.5}})
+    loop.engines = replace(loop.engines, adapters=catalogs[1])
+    for patch in ({"guidance": 4.0}, {"adapters": {"soft": 1.0}}):
+        with pytest.raises(RequestError, match="there is no adapter 'soft'"):
+            loop.update("s", patch)
+        assert loop._registry.overrides("s") == {"adapters": {"soft": 0.5}}
+    assert loop.update("s", {"guidance": 4.0, "adapters": {"hard": 1.0}}) == 1
+    assert loop._registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}
 
 
 def test_an_update_reaches_nothing_where_the_session_has_no_generation(loops: Loops) -> None:

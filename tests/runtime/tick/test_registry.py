@@ -94,7 +94,8 @@ def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
     registry = Registry(slots=4, queue=0)
     for name in "ab":
         registry.enter(request(name, "s"), lambda event: None)
-    assert len(registry.override("s", {"guidance": 3.0})) == 2
+    registry.override("s", {"guidance": 3.0})
+    assert [entry.request.id for entry in registry.members("s")] == ["a", "b"]
     registry.leave(Cancelled("a"), "cancelled")
     assert registry.overrides("s") == {"guidance": 3.0}
     registry.leave(Cancelled("b"), "cancelled")
