@@ -65,7 +65,7 @@ class DecodeWorkers:
         return self._threads.submit(self._run, work)
 
     def _run(self, work: Callable[[], Pcm]) -> Pcm:
-        """The worker is free before anybody gets the result, and may start what comes next."""
+        """The worker is free before the result is there, and may start what comes next."""
         try:
             return work()
         finally:

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_LYRICS_CHARACTERS = 8192
 MAX_NAME_CHARACTERS = 50
+MIN_BPM, MAX_BPM = 30, 300
 KEY = re.compile(r"[A-G][#b♯♭]? (major|minor)")
 LANGUAGE = r"^[A-Za-z]{2,8}(-[A-Za-z]{2,8})?$"
 
@@ -32,7 +33,9 @@ class TextOptions(BaseModel):
         "sections alone, as those of the plan. Empty: what the model makes of it.",
     )
     language: str = Field(default="en", pattern=LANGUAGE, description="The lyrics' language, as a code such as en.")
-    bpm: int | None = Field(default=None, ge=30, le=300, description="Beats per minute. Default: the model's choice.")
+    bpm: int | None = Field(
+        default=None, ge=MIN_BPM, le=MAX_BPM, description="Beats per minute. Default: the model's choice."
+    )
     key: Annotated[str, AfterValidator(_checked_key), Field(max_length=MAX_NAME_CHARACTERS)] | None = Field(
         default=None, description='A key such as "C major" or "F# minor". Default: the model\'s choice.'
     )

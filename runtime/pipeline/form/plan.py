@@ -89,7 +89,7 @@ class FormPlan:
 
     @property
     def sections(self) -> tuple[PlannedSection, ...]:
-        """Those that are planned, but for what is long past. Never blocks."""
+        """Those that are planned; without an end, but for what is long past. Never blocks."""
         with self._lock:
             oldest = self._oldest_frame
             return tuple(
@@ -221,6 +221,9 @@ class FormPlan:
 
     @property
     def _oldest_frame(self) -> int:
+        """What ends before it is forgotten; nothing of a plan of known length."""
+        if self._total_frames is not None:
+            return 0
         return self._asked_frame - round(KEPT_S * self._grid.frame_rate_hz)
 
     def _advance(self, end: int) -> None:

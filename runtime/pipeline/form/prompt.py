@@ -11,6 +11,7 @@ from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.pipeline.sequences import Sequences
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions
+from runtime.requests.text_options import MAX_BPM, MIN_BPM
 
 _TAG, _TAG_NAME = re.compile(r"\[([^\]\n]*)\]"), re.compile(r"[a-z -]+")
 _BPM = re.compile(r"(?<!\d)(\d{2,3}) ?bpm\b", re.IGNORECASE)
@@ -18,7 +19,7 @@ _BPM = re.compile(r"(?<!\d)(\d{2,3}) ?bpm\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SongPrompt:
-    """tokens: of the prompt. bpm: exactly, where it is said. kinds: of the first sections, in tokens."""
+    """tokens: of the prompt. bpm: exactly, where it is given. kinds: of the first sections, in tokens."""
 
     tokens: tuple[int, ...]
     negative: tuple[int, ...]
@@ -34,11 +35,16 @@ def read_prompt(sequences: Sequences, options: GenerationOptions) -> SongPrompt:
     prompt = ", ".join(texts)
     given = {name: getattr(options, name) for name in TEXT_OPTIONS}
     tokens = sequences.tokens(filled(spec.prompt, {**given, "prompt": prompt}))
-    said = _BPM.search(prompt)
-    bpm = options.bpm if options.bpm is not None or said is None else int(said[1])
+    bpm = tempo_of(prompt) if options.bpm is None else options.bpm
     sings = bundle.text_encoder is not None and "lyrics" in bundle.text_encoder.placeholders
     negative = sequences.tokens(options.negative_prompt)
     return SongPrompt(tokens, negative, bpm, section_tags(spec, options.lyrics, sings=sings))
+
+
+def tempo_of(prompt: str) -> int | None:
+    """The tempo that a text names, such as "124 bpm"; None where it names none that the option `bpm` can have."""
+    found = _BPM.search(prompt)
+    return int(found[1]) if found is not None and MIN_BPM <= int(found[1]) <= MAX_BPM else None
 
 
 def section_tags(spec: PlanSpec, lyrics: str, *, sings: bool) -> tuple[int, ...]:

@@ -54,6 +54,15 @@ def test_a_plan_of_known_length_fits_it_and_is_the_same_for_a_seed(pipeline: Pip
     assert plan_of(pipeline, 400, bpm=120, seed=2).finish() != codes
 
 
+def test_all_sections_of_a_plan_of_known_length_are_kept(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, round(1.5 * KEPT_S * RATE_HZ))
+    plan.plan_sections()
+    planned = starts(plan)
+    plan.hints(round(1.4 * KEPT_S * RATE_HZ), 10)
+    assert starts(plan) == planned
+    assert planned[0] == plan.summary["sections"][0]["start_s"] == 0
+
+
 def test_hints_are_those_of_the_codes_however_they_are_asked_for(pipeline: Pipeline) -> None:
     assert pipeline.structure is not None
     plan = plan_of(pipeline, 150)

@@ -36,7 +36,15 @@ def test_prompt_and_metadata_become_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "bpm"), [("house at 124 bpm", 124), ("97BPM", 97), ("in 1990 bpm", None), ("bpm", None)]
+    ("prompt", "bpm"),
+    [
+        ("house at 124 bpm", 124),
+        ("97BPM", 97),
+        ("in 1990 bpm", None),
+        ("bpm", None),
+        ("00 bpm", None),
+        ("301 bpm", None),
+    ],
 )
 def test_a_tempo_may_be_in_the_prompt(prompt: str, bpm: int | None) -> None:
     assert read(prompt=prompt).bpm == bpm
@@ -50,7 +58,7 @@ def test_tags_name_kinds() -> None:
 
 
 @pytest.mark.parametrize("lyrics", ["[verse] la la", "[solo]", "la", "[]", "[1]"])
-def test_words_that_nobody_sings_are_refused(lyrics: str) -> None:
+def test_lyrics_are_refused_where_the_model_does_not_sing(lyrics: str) -> None:
     with pytest.raises(RequestError, match=r"does not sing[\s\S]*\[verse\] \[chorus\] \[break\] \[outro\] \[drop\]"):
         section_tags(SPEC, lyrics, sings=False)
 
