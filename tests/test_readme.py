@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 
 from runtime.audio.formats import AUDIO_FORMATS
 from runtime.audio.metadata import read_metadata
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import RequestError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline
@@ -50,6 +50,7 @@ SHORTER = {
     "tickrt-bench": ["--ticks", "2", "--steps", "2", "--frames", "64", "--minutes", "0.02"],
     "tickrt-profile": ["--runs", "1", "--frames", "64"],
 }
+MOST_SECONDS = 12  # more than a canvas
 # Music of the demo is in its key to 0.8 and more, by its latents after a decode and an encode; noise to about 0.6.
 LEAST_RMS, MOST_CLIPPED, LEAST_IN_KEY = 0.01, 1e-3, 0.7
 
@@ -59,6 +60,12 @@ def shown_commands(document: str) -> list[list[str]]:
     blocks = re.findall(r"^```bash\n(.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def new_commands(document: str) -> list[list[str]]:
+    """The shown commands that no document before this one shows."""
+    before = [words for earlier in takewhile(lambda name: name != document, TEXTS) for words in shown_commands(earlier)]
+    return [words for words in shown_commands(document) if words not in before]
 
 
 def commands_of(document: str, *names: str) -> list[list[str]]:
@@ -100,11 +107,12 @@ def parse(words: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the repository's configs, in which commands may leave files; the working directory."""
+def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[Path]:
+    """A folder with the repository's configs and built engines, where commands leave files; the working directory."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").mkdir()
     shutil.copy(ROOT / "configs" / "demo.toml", folder / "configs")
+    shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
     (folder / "configs" / "demo").symlink_to(ROOT / "configs" / "demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -121,7 +129,7 @@ Server = Callable[[], tuple[str, str]]
 def test_the_shown_commands_work_one_after_another(
     document: str, playground: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in filter(is_runnable, shown_commands(document)):
+    for words in filter(is_runnable, new_commands(document)):
         if words[0] == "curl":
             request(words, server()[0], playground, monkeypatch)
         elif words[0] in COMMANDS and words[0] not in ("tickrt", "tickrt-serve"):
@@ -134,6 +142,8 @@ def invoke(words: list[str], playground: Path) -> None:
     shorter = [] if words[1] == "diff" else SHORTER.get(words[0], [])
     if words[0] == "tickrt-generate" and not {"--seed", "--like"} & set(words):
         shorter = ["--seed", "1"]
+    if "--seconds" in words and float(words[words.index("--seconds") + 1]) > MOST_SECONDS:
+        shorter = [*shorter, "--seconds", str(MOST_SECONDS)]
     result = CliRunner().invoke(app, [*arguments, *shorter])
     assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
     assert "not understood" not in result.output
@@ -179,7 +189,8 @@ def shown_programs(document: str) -> list[str]:
 
 
 def run(program: str, playground: Path) -> None:
-    """Run a shown program and look at the files that it writes."""
+    """Run a shown program, with shorter music, and look at the files that it writes."""
+    program = re.sub(r"\bseconds=(\d+)", lambda found: f"seconds={min(int(found[1]), MOST_SECONDS)}", program)
     exec(compile(program, "a README.md", "exec"), {})
     for saved in re.findall(r'(?:\.save|wave\.open)\("([^"]+)"', program):
         look_at(playground / saved)
@@ -349,10 +360,10 @@ def test_a_troubleshooting_key_is_a_real_error_text(key: str) -> None:
     assert [part for part in parts if not any(part in text for text in source_texts())] == []
 
 
-def source_texts() -> Iterator[str]:
+@cache
+def source_texts() -> list[str]:
     """Every string in the source, f-strings by their constant parts, and the Makefile."""
-    yield (ROOT / "Makefile").read_text(encoding="utf-8")
-    for room in ROOMS[1:5]:
-        for file in (ROOT / room).rglob("*.py"):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            yield from (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    files = [file for room in ROOMS[1:5] for file in (ROOT / room).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [(ROOT / "Makefile").read_text(encoding="utf-8"), *strings]
