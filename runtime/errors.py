@@ -147,6 +147,21 @@ class QueueFullError(TickError):
         self.retry_after_s = retry_after_s
 
 
+class QueueTimeoutError(TickError):
+    """A generation waited too long for a slot; retry after `retry_after_s`."""
+
+    code = "queue_timeout"
+    status = 504
+    retry_after_s = 1.0
+
+
+class GenerationCancelledError(TickError):
+    """A generation, or its plan, was cancelled before it was finished."""
+
+    code = "cancelled"
+    status = 409
+
+
 class SessionsFullError(TickError):
     """No live session can be added: too many (is_of_client: of one client), or refreshes would take too long."""
 

@@ -28,7 +28,7 @@ from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.windows import Window
-from runtime.errors import ConfigError, ShapeError, TickError
+from runtime.errors import ConfigError, GenerationCancelledError, ShapeError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
@@ -335,4 +335,4 @@ def _wait_for_latents(events: SimpleQueue[Event], on_event: OnEvent | None) -> L
             case Failed(error=error):
                 raise error
             case Cancelled(request_id=request_id):
-                raise TickError(f"generation {request_id} was cancelled")
+                raise GenerationCancelledError(f"generation {request_id} was cancelled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +12,20 @@ from typing import Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerSpec
-from runtime.errors import QueueFullError, TickError
+from runtime.errors import GenerationCancelledError, QueueTimeoutError
 from runtime.language.constraints import Constraint
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.structure import StructureCodec
 from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.requests.options import GenerationOptions
 from runtime.tick.client import LoopClient
-from runtime.tick.events import Cancelled, Event, Failed, Finished
+from runtime.tick.events import Cancelled, Event, Failed, Finished, Started
 
 Prompts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Caller:
-    """Who waits for sequences. client: whose limit on generations applies. place_timeout_s: for a place in the loop.
+    """Who waits for sequences. client: whose limit on generations applies. place_timeout_s: how long for a slot.
 
     Once `leave` is called, from any thread, its waiting calls raise TickError.
     """
@@ -62,27 +63,28 @@ class SequenceRun:
     def __init__(self, loop: LoopClient, caller: Caller, **request: Any) -> None:
         self._loop, self._changed = loop, threading.Condition()
         self._tokens: list[int] = []
+        self._awaited = 0  # how many tokens are worth waking who waits for
+        self._has_started = False  # or has ended before
         self._end: Event | None = None
+        self._timeout_s, submitted_s = caller.place_timeout_s, time.monotonic()
         made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, client=caller.client, **request)
         caller.on_leave(loop.wake)
-        try:
-            self._id = loop.submit_sequence(
-                made, self._note, wait=True, timeout_s=caller.place_timeout_s, has_left=lambda: caller.has_left
-            )
-        except QueueFullError:
-            if caller.has_left:
-                raise TickError("the plan was cancelled") from None
-            raise
+        self._id = loop.submit_sequence(
+            made, self._note, wait=True, timeout_s=self._timeout_s, has_left=lambda: caller.has_left
+        )
+        self._deadline_s = None if self._timeout_s is None else submitted_s + self._timeout_s
         caller.on_leave(self.cancel)
 
     def wait(self, count: int) -> list[int]:
         """The tokens so far, once there are `count` or it has ended. Raises TickError, also where it was cancelled."""
         with self._changed:
+            self._awaited = count
+            self._wait_for_slot()
             self._changed.wait_for(lambda: len(self._tokens) >= count or self._end is not None)
             if len(self._tokens) < count and isinstance(self._end, Failed):
                 raise self._end.error
             if len(self._tokens) < count and isinstance(self._end, Cancelled):
-                raise TickError("the plan was cancelled")
+                raise GenerationCancelledError("the plan was cancelled")
             return list(self._tokens)
 
     def cancel(self) -> None:
@@ -90,15 +92,24 @@ class SequenceRun:
         if self._end is None:
             self._loop.cancel(self._id)
 
+    def _wait_for_slot(self) -> None:
+        """Until it has a slot, or has ended, not longer than its caller waits. Raises QueueTimeoutError."""
+        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        if not self._changed.wait_for(lambda: self._has_started, left_s):
+            self.cancel()
+            raise QueueTimeoutError(f"the planner had no slot within {self._timeout_s:g} s")
+
     def _add(self, tokens: Sequence[int]) -> None:
         with self._changed:
             self._tokens += tokens
-            self._changed.notify_all()
+            if len(self._tokens) >= self._awaited:
+                self._changed.notify_all()
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, Finished | Failed | Cancelled):
+        if isinstance(event, Started | Finished | Failed | Cancelled):
             with self._changed:
-                self._end = event
+                self._has_started = True
+                self._end = None if isinstance(event, Started) else event
                 self._changed.notify_all()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.engines.adapters import Adapter, total_rank
-from runtime.errors import QueueFullError, RequestError
+from runtime.errors import GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
 from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event
@@ -77,12 +77,12 @@ class Registry:
     ) -> None:
         """Take a place; `wait` until one is free, for at most `timeout_s`, or until who waits `has_left`: see wake.
 
-        Raises QueueFullError, also where the adapters of all generations have too high a rank, and RequestError where
-        the id is in use.
+        Raises QueueFullError, also where the adapters of all generations have too high a rank, QueueTimeoutError and
+        GenerationCancelledError where it waited in vain, and RequestError where the id is in use.
         """
         with self._freed:
             if wait and not request.is_urgent:
-                self._freed.wait_for(lambda: self._is_closed or has_left() or not self._is_full(request), timeout_s)
+                self._wait(request, timeout_s, has_left)
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
             if self._is_full(request) and not request.is_urgent:
@@ -91,6 +91,14 @@ class Registry:
             entry = self._entries[request.id] = Entry(listener, request, adapters)
             if request.session:
                 self._sessions.setdefault(request.session, _Session()).members[request.id] = entry
+
+    def _wait(self, request: Request, timeout_s: float | None, has_left: Callable[[], bool]) -> None:
+        """Until there is a place, or the loop has ended."""
+        is_over = self._freed.wait_for(lambda: self._is_closed or has_left() or not self._is_full(request), timeout_s)
+        if has_left():
+            raise GenerationCancelledError(f"generation {request.id} was cancelled")
+        if not is_over:
+            raise QueueTimeoutError(f"none of {self._slots(request)} slots became free within {timeout_s:g} s")
 
     def _slots(self, request: Request) -> int:
         return self._num_sequences if isinstance(request, SequenceRequest) else self._num_slots

@@ -101,7 +101,8 @@ class ProblemError(Exception):
 
 def problem_of(error: TickError) -> ProblemError:
     """A runtime error as a ProblemError."""
-    headers = {"Retry-After": retry_after(getattr(error, "retry_after_s", 1.0))} if error.status == 503 else {}
+    wait_s: float | None = getattr(error, "retry_after_s", 1.0 if error.status == 503 else None)
+    headers = {} if wait_s is None else {"Retry-After": retry_after(wait_s)}
     findings = []
     if isinstance(error, RequestError) and error.field:
         findings.append(Finding(pointer=pointer(error.field.split(".")), detail=error.what))

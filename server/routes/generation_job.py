@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.encoding import check_format, check_rates, encoded_rate_hz
 from runtime.audio.formats import FORMATS, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
-from runtime.errors import DrainingError, EngineError, NonFiniteError, TickError, source_as
+from runtime.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError, source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -58,8 +58,10 @@ class Tally:
 
 def outcome_of(error: TickError | ProblemError) -> Outcome:
     """The outcome of a generation that raised `error`."""
-    if isinstance(error, ProblemError):
-        return Outcome.EXPIRED if error.status == 504 else Outcome.REJECTED
+    if error.status == 504:
+        return Outcome.EXPIRED
+    if isinstance(error, GenerationCancelledError):
+        return Outcome.CANCELLED
     if isinstance(error, NonFiniteError):
         return Outcome.NONFINITE
     if isinstance(error, DrainingError):

@@ -19,6 +19,7 @@ from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import Latents, latents_bytes
 from runtime.audio.metadata import latents_tags
 from runtime.audio.windows import Window, WindowCutter
+from runtime.errors import GenerationCancelledError
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.admission import Permit
@@ -202,7 +203,7 @@ def _latents_of(event: Event) -> Latents:
         return event.latents
     if isinstance(event, Failed):
         raise event.error
-    raise ProblemError(409, "cancelled", f"generation {event.request_id} was cancelled")
+    raise GenerationCancelledError(f"generation {event.request_id} was cancelled")
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

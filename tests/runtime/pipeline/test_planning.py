@@ -6,6 +6,7 @@ import doctest
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from runtime.config.deployment import Deployment
 from runtime.config.planner import FieldSpec
-from runtime.errors import DrainingError, QueueFullError, RequestError, TickError
+from runtime.errors import DrainingError, GenerationCancelledError, QueueTimeoutError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_latents
@@ -27,6 +28,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.planning import Planner, is_planned
 from runtime.pipeline.sequences import Caller
 from runtime.requests.options import parse_options
+from runtime.tick.record import TickRecord
 
 SPEC = TinySpec()
 T, C, RATE_HZ = SPEC.canvas_frames, SPEC.channels, SPEC.sample_rate_hz / SPEC.hop_samples
@@ -297,7 +299,7 @@ def test_words_to_sing_are_refused_before_anything_is_made(form: Pipeline) -> No
 @pytest.mark.parametrize("has_place", [True, False])
 def test_a_caller_that_leaves_ends_the_thinking_or_the_wait_for_it(deployment: Deployment, has_place: bool) -> None:
     opened = open_pipeline(deployment)  # its loop ticks by hand
-    loop, caller, ended = opened.loop, Caller(), list[str]()
+    loop, caller, ended = opened.loop, Caller(), list[GenerationCancelledError]()
     places = deployment.runtime.planner_sequences + deployment.runtime.queue
     for number in range(0 if has_place else places):
         loop.submit_sequence(SequenceRequest(f"other {number}", (1,), max_tokens=5), lambda event: None)
@@ -305,8 +307,8 @@ def test_a_caller_that_leaves_ends_the_thinking_or_the_wait_for_it(deployment: D
     def think() -> None:
         try:
             LongGeneration(opened, options(), caller=caller)
-        except TickError as error:
-            ended.append(str(error))
+        except GenerationCancelledError as error:
+            ended.append(error)
 
     thread = threading.Thread(target=think)
     thread.start()
@@ -318,19 +320,51 @@ def test_a_caller_that_leaves_ends_the_thinking_or_the_wait_for_it(deployment: D
     if has_place:
         loop.tick()
     thread.join(60)
-    assert ended == ["the plan was cancelled"]
+    assert [str(error).endswith("was cancelled") for error in ended] == [True]
     assert len(loop._registry) == (0 if has_place else places)
     opened.close()
 
 
-def test_who_waits_for_a_place_waits_no_longer_than_its_time(deployment: Deployment) -> None:
+@pytest.mark.parametrize("free_places", [0, 1])
+def test_who_waits_for_a_slot_waits_no_longer_than_its_time(deployment: Deployment, free_places: int) -> None:
+    """With a waiting place, too."""
     opened = open_pipeline(deployment)
-    for number in range(deployment.runtime.planner_sequences + deployment.runtime.queue):
+    others = deployment.runtime.planner_sequences + deployment.runtime.queue - free_places
+    for number in range(others):
         request = SequenceRequest(f"other {number}", (1,), max_tokens=5)
         opened.loop.submit_sequence(request, lambda event: None)
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueTimeoutError, match=r"within 0\.01 s"):
         LongGeneration(opened, options(), caller=Caller(place_timeout_s=0.01))
+    opened.loop._drain_inbox()
+    assert len(opened.loop._registry) == others, "what waited is not in the loop any more"
     opened.close()
+
+
+def test_engines_that_are_swapped_while_a_plan_is_written_leave_it_as_it_is(deployment: Deployment) -> None:
+    with open_pipeline(deployment) as opened:
+        expected = codes(LongGeneration(opened, options(seconds=6.0)))
+    ticked, go_on = threading.Event(), threading.Event()
+
+    def pause(record: TickRecord) -> None:
+        ticked.set()
+        go_on.wait(60)
+
+    with open_pipeline(deployment) as opened:
+        old = opened.engines
+        generation = LongGeneration(opened, options(seconds=6.0))
+        opened.loop.observers.append(pause)
+        with ThreadPoolExecutor(2) as pool:
+            finishing = pool.submit(codes, generation)
+            assert ticked.wait(60)
+            reloading = pool.submit(opened.reload)
+            while opened.loop._inbox._queue.empty():
+                assert not reloading.done()
+                time.sleep(0.001)
+            assert not finishing.done()
+            go_on.set()
+            reloading.result(60)
+            assert finishing.result(60) == expected
+        assert opened.engines is not old
 
 
 def test_a_loop_that_has_ended_makes_no_plan(deployment: Deployment) -> None:

@@ -4,7 +4,15 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from runtime import errors
-from runtime.errors import EngineDeadError, EngineMismatchError, QueueFullError, RequestError, ShapeError, TickError
+from runtime.errors import (
+    EngineDeadError,
+    EngineMismatchError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+    ShapeError,
+    TickError,
+)
 from server.asgi.problems import ProblemError, http_problem, pointer, problem_of, problem_response
 
 
@@ -28,7 +36,7 @@ def test_status_of_runtime_errors(error: TickError, status: int) -> None:
 def test_every_runtime_error_has_a_status() -> None:
     family = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TickError)]
     assert len(family) > 10
-    assert {cls.status for cls in family} <= {404, 409, 422, 500, 503}
+    assert {cls.status for cls in family} <= {404, 409, 422, 500, 503, 504}
 
 
 def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
@@ -39,6 +47,8 @@ def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
 
 def test_a_full_queue_has_retry_after() -> None:
     assert problem_of(QueueFullError("full", retry_after_s=2.3)).headers["Retry-After"] == "3"
+    assert problem_of(QueueTimeoutError("late")).headers["Retry-After"] == "1"
+    assert problem_of(RequestError("no")).headers == {}
 
 
 def test_pointers_are_escaped() -> None:

@@ -1,15 +1,22 @@
-"""What a generation's response says in its headers, and how far ahead of its playback it is."""
+"""What a generation's response says in its headers, how far ahead of its playback it is, and its plan."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import struct
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.http_harness import connected, eventually, problem, raw_request, serving
 
+from runtime.config.deployment import Deployment
+from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.pipeline.planning import Planner
@@ -107,3 +114,45 @@ def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Bu
     asyncio.run(think())
     assert pipeline.loop.stats().outcomes["cancelled"] == 1
     pipeline.close()
+
+
+@pytest.fixture(scope="module")
+def planning(built: Built) -> Deployment:
+    """A bundle whose generations are planned, one at a time."""
+    deployment = built(planner={"capacity": 1024, "plan": True}, more=FEW_VARIANTS)
+    runtime = deployment.runtime.model_copy(update={"planner_sequences": 1, "queue": 1})
+    return deployment.model_copy(update={"runtime": runtime})
+
+
+@pytest.mark.parametrize("num_others", [1, 2], ids=["waits for a slot", "waits for a waiting place"])
+def test_the_wait_for_the_planner_is_bounded(planning: Deployment, num_others: int) -> None:
+    with serving(planning, queue_timeout_s=0.3) as served:
+        served.pause()
+        for number in range(num_others):
+            other = SequenceRequest(f"other {number}", (1,), max_tokens=5)
+            served.pipeline.loop.submit_sequence(other, lambda event: None)
+        late = served.post(seconds=3.0)
+        assert "within 0.3 s" in problem(late, 504, "queue_timeout")["detail"]
+        assert late.headers["retry-after"] == "1"
+        assert served.metrics()["tickrt_generations_total{outcome=expired}"] == 1
+        served.resume()
+        assert served.post(seconds=3.0).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_a_disconnect_while_a_plan_is_written_frees_its_sequence(planning: Deployment, how: str, stream: bool) -> None:
+    with serving(planning) as served:
+        served.tick_s, loop = 0.02, served.pipeline.loop
+        with connected(served) as connection:
+            body = {"prompt": "a", "seed": 1, "seconds": 60, "stream": stream}
+            connection.sendall(raw_request(json.dumps(body).encode()))
+            eventually(lambda: loop.stats().ticks > 3)
+            assert not loop.is_empty
+            if how == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            eventually(lambda: loop.is_empty)
+        eventually(lambda: not served.service.admission.permits)
+        assert loop.stats().ticks < 200, "the plan of a minute has more"
+        assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
