@@ -72,6 +72,7 @@ def run(
 
     with open_socket(settings.host, settings.port, settings.send_buffer_bytes) as listener:
         url = url_of(listener, settings.scheme)
+        settings = settings.model_copy(update={"port": listener.getsockname()[1]})
         asgi_app = create_app(open_and_start, settings)
         print_line(f"{deployment.path.name}: opening engines for {url}")
         # Engines of a deployment that is given by its name are built where they are missing: here, in the main thread,

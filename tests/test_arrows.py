@@ -86,6 +86,8 @@ HEAVY = {
     "soundfile": set(),
     "polygraphy": {"engine_build/build/verify.py"},
     "redis": {"runtime/sessions/redis_store.py"},
+    "ray": {"server/scale/ray_serve.py"},
+    "psutil": {"server/scale/local_cluster.py"},
     "pythonosc": {"server/compat/osc/packets.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},

@@ -29,7 +29,8 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(EXTRAS) == {"cpu", "cuda", "tensorrt", "export", "peers", "osc", "redis", "page", "clients", "test"}
+    engines, more = {"cpu", "cuda", "tensorrt"}, {"osc", "redis", "scale"}
+    assert set(EXTRAS) == engines | more | {"export", "peers", "page", "clients", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
@@ -45,7 +46,7 @@ def test_serving_needs_no_torch() -> None:
 
 def test_every_imported_distribution_is_declared() -> None:
     """Of the packages that are installed here; the standard library and our own packages have no distribution."""
-    extras = ("cpu", "export", "peers", "osc", "redis")
+    extras = ("cpu", "export", "peers", "osc", "redis", "scale")
     declared = names([*PROJECT["dependencies"], *(item for extra in extras for item in EXTRAS[extra])])
     distributions = {
         root: {name.replace("_", "-") for name in found} for root, found in packages_distributions().items()

@@ -5,38 +5,26 @@ The client plays in real time. What it hears is the uninterrupted session, sampl
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from helpers.cluster import needs_programs, short_folder
 from helpers.http_harness import eventually
-from helpers.paths import ROOT
-from helpers.redis_server import RedisServer, redis_server
 
 import tickrt
 from runtime.config.deployment import Deployment
+from server.scale.local_cluster import free_port, plain_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server")]
 RATE_HZ = 8000
 CHUNK = RATE_HZ // 20
 BEFORE_S, AFTER_S = 2.0, 6.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -59,46 +47,19 @@ class Cluster:
     """Replicas, their Redis, and the address of their edge."""
 
     replicas: list[Replica]
-    redis: RedisServer
+    redis: subprocess.Popen[bytes]
     url: str
 
 
 @pytest.fixture
-def cluster(built: Callable[..., Deployment], tmp_path: Path) -> Iterator[Cluster]:
-    """Two replicas of the tiny model that are ready, behind HAProxy; skipped where that is missing."""
-    haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    if haproxy is None:
-        pytest.skip("needs haproxy (apt-get install haproxy)")
-    config, edge_port, admin = built(depth=1, max_rows=16).path, free_port(), tmp_path / "edge.sock"
-
-    with ExitStack() as running:
-
-        def start(*command: str, **environment: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=ROOT, stdout=subprocess.DEVNULL)
-            running.callback(process.wait)
-            running.callback(process.kill)
-            return process
-
-        redis = running.enter_context(redis_server(tmp_path))
-        settings = {"TICKRT_REDIS": redis.url, "TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "1e6"}
-        replicas = []
-        for name in ("one", "two"):
-            port = free_port()
-            serve = (sys.executable, "-m", "server", str(config), "--port", str(port), "--log-level", "warning")
-            replicas.append(Replica(start(*serve, TICKRT_REPLICA=name, **settings), f"http://127.0.0.1:{port}"))
-        bind = f"127.0.0.1:{edge_port}"
-        start(haproxy, "-db", "-f", "server/scale/haproxy.cfg", EDGE_BIND=bind, EDGE_SOCKET=str(admin))
-        start(sys.executable, "-m", "server.scale.edge", redis.url, str(admin))
-        eventually(lambda: all(is_ready(replica.url) for replica in replicas) and is_ready(f"http://{bind}"))
-        time.sleep(2.0)  # The edge has seen both leases.
-        yield Cluster(replicas, redis, f"http://{bind}")
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+def cluster(built: Callable[..., Deployment]) -> Iterator[Cluster]:
+    """Two replicas of the tiny model that are ready, behind HAProxy."""
+    bind = f"127.0.0.1:{free_port()}"
+    config = built(depth=1, max_rows=16).path
+    with short_folder() as folder, plain_cluster(config, folder, bind, TICKRT_MAX_REFRESH_S="1e6") as running:
+        addresses = {lease.name: f"http://{lease.address}" for lease in running.leases()}
+        replicas = [Replica(running.launched[name], url) for name, url in addresses.items()]
+        yield Cluster(replicas, running.launched["redis"], f"http://{bind}")
 
 
 def play(live: tickrt.Live, seconds: float) -> tuple[np.ndarray, float]:
@@ -143,7 +104,7 @@ def test_sessions_play_on_without_the_store(cluster: Cluster) -> None:
     expected = uninterrupted(cluster)
     with tickrt.TickRT(cluster.url).live("a", mode="extend", seed=3) as live:
         before, _ = play(live, BEFORE_S)
-        cluster.redis.process.kill()
+        cluster.redis.kill()
         after, late_s = play(live, AFTER_S)
         print(f"store away: the largest gap was {late_s:.2f} s")
         assert live.state is not None

@@ -1,0 +1,33 @@
+"""What tests of clusters need: programs that are installed, a folder with a short path."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ConfigError
+from server.scale.local_cluster import program
+
+
+def needs_programs(*names: str) -> pytest.MarkDecorator:
+    """Skips a test where one of these programs is not installed."""
+    missing = [name for name in names if not is_installed(name)]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)} (apt-get install)")
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(program(name))
+    except ConfigError:
+        return False
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A temporary folder with a short path, for Unix sockets; deleted at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
