@@ -67,9 +67,9 @@ class ExtendGenerations(Generations):
         self.references.plan.restart(self._plan_options(), seed, origin)
 
     def settle(self, now_s: float) -> None:
-        """An edit of the plan is complete once it is made."""
+        """An edit of the plan is complete once it is made, or of no effect any more."""
         plan = self.references.plan
-        if plan is None or not plan.has_edits:
+        if plan is None or plan.is_idle or not plan.has_edits:
             super().settle(now_s)
 
     def plan_work(self, now_s: float) -> MakePlan | None:
@@ -82,6 +82,7 @@ class ExtendGenerations(Generations):
         cut = self._cut(now_s)
         if plan.is_idle:
             self.begin_plan(cut)
+        plan.move(cut)
         plan.follow(self._plan_options(), cut)
         first = self._position(now_s) - self.frames
         return plan.work(first, self._timeline.canvas.end if plan.origin is not None else 0, now_s)
@@ -89,14 +90,16 @@ class ExtendGenerations(Generations):
     def plan_made(self, number: int, part: PlanPart, now_s: float) -> None:
         """Where what is known was made with other hints, or without, it is made again."""
         plan = self.references.plan
-        changed = None if plan is None else plan.made(number, part, now_s)
+        changed = [None if plan is None else plan.made(number, part, now_s)]
         if plan is None or plan.origin is None:
             return
         if self._bare_frame is not None and plan.has_hints(self._bare_frame + 1):
-            changed, self._bare_frame = min(self._bare_frame, changed or self._bare_frame), None
+            changed.append(self._bare_frame)
+            self._bare_frame = None
         ends = [running.job.segment.start_frame + running.job.segment.frames for running in self.running]
-        if changed is not None and changed < max([self._timeline.canvas.end, *ends]):
-            self._stale_frame = min(changed, self._stale_frame or changed)
+        known = max([self._timeline.canvas.end, *ends])
+        stale = [frame for frame in (*changed, self._stale_frame) if frame is not None and frame < known]
+        self._stale_frame = min(stale, default=None)
 
     def edit_plan(self, message: SetPlan, now_s: float) -> None:
         """An edit is heard from its beginning: the time to make it has to be left."""

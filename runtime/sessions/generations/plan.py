@@ -28,6 +28,7 @@ STEP_S = 2.0
 PATIENCE_S = 10.0
 RETRY_MAX_S = 30.0
 STEPS_NOTED = 8
+MAX_EDITS = 16
 
 
 def basis_of(options: GenerationOptions) -> tuple[Any, ...]:
@@ -130,13 +131,18 @@ class SessionPlan:
         self._hints, self._state, self._asked = Canvas(), None, None
         self._options, self._seed, self._is_begun, self.is_idle = options, seed, False, False
         self._changes.clear()
-        self._waiting_since_s = None
+        self._waiting_since_s, self._retry_s, self._num_failed = None, -math.inf, 0
+
+    def move(self, canvas_frame: int) -> None:
+        """Begin at a canvas frame, where nothing is made yet and that is known."""
+        if not self._can_go_on and self._asked is None and self.origin is not None:
+            self.origin = canvas_frame
 
     def follow(self, options: GenerationOptions, canvas_frame: int) -> None:
         """Plan anew from a canvas frame on where prompt, tempo or key are others than the plan's."""
         if basis_of(options) == basis_of(self._options) or self._asked is not None:
             return
-        if not self._is_begun or self.origin is None:
+        if not self._can_go_on or self.origin is None:
             self.restart(options, self._seed, self.origin)
         else:
             self._options = options
@@ -197,12 +203,19 @@ class SessionPlan:
         self._is_begun = False
         return True
 
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether something of it is made, by a plan that is open or by one whose state there is."""
+        return self._is_begun or self._state is not None
+
     # Edits.
 
     def edit(self, message: SetPlan, earliest: int, frame_rate_hz: float) -> None:
         """Take an edit from canvas frame `earliest` on. Raises RequestError; then nothing has changed."""
         if self.origin is None or not self.sections or self.is_idle:
             raise RequestError("there is no plan yet", field="type", fix="wait for the message plan")
+        if len(self._changes) >= MAX_EDITS:
+            raise RequestError(f"{MAX_EDITS} edits are not made yet", field="type", fix="wait for the message plan")
         frame = round(message.start_s * frame_rate_hz) - self.origin
         starts = self._starts() if message.sections is not None else self._code_starts(len(message.codes or ()))
         allowed = [start for start in starts if self._code_frame(start) + self.origin >= earliest]

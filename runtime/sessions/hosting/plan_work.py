@@ -67,13 +67,16 @@ class PlanWork:
     def __init__(self, open_form: Callable[[PlanBeginning], Form], call: Call) -> None:
         self._open_form, self._call = open_form, call
         self._form: Form | None = None
+        self._begun: MakePlan | None = None  # What the newest plan begins with.
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, "live-plan")
 
     def start(self, work: MakePlan, done: PlanDone) -> None:
         """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""
-        if work.begin is not None and self._form is not None:
-            self._form.close()
+        if work.begin is not None:
+            self._begun = work
+            if self._form is not None:
+                self._form.close()
         self._thread.submit(self._make, work, done).add_done_callback(Future.result)
 
     def close(self) -> None:
@@ -90,7 +93,7 @@ class PlanWork:
         try:
             if work.begin is not None:
                 self._form = self._open_form(work.begin)
-                if self._is_closed:
+                if self._is_closed or self._begun is not work:
                     self._form.close()
             assert self._form is not None
             made: PlanPart | TickError = make_part(self._form, work)

@@ -9,11 +9,11 @@ import pytest
 from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, Simulation, new_session
 from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
-from runtime.errors import RequestError
+from runtime.errors import EngineError, RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.sessions import messages
 from runtime.sessions.actions import PlanBeginning
-from runtime.sessions.generations.plan import SessionPlan
+from runtime.sessions.generations.plan import MAX_EDITS, SessionPlan
 from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
@@ -214,6 +214,65 @@ def test_after_a_restart_the_same_codes_follow_also_those_of_an_edit_that_was_no
     assert len(common) > 10 * FRAME_RATE
     assert [found[frame] for frame in common] == [expected[frame] for frame in common]
     assert told(restarted).sections[-1].index > 10
+
+
+def test_a_prompt_that_changes_right_after_a_restart_changes_what_follows_alone() -> None:
+    simulation = planned_session(plan_s=0.5)
+    simulation.run(20.0)
+    before = {section.index: section.start_s for section in told(simulation).sections}
+    simulation.session.detach(simulation.now_s)
+    simulation.restart()
+    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    simulation.run(3.0)
+    assert session_plan(simulation).origin == 0
+    playing = told(simulation).sections[0]
+    assert before[playing.index] == playing.start_s
+    hints = heard_hints(simulation)
+    assert hints[max(hints)] == simulation.planned(max(hints))
+
+
+def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, hints_of = planned_session(plan_s=0.5), SimulatedForm.hints
+
+    def hints(form: SimulatedForm, start_frame: int, frames: int) -> Any:
+        if simulation.now_s < 20.0:
+            raise EngineError("failed")
+        return hints_of(form, start_frame, frames)
+
+    monkeypatch.setattr(SimulatedForm, "hints", hints)
+    simulation.run(30.0)
+    assert simulation.session.plan is not None
+    assert not simulation.session.plan.is_known
+    simulation.run(8.0)
+    found = heard_hints(simulation)
+    assert found[max(found)] == simulation.planned(max(found))
+    assert simulation.session.underruns == 0
+
+
+def test_edits_that_a_source_leaves_without_effect_do_not_hold_up_what_is_complete() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    start_s = earliest_s(simulation, codes=[1])
+    for seq in (1, 2):
+        simulation.handle(SetPlan(seq=seq, start_s=start_s, codes=[seq]))
+    simulation.handle(messages.SetSource(seq=3, id="x"), np.zeros((7, CHANNELS), np.float32))
+    simulation.run(3.0)
+    simulation.set(4, guidance=3.0)  # as it is
+    simulation.run(3.0)
+    assert simulation.applied(4) is not None
+
+
+def test_so_many_edits_may_wait() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    start_s, simulation.plan_s = earliest_s(simulation, codes=[1]), 2.0
+    for seq in range(1, MAX_EDITS + 1):
+        simulation.handle(SetPlan(seq=seq, start_s=start_s, codes=[seq]))
+    with pytest.raises(RequestError, match=f"{MAX_EDITS} edits are not made yet"):
+        simulation.handle(SetPlan(seq=MAX_EDITS + 1, start_s=start_s, codes=[1]))
+    simulation.plan_s = 0.02
+    simulation.run(8.0)
+    simulation.handle(SetPlan(seq=MAX_EDITS + 1, start_s=earliest_s(simulation, sections=[]), sections=[]))
 
 
 def test_a_snapshot_with_a_plan_does_not_fit_a_model_without() -> None:

@@ -97,6 +97,23 @@ def test_another_plan_ends_the_one_that_is_being_made() -> None:
     host.work.close()
 
 
+def test_another_plan_ends_one_that_is_still_being_opened() -> None:
+    begins = threading.Event()
+
+    class LateForm(WaitingForm):
+        def __init__(self, begin: PlanBeginning) -> None:
+            super().__init__(begin)
+            assert begins.wait(TIMEOUT_S)
+
+    host = Host(iter([LateForm, SimulatedForm]))
+    host.start(BEGIN)
+    host.start(BEGIN)
+    begins.set()
+    assert isinstance(host.take(), TickError)
+    assert isinstance(host.take(), PlanPart)
+    host.work.close()
+
+
 def test_nothing_is_told_after_the_end() -> None:
     host = Host(iter([WaitingForm]))
     host.start(BEGIN)
