@@ -5,6 +5,7 @@ Invariant: generations_started_total = the sum of generations_total over outcome
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 
@@ -23,8 +24,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from runtime.engines.engine import Engine
+from runtime.errors import StoreError
 from runtime.tick.record import PHASES, LoopStats, TickRecord
-from server.sources import SourceStore
+from server.sources.source import Source
+from server.sources.store import SourceStore
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NAMESPACE = "tickrt"
@@ -114,9 +117,16 @@ class Metrics:
         self.response_bytes.set_function(reserved_bytes)
 
     def watch_sources(self, sources: SourceStore) -> None:
-        """Read a store's gauges on every scrape."""
-        self.sources.set_function(lambda: len(sources.all()))
-        self.sources_bytes.set_function(lambda: sources.size_bytes)
+        """Read a store's gauges on every scrape; NaN where it is away."""
+
+        def total(of: Callable[[Source], int]) -> float:
+            try:
+                return float(sum(of(source) for source in sources.all()))
+            except StoreError:
+                return math.nan
+
+        self.sources.set_function(lambda: total(lambda source: 1))
+        self.sources_bytes.set_function(lambda: total(lambda source: source.size_bytes))
 
     def watch(self, stats: Callable[[], LoopStats], load_s: float) -> None:
         """Read a loop's gauges on every scrape; publish how long its engines took to load."""

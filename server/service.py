@@ -31,7 +31,9 @@ from server.config import ServerSettings
 from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
 from server.scale.lease import Lease, ReplicaState
-from server.sources import SourceStore
+from server.sources.folder import SourceFolder
+from server.sources.source import SourceFiles
+from server.sources.store import SourceStore
 
 if TYPE_CHECKING:
     from server.compat.osc.server import OscServer
@@ -162,6 +164,11 @@ class Service:
             raise ProblemError(501, code, pipeline.live_refusal)
         return self.host
 
+    @property
+    def others(self) -> list[Lease]:
+        """The other replicas."""
+        return [] if self.membership is None else self.membership.others
+
     def session_elsewhere(self) -> str | None:
         """The URL of another replica that has room for a live session."""
         other = None if self.membership is None else self.membership.with_room()
@@ -234,7 +241,7 @@ class Service:
     def _open_sources(self, pipeline: Pipeline) -> SourceStore:
         settings = self.settings
         return SourceStore(
-            None if settings.state is None else settings.state / "sources",
+            open_source_files(settings),
             settings.sources_bytes,
             partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=SOURCE_TIMEOUT_S),
             pipeline.bundle.latents.frame_rate_hz,
@@ -279,6 +286,15 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
+
+
+def open_source_files(settings: ServerSettings) -> SourceFiles:
+    """Where sources are kept: in the Redis that servers share, or in a folder. Raises ConfigError."""
+    if settings.redis is None:
+        return SourceFolder(None if settings.state is None else settings.state / "sources")
+    from server.sources.shared import SharedSources
+
+    return SharedSources(settings.redis.get_secret_value())
 
 
 def open_membership(settings: ServerSettings, own: Callable[[], Lease]) -> Membership | None:

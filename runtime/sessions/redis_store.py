@@ -18,7 +18,7 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from runtime.errors import ConfigError, StoreError
+from runtime.errors import ConfigError, StoreError, StoreUnavailableError
 from runtime.sessions.store import STORE_FORMAT, SessionStore
 
 PREFIX = "tickrt"
@@ -160,10 +160,11 @@ def _content(fields: Mapping[bytes, bytes]) -> tuple[bytes, dict[str, bytes]] | 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
+    """Raise StoreUnavailableError for errors of Redis."""
     try:
         yield
     except redis.RedisError as error:
-        raise StoreError(f"Redis: {error}", fix="see that it can be reached and has free memory") from error
+        raise StoreUnavailableError(f"Redis: {error}", fix="see that it can be reached and has free memory") from error
 
 
 def connect(url: str) -> Any:

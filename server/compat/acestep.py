@@ -29,7 +29,7 @@ from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, Gene
 from server.routes.health import not_ready
 from server.routes.models import model_not_found
 from server.service import Service, service_of
-from server.sources import Source
+from server.sources.source import Source
 
 ENVIRONMENT = "tickrt"
 # Tasks that one request may ask for: results repeat prompts and lyrics.

@@ -19,6 +19,7 @@ from server.asgi.problems import ProblemError
 from server.asgi.websocket import choose_subprotocol
 from server.live.connection import LiveConnection, refuse
 from server.routes.models import SCHEMA_TYPE
+from server.scale.forwarding import ask_all, ask_owner
 from server.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["live"])
@@ -74,14 +75,20 @@ async def _serve(websocket: WebSocket, session: str | None) -> None:
 
 @router.get("/sessions", responses=problem_responses(401, 403, 501, 503))
 async def list_sessions(request: Request) -> SessionList:
-    """All live sessions, also those that are kept for a client that may come back."""
-    return SessionList(data=[_card(info) for info in service_of(request).live_host().sessions()])
+    """All live sessions of all replicas, also those that are kept for a client that may come back."""
+    service = service_of(request)
+    cards = [_card(info) for info in service.live_host().sessions()]
+    for answer in await ask_all(request, service.others):
+        cards += SessionList.model_validate_json(answer).data
+    return SessionList(data=cards)
 
 
 @router.get("/sessions/{session}", responses=problem_responses(401, 403, 404, 501, 503))
 async def get_session(request: Request, session: str) -> SessionDetail:
     """One live session, with its plan."""
     info = _find(service_of(request).live_host(), session)
+    if info is None:
+        return SessionDetail.model_validate_json(await _from_owner(request))
     return SessionDetail(**_card(info).model_dump(), plan=info.plan)
 
 
@@ -89,7 +96,9 @@ async def get_session(request: Request, session: str) -> SessionDetail:
 async def end_session(request: Request, session: str) -> Response:
     """End a live session; its client gets `closed`."""
     host = service_of(request).live_host()
-    host.end(_find(host, session).id, "deleted")
+    if _find(host, session) is None:
+        await _from_owner(request)
+    host.end(session, "deleted")
     return Response(status_code=204)
 
 
@@ -106,10 +115,15 @@ async def get_live_schema() -> Response:
 _messages_schema = cache(messages_schema)
 
 
-def _find(host: SessionHost, session: str) -> SessionInfo:
-    for info in host.sessions():
-        if info.id == session:
-            return info
+def _find(host: SessionHost, session: str) -> SessionInfo | None:
+    return next((info for info in host.sessions() if info.id == session), None)
+
+
+async def _from_owner(request: Request) -> bytes:
+    """What the replica answers that has the session. Raises UnknownSessionError where none has it."""
+    answer = await ask_owner(request, service_of(request).others)
+    if answer is not None:
+        return answer
     raise UnknownSessionError("there is no live session with this id", fix="GET /v1/sessions lists them")
 
 

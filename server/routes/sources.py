@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import check_source, read_file
 from server.service import service_of
-from server.sources import Source
+from server.sources.source import Source
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 SourceId = Annotated[str, Path(pattern=SOURCE_ID)]
@@ -77,7 +77,7 @@ async def list_sources(request: Request) -> SourceList:
     """All sources, the one used last first."""
     service = service_of(request)
     service.ready_pipeline()
-    return SourceList(data=[source_card(source) for source in service.sources.all()])
+    return SourceList(data=[source_card(source) for source in await run_in_threadpool(service.sources.all)])
 
 
 @router.get("/{source_id}", responses=problem_responses(401, 403, 404, 422, 503))
@@ -85,7 +85,7 @@ async def get_source(request: Request, source_id: SourceId) -> SourceCard:
     """One source."""
     service = service_of(request)
     service.ready_pipeline()
-    return source_card(service.sources.get(source_id))
+    return source_card(await run_in_threadpool(service.sources.get, source_id))
 
 
 @router.delete("/{source_id}", status_code=204, responses=problem_responses(401, 403, 404, 422, 503))

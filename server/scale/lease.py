@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# A replica that has not renewed its lease for so long is gone.
+LEASE_S = 3.0
+
 # ready: takes all work. full: its sessions go on, no new ones. draining: hands its sessions over.
 ReplicaState = Literal["loading", "ready", "full", "draining"]
 

@@ -17,9 +17,9 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.errors import StoreError
 from runtime.sessions.redis_store import PREFIX, connect, storage_errors
-from server.scale.lease import Lease
+from server.scale.lease import LEASE_S, Lease
 
-LEASE_S, RENEW_S = 3.0, 1.0
+RENEW_S = 1.0
 REPLICAS = f"{PREFIX}:replicas"
 logger = logging.getLogger("tickrt.scale")
 

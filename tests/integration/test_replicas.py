@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.acestep_client import wav_file
 from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
 from helpers.live_player import player
 from helpers.redis_server import redis_server
 
 import tickrt
 from runtime.config.deployment import Deployment
-from runtime.sessions.messages import Closed, Problem
+from runtime.sessions.messages import Applied, Closed, Problem
 from server.scale.lease import Lease
+from server.scale.leases import Leases
 
 BODY = {"prompt": "a", "seed": 1, "seconds": 0.64}
 
@@ -71,6 +73,55 @@ def test_a_session_that_finds_no_room_is_sent_to_the_other_replica(replicas: tup
             assert two.metrics()["tickrt_live_sessions{replica=two}"] == 1
         first.send(type="close")
         first.receive_end()
+
+
+def test_a_session_is_found_and_ended_through_every_replica(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    with player(one) as first, one.client() as at_one, two.client() as at_two:
+        session = first.open(prompts=[{"text": "a"}]).session
+        for client in (at_one, at_two):
+            assert [card["id"] for card in client.get("/v1/sessions").json()["data"]] == [session]
+            assert client.get(f"/v1/sessions/{session}").json()["connected"]
+            problem(client.get("/v1/sessions/unknown"), 404, "unknown_session")
+        passed_on = at_two.get(f"/v1/sessions/{session}", headers={"X-TickRT-Forwarded": "1"})
+        problem(passed_on, 404, "unknown_session")
+        assert at_two.delete(f"/v1/sessions/{session}").status_code == 204
+        assert first.receive_end()[0].reason == "deleted"
+
+
+def test_a_replica_that_may_have_a_session_and_does_not_answer_is_reported(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    leases = Leases(one.service.settings.redis.get_secret_value())
+    gone = Lease("gone", "127.0.0.1:1", "", "ready", 1, 1, 0.0)
+    leases.renew(gone)
+    eventually(lambda: gone in others(two))
+    with player(one) as first, two.client() as client:
+        session = first.open(prompts=[{"text": "a"}]).session
+        assert client.get(f"/v1/sessions/{session}").json()["id"] == session
+        for path in ("/v1/sessions", "/v1/sessions/unknown"):
+            answer = client.get(path)
+            assert "replica gone" in problem(answer, 503, "replica_silent")["detail"]
+            assert answer.headers["retry-after"] == "3"
+        first.send(type="close")
+        first.receive_end()
+    leases.release("gone")
+    leases.close()
+    eventually(lambda: gone not in others(one) + others(two))
+
+
+def test_a_source_is_at_every_replica(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    with one.client() as at_one, two.client() as at_two, player(two) as live:
+        source = at_one.post("/v1/sources", content=wav_file(1.0)).json()
+        assert at_two.get("/v1/sources").json()["data"] == [source]
+        assert at_two.post(GENERATIONS, json={**BODY, "source_id": source["id"]}).status_code == 200
+        live.open(prompts=[{"text": "a"}])
+        live.send(type="source", seq=1, id=source["id"], strength=0.5)
+        live.receive_until(lambda item: isinstance(item, Applied) and item.seq == 1)
+        live.send(type="close")
+        live.receive_end()
+        assert at_two.delete(f"/v1/sources/{source['id']}").status_code == 204
+        problem(at_one.post(GENERATIONS, json={**BODY, "source_id": source["id"]}), 404, "source_not_found")
 
 
 def test_a_generation_that_finds_no_place_is_redirected(replicas: tuple[Served, Served]) -> None:

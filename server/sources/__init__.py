@@ -1,0 +1,1 @@
+"""Uploaded sources: in a folder of one server, or in the Redis of several."""

@@ -1,0 +1,81 @@
+"""Sources in Redis, for servers that share them: what is uploaded to one, each of them has.
+
+Keys: `tickrt:sources` (names and sizes, by the time of the last use), `tickrt:source:ID` (a source's bytes). Redis
+deletes a source that was not used for KEEP_S.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.sessions.redis_store import PREFIX, connect, storage_errors
+from server.sources.source import Source
+
+KEEP_S = 24 * 3600
+INDEX = f"{PREFIX}:sources"
+
+
+class SharedSources:
+    """Sources in the Redis at `url`. Raises ConfigError where it cannot be used; methods StoreUnavailableError."""
+
+    def __init__(self, url: str) -> None:
+        self._client: Any = connect(url)
+
+    def all(self) -> list[Source]:
+        """Every source, the one used last at the end."""
+        with storage_errors():
+            self._client.zremrangebyscore(INDEX, "-inf", self._now_s() - KEEP_S)
+            return [_source(member) for member in self._client.zrange(INDEX, 0, -1)]
+
+    def find(self, source_id: str) -> Source | None:
+        """One source, which counts as used now; None where there is none, or not any more."""
+        with storage_errors():
+            member = self._client.hget(_key(source_id), "member")
+            if member is None:
+                return None
+            self._client.expire(_key(source_id), KEEP_S)
+            self._client.zadd(INDEX, {member: self._now_s()})
+        return _source(member)
+
+    def read(self, source: Source) -> bytes:
+        """The bytes of a source; b"" where it has expired."""
+        with storage_errors():
+            return self._client.hget(_key(source.id), "data") or b""
+
+    def add(self, source: Source, data: bytes) -> None:
+        """Keep a source's bytes, in one transaction."""
+        with storage_errors(), self._client.pipeline() as write:
+            write.hset(_key(source.id), mapping={"member": _member(source), "data": data})
+            write.expire(_key(source.id), KEEP_S)
+            write.zadd(INDEX, {_member(source): self._now_s()})
+            write.execute()
+
+    def remove(self, source: Source) -> bool:
+        """Delete a source; whether it was there."""
+        with storage_errors():
+            self._client.zrem(INDEX, _member(source))
+            return bool(self._client.delete(_key(source.id)))
+
+    def close(self) -> None:
+        """Close the connections; the sources stay."""
+        self._client.close()
+
+    def _now_s(self) -> float:
+        """The time by Redis's clock, which all servers share."""
+        seconds, microseconds = self._client.time()
+        return float(seconds + microseconds / 1e6)
+
+
+def _key(source_id: str) -> str:
+    return f"{PREFIX}:source:{source_id}"
+
+
+def _member(source: Source) -> str:
+    return f"{source.name}/{source.size_bytes}"
+
+
+def _source(member: bytes) -> Source:
+    name, _, size_bytes = member.decode().partition("/")
+    source = Source.named(name, int(size_bytes))
+    assert source is not None, "only sources are added"
+    return source

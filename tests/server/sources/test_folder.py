@@ -1,0 +1,91 @@
+"""Sources as files: what a restart finds, damaged files, a full disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.sources import read, store_of
+
+from runtime.errors import ConfigError, SourceNotFoundError, StoreError
+from server.sources.folder import SourceFolder
+
+
+def test_a_file_has_the_bytes_and_is_named_by_the_source(tmp_path: Path) -> None:
+    source, _ = store_of(SourceFolder(tmp_path / "state" / "sources")).add(b"abcd" * 10)
+    assert (tmp_path / "state" / "sources" / source.name).read_bytes() == b"abcd" * 10
+
+
+def test_sources_survive_a_restart_in_the_order_of_their_use(tmp_path: Path) -> None:
+    sources = store_of(SourceFolder(tmp_path))
+    ids = [sources.add(bytes([n]) * 8)[0].id for n in range(4)]
+    for nanoseconds, source in enumerate(reversed(sources.all())):
+        os.utime(tmp_path / source.name, ns=(nanoseconds, nanoseconds))
+    sources.latents(ids[1])
+    reopened = store_of(SourceFolder(tmp_path))
+    assert [source.id for source in reopened.all()] == [ids[1], ids[3], ids[2], ids[0]]
+    assert reopened.all() == sources.all()
+    assert np.array_equal(reopened.latents(ids[2]), read(bytes([2]) * 8))
+
+
+def test_a_restart_removes_interrupted_uploads_and_leaves_other_files(tmp_path: Path) -> None:
+    for name in ("tmpabc.part", "notes.txt", f"{'0' * 63}.1.audio"):
+        (tmp_path / name).write_bytes(b"x")
+    assert SourceFolder(tmp_path).all() == []
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", f"{'0' * 63}.1.audio"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"other bytes", None])
+def test_a_damaged_file_is_removed_and_may_be_uploaded_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
+) -> None:
+    source, _ = store_of(SourceFolder(tmp_path)).add(b"abcd" * 10)
+    sources = store_of(SourceFolder(tmp_path))
+    path = tmp_path / source.name
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(SourceNotFoundError, match="damaged"):
+        sources.latents(source.id)
+    assert "damaged" in caplog.text
+    assert (sources.all(), path.exists()) == ([], False)
+    assert sources.add(b"abcd" * 10)[1]
+    assert len(sources.latents(source.id)) == 10
+
+
+def test_no_id_reaches_a_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"abcd")
+    sources = store_of(SourceFolder(tmp_path / "sources"))
+    with pytest.raises(SourceNotFoundError):
+        sources.remove("../secret")
+    assert (tmp_path / "secret").exists()
+
+
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = store_of(SourceFolder(tmp_path))
+    known, _ = sources.add(b"abcd")
+
+    def full(*arguments: object, **options: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.sources.folder.tempfile.NamedTemporaryFile", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        sources.add(b"efgh")
+    assert sources.all() == [known]
+
+
+def test_without_a_folder_sources_end_with_the_store() -> None:
+    files = SourceFolder(None)
+    sources = store_of(files)
+    source, _ = sources.add(b"abcd")
+    assert (files.path / source.name).exists()
+    sources.close()
+    assert not files.path.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "file", tmp_path / "file" / "sources"):
+        with pytest.raises(ConfigError, match="sources cannot be stored") as error:
+            SourceFolder(folder)
+        assert "state" in error.value.fix

@@ -1,0 +1,51 @@
+"""Sources in a real Redis: two servers have the same ones, which expire; a Redis that is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.redis_server import RedisServer, redis_server
+from helpers.sources import read, store_of
+
+from runtime.errors import SourceNotFoundError, StoreUnavailableError
+from server.sources.shared import KEEP_S, SharedSources
+
+
+def test_what_one_server_is_given_the_other_one_has_until_it_is_deleted(redis: RedisServer) -> None:
+    redis.client.flushdb()
+    one, two = (store_of(SharedSources(redis.url)) for _ in range(2))
+    source, _ = one.add(b"abcd" * 10)
+    assert two.add(b"abcd" * 10) == (source, False)
+    assert np.array_equal(two.latents(source.id), read(b"abcd" * 10))
+    one.remove(source.id)
+    for sources in (one, two):  # also where the latents are in memory
+        with pytest.raises(SourceNotFoundError):
+            sources.latents(source.id)
+        sources.close()
+
+
+def test_a_use_keeps_a_source_and_one_that_expires_is_gone_from_the_list(redis: RedisServer) -> None:
+    redis.client.flushdb()
+    sources = store_of(SharedSources(redis.url))
+    used, unused = (sources.add(data * 8)[0] for data in (b"a", b"b"))
+    for source in (used, unused):
+        redis.client.pexpire(f"tickrt:source:{source.id}", 1000)
+    for member, used_s in redis.client.zrange("tickrt:sources", 0, -1, withscores=True):
+        redis.client.zadd("tickrt:sources", {member: used_s - KEEP_S})
+    sources.get(used.id)
+    assert redis.client.ttl(f"tickrt:source:{used.id}") > KEEP_S - 60
+    assert redis.client.pttl(f"tickrt:source:{unused.id}") <= 1000
+    assert sources.all() == [used]
+    sources.close()
+
+
+def test_a_redis_that_is_away_is_unavailable_for_now(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server:
+        sources = store_of(SharedSources(server.url))
+        source, _ = sources.add(b"abcd")
+    for call in (sources.all, lambda: sources.latents(source.id), lambda: sources.add(b"efgh")):
+        with pytest.raises(StoreUnavailableError, match="Redis"):
+            call()
+    sources.close()
