@@ -108,7 +108,8 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
 def _check_text(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> None:
     """Raises RequestError for text options and a timbre that the bundle, the task or condition tokens leave unused."""
     for name in given_options(options, untaken_options(bundle)):
-        raise RequestError(f"bundle {bundle.name!r} makes nothing of it", field=name, fix="leave it out")
+        if name != "plan" or options.plan:  # No plan is what every bundle can do.
+            raise RequestError(f"bundle {bundle.name!r} makes nothing of it", field=name, fix="leave it out")
     if inputs.timbre is not None and bundle.timbre is None:
         raise no_timbre(bundle)
     if inputs.structure is not None and bundle.structure is None:

@@ -267,6 +267,19 @@ def test_a_session_plays_on_after_a_reload(serve: Serve) -> None:
         client.receive_until(lambda item: is_audio(item) and item.full_seq == 1)
 
 
+def test_a_session_that_ends_while_its_plan_is_written_frees_the_sequence(built: Built) -> None:
+    with serving(built(planner={"capacity": 1024, "plan": True}, more=FEW_VARIANTS)) as served, served.client() as http:
+        served.tick_s, loop = 0.02, served.pipeline.loop
+        with player(served) as client:
+            ready = client.open(prompts=[{"text": "a"}], mode="extend")
+            assert ready.plan is not None
+            eventually(lambda: loop.stats().ticks > 3)
+            assert not loop.is_empty
+            assert http.delete(f"/v1/sessions/{ready.session}").status_code == 204
+            eventually(lambda: loop.is_empty)
+        assert loop.stats().outcomes["cancelled"] > 0
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_tick_loop_ends_sessions(serve: Serve) -> None:
     served = serve()

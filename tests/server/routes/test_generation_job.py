@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
-from helpers.http_harness import connected, eventually, problem, raw_request, serving
+from helpers.http_harness import Served, connected, eventually, problem, raw_request, serving
 
 from runtime.config.deployment import Deployment
 from runtime.language.sequence import SequenceRequest
@@ -137,6 +137,11 @@ def test_the_wait_for_the_planner_is_bounded(planning: Deployment, num_others: i
         assert served.metrics()["tickrt_generations_total{outcome=expired}"] == 1
         served.resume()
         assert served.post(seconds=3.0).status_code == 200
+
+
+def test_a_plan_is_refused_where_the_bundle_has_no_planner(served: Served) -> None:
+    assert problem(served.post(plan=True), 422)["errors"][0]["pointer"] == "/plan"
+    assert served.post(plan=False, response_format="pcm").content == served.post(response_format="pcm").content
 
 
 @pytest.mark.parametrize("stream", [True, False])
