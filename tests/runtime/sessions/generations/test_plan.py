@@ -257,9 +257,11 @@ def test_edits_that_a_source_leaves_without_effect_do_not_hold_up_what_is_comple
         simulation.handle(SetPlan(seq=seq, start_s=start_s, codes=[seq]))
     simulation.handle(messages.SetSource(seq=3, id="x"), np.zeros((7, CHANNELS), np.float32))
     simulation.run(3.0)
-    simulation.set(4, guidance=3.0)  # as it is
+    simulation.set(4, guidance=4.0)
     simulation.run(3.0)
-    assert simulation.applied(4) is not None
+    simulation.set(5, guidance=4.0)  # as it is: no generation is made for it
+    simulation.run(1.0)
+    assert simulation.applied(5) is not None
 
 
 def test_so_many_edits_may_wait() -> None:
