@@ -38,8 +38,11 @@ class Slot:
 
 
 def parse_slots(text: str) -> list[Slot]:
-    """The slots of the answer to `show servers state`."""
-    header = next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ").split()
+    """The slots of the answer to `show servers state`. Raises OSError where it is another answer."""
+    lines = [line for line in text.splitlines() if line.startswith("# ")]
+    if not lines:
+        raise OSError(f"HAProxy answers {text.strip()!r:.200}, expected its servers: has its socket `level admin`?")
+    header = lines[0].removeprefix("# ").split()
     rows = [line.split() for line in text.splitlines() if len(line.split()) == len(header)]
     slots = []
     for row in (dict(zip(header, row, strict=True)) for row in rows):
@@ -57,7 +60,7 @@ def wanted_state(backend: str, lease: Lease) -> str:
 
 def commands(slots: Iterable[Slot], leases: Iterable[Lease]) -> Iterator[str]:
     """What brings the slots in line with the leases: each keeps its slot, a new one gets the first that is free."""
-    replicas = {_resolved(lease.address): lease for lease in leases}
+    replicas = {address: lease for lease in leases if (address := _resolved(lease)) is not None}
     for backend in BACKENDS:
         ours = [slot for slot in slots if slot.backend == backend]
         used = {slot.address: slot for slot in ours if slot.state != "maint"}
@@ -78,9 +81,14 @@ def commands(slots: Iterable[Slot], leases: Iterable[Lease]) -> Iterator[str]:
             yield f"set server {backend}/{slot.name} state maint"
 
 
-def _resolved(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    return f"{socket.gethostbyname(host)}:{port}"
+def _resolved(lease: Lease) -> str | None:
+    """The "IP:PORT" of a replica; None where its host is unknown."""
+    host, _, port = lease.address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError as error:
+        logger.error("replica %s gets no work: its host %s is unknown: %s", lease.name, host, error)
+        return None
 
 
 class AdminSocket:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from runtime.errors import StoreError
@@ -46,13 +46,13 @@ class Leases:
             self._client.srem(REPLICAS, name)
 
     def all(self) -> list[Lease]:
-        """The leases that hold, by name. The names of the others are forgotten."""
+        """The leases that hold, by name, without those of another version. The names of the others are forgotten."""
         with storage_errors():
             names = sorted(name.decode() for name in self._client.smembers(REPLICAS))
             found = self._client.mget([_key(name) for name in names]) if names else []
             if ended := [name for name, lease in zip(names, found, strict=True) if lease is None]:
                 self._client.srem(REPLICAS, *ended)
-        return [ADAPTER.validate_json(lease) for lease in found if lease is not None]
+        return [lease for lease in map(_read, names, found) if lease is not None]
 
     def close(self) -> None:
         """Close the connections."""
@@ -105,3 +105,12 @@ class Membership:
 
 def _key(name: str) -> str:
     return f"{PREFIX}:lease:{name}"
+
+
+def _read(name: str, data: bytes | None) -> Lease | None:
+    """A lease; None where it has ended, or is not one of this version."""
+    try:
+        return None if data is None else ADAPTER.validate_json(data)
+    except ValidationError:
+        logger.warning("the lease of replica %s cannot be read: is it of another version of TickRT?", name)
+        return None

@@ -20,7 +20,7 @@ from helpers.http_harness import eventually
 from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
-from server.scale.edge import BACKENDS, AdminSocket, Slot, commands, run
+from server.scale.edge import BACKENDS, AdminSocket, Slot, commands, parse_slots, run
 from server.scale.lease import Lease
 from server.scale.leases import Leases
 
@@ -40,6 +40,18 @@ def test_a_new_replica_gets_the_first_free_slot() -> None:
         "set server work/slot2 addr 127.0.0.1 port 8002",
         "set server work/slot2 state ready",
     ]
+
+
+def test_a_replica_whose_host_is_unknown_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = replace(ONE, name="lost", address="no-such-host.invalid:8000")
+    assert list(commands(slots(), [unknown, ONE])) == list(commands(slots(), [ONE]))
+    assert "replica lost gets no work: its host no-such-host.invalid is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("answer", ["", "Permission denied\n"])
+def test_an_answer_without_servers_is_an_error_that_the_loop_survives(answer: str) -> None:
+    with pytest.raises(OSError, match=r"expected its servers: has its socket `level admin`\?"):
+        parse_slots(answer)
 
 
 def test_nothing_is_sent_where_nothing_has_changed() -> None:

@@ -50,6 +50,17 @@ def test_a_lease_is_there_until_it_is_released_or_expires(leases: Leases, redis:
     assert leases.all() == []
 
 
+def test_a_lease_of_another_version_is_left_out(
+    leases: Leases, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases.renew(ONE)
+    leases.renew(TWO)
+    redis.client.set("tickrt:lease:one", b'{"name": "one", "addr": "127.0.0.1:8001"}')
+    assert leases.all() == [TWO]
+    assert "the lease of replica one cannot be read" in caplog.text
+    assert redis.client.smembers("tickrt:replicas") == {b"one", b"two"}
+
+
 def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
     assert known(ONE, TWO).with_room() == TWO
     assert known(ONE, replace(TWO, state="full")).with_room() == ONE
