@@ -153,6 +153,14 @@ def bench(
             min=0.1, help="With --live: seconds between two controls of a session, on average.", rich_help_panel=LIVE
         ),
     ] = 2.0,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="With --live --mode extend: sessions without a plan and with one, in turn.",
+            rich_help_panel=LIVE,
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -202,7 +210,7 @@ def bench(
         loaded = loaded.model_copy(update={"target": target or loaded.target})
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
-        played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes)) if live else None
+        played = LiveLoad(parse_sessions(live), Script(mode, interval, 60.0 * minutes), plan) if live else None
         comes = churn_load(deployment, churn, load, frames) if churn else None
         runs = (budgets, repeats, ablations, adapters, planner, peers, sweep, comes, played)
         wanted = Bench(deployment, load, ticks or (CHURN_TICKS if churn else TICKS), *runs, plot, torch, torch_layers)

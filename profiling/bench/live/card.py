@@ -76,7 +76,7 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     for point in result["points"]:
         latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
         table.add_row(
-            str(point["sessions"]),
+            f"{point['sessions']}{'*' if point.get('plan') else ''}",
             *("" if latency is None else f"{latency:.0f}" for latency in latencies),
             str(point["underruns"]),
             f"{point['lead_s']['min']:.3f}",
@@ -87,18 +87,24 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
             "[green]kept[/]" if point["within_budget"] else "[red]missed[/]",
         )
     console.print(table)
+    for point in result["points"]:
+        if "planning_cpu" in point:
+            cores, share = point["planning_cpu"], point["planning_cpu"] / max(point["server_cpu"], 1e-9)
+            text = f"{point['sessions']}* with a plan: planning takes {cores:.2f} cores, {share:.0%} of the CPU"
+            console.print(text, highlight=False)
 
 
 def plot_live(result: Mapping[str, Any]) -> str:
     """The sweep as SVG: p95 of each latency over the number of sessions."""
     lines = {
-        f"{LABELS[kind]}, {part}": [
+        f"{LABELS[kind]}, {part}{label}": [
             (float(point["sessions"]), float(latency["p95"]))
             for point in result["points"]
-            if (latency := point["control_to_sound_ms"][kind][part])
+            if bool(point.get("plan")) == bool(label) and (latency := point["control_to_sound_ms"][kind][part])
         ]
         for kind in KINDS
         for part in PARTS
+        for label in ("", ", plan")
     }
     title = f"{result['bundle']} on {result['target']}: from a control to its sound, mode {result['mode']}"
     heard = {name: line for name, line in lines.items() if line}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from profiling.bench.live.result import live_result
@@ -29,21 +29,36 @@ MEMORY, CPU = "process_resident_memory_bytes", "process_cpu_seconds_total"
 
 @dataclass(frozen=True)
 class LiveLoad:
-    """Numbers of sessions, one run each, and what every client does."""
+    """Numbers of sessions, one run each, and what every client does.
+
+    compares_plans: two runs each, without a plan and with one; ConfigError in another mode than extend.
+    """
 
     sessions: tuple[int, ...]
     script: Script
+    compares_plans: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compares_plans and self.script.mode != "extend":
+            raise ConfigError("--plan: only sessions in mode extend play by a plan", fix="--mode extend --plan")
 
     @property
     def kind(self) -> str:
         """The result's kind."""
-        return "live" if len(self.sessions) == 1 else "live sweep"
+        return "live" if len(self.runs) == 1 else "live sweep"
+
+    @property
+    def runs(self) -> list[tuple[int, Script]]:
+        """How many sessions play which script, run by run."""
+        if not self.compares_plans:
+            return [(sessions, self.script) for sessions in self.sessions]
+        return [(sessions, replace(self.script, plan=plan)) for sessions in self.sessions for plan in (False, True)]
 
     def shape(self) -> dict[str, Any]:
         """The properties that are known before it is measured."""
         script = self.script
         shape = {"mode": script.mode, "interval_s": script.interval_s, "minutes": round(script.change_s / 60.0, 3)}
-        if len(self.sessions) == 1:
+        if self.kind == "live":
             return {"sessions": self.sessions[0], **shape}
         return {"over": "sessions", "values": list(self.sessions), **shape}
 
@@ -63,15 +78,24 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     """One run per number of sessions, against one server. Raises TickError."""
     this_commit()
     # The sum, because sessions of the run before may still be ending.
-    settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(load.sessions))}
+    settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(sessions for sessions, _ in load.runs))}
     running = server_process(deployment.path, settings, options=("--target", deployment.target))
-    with running as server, TaskProgress([1.0] * len(load.sessions)) as progress:
+    with running as server, TaskProgress([1.0] * len(load.runs)) as progress:
         idle = _idle_usage(server)
-        points = [_measure(server, deployment.target, load.script, count, progress, idle) for count in load.sessions]
+        points = [_measure(server, deployment.target, script, count, progress, idle) for count, script in load.runs]
+    if load.compares_plans:
+        note_planning(points)
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
     about = provenance(load_bundle(deployment.bundle), deployment, manifest)
     found = points[0] if len(points) == 1 else {"points": points}
     return {"kind": load.kind, **load.shape(), **found, **about}
+
+
+def note_planning(points: Sequence[dict[str, Any]]) -> None:
+    """Note in points that alternate, without a plan and with one, what planning takes: CPU, in cores."""
+    for without, planned in zip(points[::2], points[1::2], strict=True):
+        without["plan"], planned["plan"] = False, True
+        planned["planning_cpu"] = round(planned["server_cpu"] - without["server_cpu"], 4)
 
 
 def _idle_usage(server: ServerProcess) -> dict[str, float]:

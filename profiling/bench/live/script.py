@@ -24,11 +24,15 @@ PROMPTS = ("calm pads in D minor", "fast drums and bass", "bright arpeggio in C 
 
 @dataclass(frozen=True)
 class Script:
-    """The mode of the session, the mean time between two controls, and for how long controls are changed."""
+    """The mode of the session, the mean time between two controls, and for how long controls are changed.
+
+    plan: whether it plays by a plan; None: as the server's default is.
+    """
 
     mode: Mode
     interval_s: float
     change_s: float
+    plan: bool | None = None
 
     @property
     def duration_s(self) -> float:
@@ -56,7 +60,8 @@ class ClientRun:
 async def run_client(url: str, script: Script, index: int) -> ClientRun:
     """Play the script in a session of its own. Raises SessionRefusedError, TickError."""
     rng = random.Random(index)
-    opening = Open(mode=script.mode, prompts=[LivePrompt(text=PROMPTS[index % len(PROMPTS)])], seed=index)
+    prompts = [LivePrompt(text=PROMPTS[index % len(PROMPTS)])]
+    opening = Open(mode=script.mode, prompts=prompts, seed=index, plan=script.plan)
     controls: list[Control] = []
     async with live_client(url, opening) as client:
         begin_s = time.monotonic() + WARM_UP_S

@@ -62,3 +62,13 @@ def test_controls_that_were_never_heard_leave_their_cells_empty() -> None:
     assert ["2", "2", "0.050", "1.5", "80%", "1.25", "400", "kept"] in text_of(result)
     assert plot_live(result).count("<circle") == 4
     assert "no control was heard" in plot_live({**result, "points": [unheard]})
+
+
+def test_runs_without_a_plan_and_with_one_say_what_planning_takes() -> None:
+    points = [{**point(2, 100.0), "plan": False}, {**point(2, 120.0), "plan": True, "planning_cpu": 0.25}]
+    lines = text_of({**ABOUT, "over": "sessions", "points": points})
+    figures = ["2", "0.050", "1.5", "80%", "1.25", "400", "kept"]
+    assert ["2", "100", "100", "100", "100", *figures] in lines
+    assert ["2*", "120", "120", "120", "120", *figures] in lines
+    assert ["2*", "with", "a", "plan:", "planning", "takes", "0.25", "cores,", "20%", "of", "the", "CPU"] in lines
+    assert plot_live({**ABOUT, "points": points}).count("<circle") == 8

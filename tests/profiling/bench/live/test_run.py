@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from profiling.bench.live.run import LiveLoad, parse_sessions
+from profiling.bench.live.run import LiveLoad, note_planning, parse_sessions
 from profiling.bench.live.script import Script
 from runtime.errors import ConfigError
 
@@ -25,3 +27,15 @@ def test_the_shape_of_a_run_and_of_a_sweep() -> None:
     assert LiveLoad((8,), script).shape() == {"sessions": 8, "mode": "extend", "interval_s": 2.0, "minutes": 0.5}
     sweep = LiveLoad((1, 2), script)
     assert (sweep.kind, sweep.shape()["over"], sweep.shape()["values"]) == ("live sweep", "sessions", [1, 2])
+
+
+def test_every_number_of_sessions_plays_without_a_plan_and_with_one() -> None:
+    load = LiveLoad((2,), Script("extend", 2.0, 30.0), compares_plans=True)
+    assert (load.kind, [(sessions, script.plan) for sessions, script in load.runs]) == (
+        "live sweep", [(2, False), (2, True)]
+    )  # fmt: skip
+    points: list[dict[str, Any]] = [{"server_cpu": 0.5}, {"server_cpu": 0.8}]
+    note_planning(points)
+    assert points == [{"server_cpu": 0.5, "plan": False}, {"server_cpu": 0.8, "plan": True, "planning_cpu": 0.3}]
+    with pytest.raises(ConfigError, match="--mode extend"):
+        LiveLoad((2,), Script("loop", 2.0, 30.0), compares_plans=True)
