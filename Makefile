@@ -81,8 +81,8 @@ gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
 
-test-scale: .venv/.installed-test  ## two replicas behind HAProxy: killed, frozen, drained, without their store
-	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py $(PYTEST_ARGS)
+test-scale: .venv/.installed-scale  ## replicas behind HAProxy, also under Ray Serve: killed, frozen, drained, upgraded, without their store
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/server/scale $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay
 	rm -rf configs/.engines build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -98,6 +98,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
+	@touch $@
+
+.venv/.installed-scale: .venv/.installed-test
+	@echo "Installing Ray into .venv (a few minutes the first time) ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,scale]'
 	@touch $@
 
 .venv/.installed-page: .venv/.installed-test

@@ -14,6 +14,7 @@ COMMANDS = {
     "tickrt-generate": "runtime.cli",
     "tickrt-bench": "profiling.bench_cli",
     "tickrt-profile": "profiling.profile_cli",
+    "tickrt-cluster": "server.scale.cli",
 }
 
 
@@ -27,4 +28,4 @@ def run(command: str) -> None:
         raise SystemExit(130) from None  # as runtime.terminal.EXIT_INTERRUPTED, which may not be imported yet
 
 
-tickrt, build, serve, generate, bench, profile = (partial(run, command) for command in COMMANDS)
+tickrt, build, serve, generate, bench, profile, cluster = (partial(run, command) for command in COMMANDS)

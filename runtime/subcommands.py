@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "serve": "Serve a deployment over HTTP, with a page to play it.",
     "generate": "Generate audio or latents from a text.",
     "bench": "Measure ticks, and live sessions.",
+    "cluster": "Try several replicas on this machine: Ray Serve, HAProxy, Redis.",
     "profile": "Measure the layers of an engine; compare two profiles.",
 }
 

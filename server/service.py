@@ -80,7 +80,7 @@ class Service:
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
-        self.membership = open_membership(settings, self._lease)
+        self.membership = open_membership(settings, self.lease)
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -181,7 +181,8 @@ class Service:
         other = self.membership.with_shorter_queue(self.admission.projected_wait_s())
         return None if other is None else other.url
 
-    def _lease(self) -> Lease:
+    def lease(self) -> Lease:
+        """What this server says of itself to other replicas and to the edge."""
         settings, host = self.settings, self.host
         state: ReplicaState = "loading" if self.pipeline is None else "ready"
         if self.admission.is_draining:

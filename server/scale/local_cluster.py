@@ -54,10 +54,9 @@ class LocalCluster:
     def launch(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start a process of the cluster in a session of its own, so that Ctrl-C in a terminal does not reach it."""
         with open(self.log_of(name), "ab") as log:
-            # Ray's processes set their titles; SPT_NOENV keeps the environment by which they are found as it is.
             process = subprocess.Popen(
                 command,
-                env={**os.environ, FOLDER: str(self.folder), "SPT_NOENV": "1", **environment},
+                env=self.environment(**environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -65,6 +64,11 @@ class LocalCluster:
             )
         self.launched[name] = process
         return process
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of the cluster's processes."""
+        # Ray's processes set their titles; SPT_NOENV keeps the environment by which they are found as it is.
+        return {**os.environ, FOLDER: str(self.folder), "SPT_NOENV": "1", **more}
 
     def log_of(self, name: str) -> Path:
         """The log of a process; its folder is made where it is missing."""

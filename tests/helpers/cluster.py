@@ -11,6 +11,9 @@ import pytest
 
 from runtime.errors import ConfigError
 from server.scale.local_cluster import program
+from server.scale.ray_cluster import Applied
+
+APPLIED = Applied("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
 
 
 def needs_programs(*names: str) -> pytest.MarkDecorator:
