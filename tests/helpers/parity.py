@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from runtime.tick.loop import TickLoop
 
 DATA = Path(__file__).parents[1] / "data" / "tick_parity"
 SESSION = "parity"
+STEP_VARIANTS = ("plain", "guidance", "blend", "mask", "target", "sde", "dcw", "guidance+rcfg")
 STEP_NAMES = {
     "velocity_scale": "velocity_scale",
     "guidance_scale": "guidance",
@@ -59,14 +61,16 @@ def load() -> tuple[dict[str, Any], dict[str, NDArray[np.float32]], dict[str, ND
     return scenarios, dict(np.load(folder() / "inputs.npz")), dict(np.load(folder() / "expected.npz"))
 
 
-def write_deployment(target: Path, *, depth: int = 4, max_rows: int = 16) -> Path:
+def write_deployment(
+    target: Path, *, depth: int = 4, max_rows: int = 16, step_variants: Sequence[str] = STEP_VARIANTS
+) -> Path:
     """A bundle around the reference decoder (it has no condition mask), and a deployment that uses it."""
     bundle = target / "reference"
     bundle.mkdir()
     shutil.copy(folder() / "decoder.onnx", bundle / "decoder.onnx")
     (bundle / "bundle.toml").write_text(BUNDLE)
     path = target / "reference.toml"
-    path.write_text(DEPLOYMENT.format(depth=depth, max_rows=max_rows))
+    path.write_text(DEPLOYMENT.format(depth=depth, max_rows=max_rows, step_variants=list(step_variants)))
     return path
 
 
@@ -229,5 +233,5 @@ tokens = {{ min = 1, opt = 12, max = 32 }}
 depth = {depth}
 threads = 2
 [build]
-step_variants = ["plain", "guidance", "blend", "mask", "target", "sde", "dcw", "guidance+rcfg"]
+step_variants = {step_variants}
 """

@@ -24,14 +24,18 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A deployment, and one of few step graphs, whose engines a simulated GPU has sooner."""
     depth = max(scenario["depth"] for scenario in SCENARIOS.values())
-    return parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth)
+    return {
+        is_small: parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth, **more)
+        for is_small, more in ((False, {}), (True, {"step_variants": ("plain", "guidance", "dcw")}))
+    }
 
 
 @pytest.fixture
-def reference(built: Built, path: Path, backend: Backend) -> Deployment:
-    return built(path, backend=backend)
+def reference(built: Built, paths: dict[bool, Path], backend: Backend) -> Deployment:
+    return built(paths[backend.is_simulated], backend=backend)
 
 
 def assert_agrees(name: str, scenario: dict[str, Any], run: parity.Run) -> None:
