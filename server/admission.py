@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ class Admission:
     One client gets `client_limit` generations (None: half of the capacity; 0: no limit) and, where there is a limit,
     half of the memory. A generation counts from admission until it needs no more ticks, also between its segments, so
     that a later segment is never refused for lack of capacity. ticks_s: the projected time in which all slots
-    together do that many steps.
+    together do that many steps. wait_elsewhere_s: the shortest wait at another replica.
     """
 
     capacity: int
@@ -31,6 +32,7 @@ class Admission:
     reserved_bytes: int = 0
     _clients: Counter[str] = field(default_factory=Counter)
     ticks_s: Callable[[int], float] = lambda num_ticks: 0.0
+    wait_elsewhere_s: Callable[[], float] = lambda: math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -43,7 +45,7 @@ class Admission:
         self._check_client(client)
         if self.num_pending >= self.capacity:
             what = f"all {self.capacity} slots and queue places are taken"
-            raise unavailable("queue_full", what, retry_after_s=self.projected_wait_s())
+            raise unavailable("queue_full", what, retry_after_s=min(self.projected_wait_s(), self.wait_elsewhere_s()))
         permit = Permit(self, client)
         self.num_pending += 1
         self._clients[client] += 1

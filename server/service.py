@@ -8,19 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from runtime.errors import ConfigError, TickError
+from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.sqlite_store import open_sqlite_store
-from runtime.sessions.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished
 from server.admission import Admission
 from server.asgi.openapi import body_model
@@ -30,14 +27,9 @@ from server.codec_workers import FirstAudioTracker, PriorityWorkers, SourceWorke
 from server.config import ServerSettings
 from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
+from server.opening import open_membership, open_osc, open_session_store, open_source_files
 from server.scale.lease import Lease, ReplicaState
-from server.sources.folder import SourceFolder
-from server.sources.source import SourceFiles
 from server.sources.store import SourceStore
-
-if TYPE_CHECKING:
-    from server.compat.osc.server import OscServer
-    from server.scale.leases import Membership
 
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source; 600 s of audio take a tenth of it on two cores.
@@ -82,6 +74,8 @@ class Service:
         self._replacing = asyncio.Lock()
         self.membership = open_membership(settings, self.lease)
         self._renewing: asyncio.Task[None] | None = None
+        if self.membership is not None:
+            self.admission.wait_elsewhere_s = self.membership.queue_wait_s
 
     def start(self) -> None:
         """Open and warm up the pipeline in the background."""
@@ -169,6 +163,12 @@ class Service:
         """The other replicas."""
         return [] if self.membership is None else self.membership.others
 
+    def check_room(self) -> None:
+        """Refuse a session that an edge can send on. Raises ProblemError 503 where only other replicas have room."""
+        is_full = self.host is not None and self.host.session_wait_s > 0
+        if is_full and self.membership is not None and self.membership.edge_finds_room():
+            raise unavailable("sessions_full", "this replica has no room, another one has")
+
     def session_elsewhere(self) -> str | None:
         """The URL of another replica that has room for a live session."""
         other = None if self.membership is None else self.membership.with_room()
@@ -184,19 +184,17 @@ class Service:
     def lease(self) -> Lease:
         """What this server says of itself to other replicas and to the edge."""
         settings, host = self.settings, self.host
-        state: ReplicaState = "loading" if self.pipeline is None else "ready"
-        if self.admission.is_draining:
-            state = "draining"
-        elif host is not None and not host.has_room:
-            state = "full"
+        session_wait_s = 0.0 if host is None else host.session_wait_s
+        state: ReplicaState = "loading" if self.pipeline is None else "full" if session_wait_s else "ready"
         return Lease(
             name=settings.replica or "",
             address=settings.replica_address or f"{settings.host}:{settings.port}",
             url=settings.replica_url,
-            state=state,
+            state="draining" if self.admission.is_draining else state,
             sessions=0 if host is None else host.stats().open,
             capacity=settings.max_sessions,
             queue_wait_s=self.admission.projected_wait_s(),
+            session_wait_s=session_wait_s,
         )
 
     async def _open(self) -> None:
@@ -276,46 +274,6 @@ class Service:
         if error is not None:
             self.failure = error if isinstance(error, TickError) else TickError(str(error) or type(error).__name__)
             logger.error("the engines could not be opened: %s", self.failure)
-
-
-def open_session_store(settings: ServerSettings) -> SessionStore | None:
-    """Where live sessions survive the server; None where the settings name no place. Raises ConfigError."""
-    if settings.redis is None:
-        return None if settings.state is None else open_sqlite_store(settings.state)
-    try:
-        from runtime.sessions.redis_store import open_redis_store
-    except ModuleNotFoundError:
-        raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
-    return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
-
-
-def open_source_files(settings: ServerSettings) -> SourceFiles:
-    """Where sources are kept: in the Redis that servers share, or in a folder. Raises ConfigError."""
-    if settings.redis is None:
-        return SourceFolder(None if settings.state is None else settings.state / "sources")
-    from server.sources.shared import SharedSources
-
-    return SharedSources(settings.redis.get_secret_value())
-
-
-def open_membership(settings: ServerSettings, own: Callable[[], Lease]) -> Membership | None:
-    """What this server knows of other replicas; None where it is none. Raises ConfigError."""
-    if settings.replica is None or settings.redis is None:
-        return None
-    from server.scale.leases import Leases, Membership
-
-    return Membership(Leases(settings.redis.get_secret_value()), own)
-
-
-def open_osc(settings: ServerSettings) -> OscServer | None:
-    """Where OSC surfaces send to; None where the settings name no port. Raises ConfigError."""
-    if settings.osc_port is None:
-        return None
-    try:
-        from server.compat.osc.server import OscServer
-    except ModuleNotFoundError:
-        raise ConfigError("[server] osc_port needs the package python-osc", fix="pip install 'tickrt[osc]'") from None
-    return OscServer(settings.osc_host, settings.osc_port, settings.osc_reply_port)
 
 
 def warm_up(pipeline: Pipeline) -> None:

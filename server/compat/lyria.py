@@ -30,7 +30,9 @@ router = APIRouter(include_in_schema=False)
 @router.websocket(f"/{PATH}")  # Google's client for Node.js asks for //ws.
 async def play(websocket: WebSocket) -> None:
     """Play a live session; server/compat/README.md has what its client can do."""
-    connection = LyriaConnection(websocket, service_of(websocket))
+    service = service_of(websocket)
+    connection = LyriaConnection(websocket, service)
+    service.check_room()
     await websocket.accept()
     await connection.run()
 

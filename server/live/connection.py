@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -29,6 +29,9 @@ from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError
 from server.live.metrics import LiveMetrics
 from server.live.outbox import Outbox
 
+if TYPE_CHECKING:
+    from server.scale.leases import Membership
+
 OPEN_TIMEOUT_S = 10.0
 MAX_PROBLEMS = 15
 PROBLEM_PERIOD_S = 5.0
@@ -49,7 +52,7 @@ CLOSE_CODES = {
 class LiveConnection:
     """An accepted WebSocket. `run` serves it to its end.
 
-    elsewhere: the URL of another server with room for a session that finds none here.
+    membership: the other servers, for a session that finds no room here.
     """
 
     def __init__(
@@ -58,9 +61,9 @@ class LiveConnection:
         host: SessionHost,
         settings: ServerSettings,
         metrics: LiveMetrics,
-        elsewhere: Callable[[], str | None] = lambda: None,
+        membership: Membership | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._membership = membership
         self._websocket = websocket
         self._host = host
         self._send_timeout_s = settings.send_timeout_s
@@ -106,11 +109,18 @@ class LiveConnection:
             self._end(error.reason, error)
         except TickError as error:
             self._metrics.refused.labels(error.code).inc()
-            is_full = isinstance(error, SessionsFullError) and not error.is_of_client
-            url = self._elsewhere() if is_full else None
+            url = self._elsewhere(error) if isinstance(error, SessionsFullError) else None
             reason = "moved" if url else "unavailable" if error.status == 503 else "refused"
             self._end(reason, error, url=url)
         await asyncio.Event().wait()
+
+    def _elsewhere(self, error: SessionsFullError) -> str | None:
+        """The URL of another server that has room; else the error gets the shortest wait of all servers."""
+        if self._membership is None or error.is_of_client:
+            return None
+        other = self._membership.with_room()
+        error.retry_after_s = min(error.retry_after_s, self._membership.session_wait_s())
+        return None if other is None else other.url
 
     async def _open(self, session: str | None) -> Incoming:
         """Take the first message. Raises TickError where no session can be opened or resumed."""

@@ -61,15 +61,15 @@ async def resume(websocket: WebSocket, session: str) -> None:
 
 async def _serve(websocket: WebSocket, session: str | None) -> None:
     service = service_of(websocket)
+    if session is None:
+        service.check_room()
     await websocket.accept(choose_subprotocol(websocket.scope["subprotocols"], SUBPROTOCOL))
     try:
         host = service.live_host()
     except ProblemError as error:
         await refuse(websocket, error, service.session_elsewhere())
         return
-    connection = LiveConnection(
-        websocket, host, service.settings, service.live_metrics, elsewhere=service.session_elsewhere
-    )
+    connection = LiveConnection(websocket, host, service.settings, service.live_metrics, service.membership)
     await connection.run(session, service.draining)
 
 

@@ -20,7 +20,7 @@ from runtime.errors import StoreError
 from server.scale.lease import Lease
 from server.scale.leases import RENEW_S, Leases
 
-BACKENDS = ("sessions", "opens", "work")
+BACKENDS = ("sessions", "opens", "tasks", "work")
 TIMEOUT_S = 5.0
 # Bits of srv_admin_state.
 IN_MAINTENANCE, IN_DRAIN = 0x01, 0x08
@@ -54,8 +54,7 @@ def parse_slots(text: str) -> list[Slot]:
 
 def wanted_state(backend: str, lease: Lease) -> str:
     """Which work of a backend a replica gets: "ready", or "drain": none, what it has goes on."""
-    takes_work = lease.state in ("ready", "full")
-    return "ready" if takes_work and (backend != "opens" or lease.has_room) else "drain"
+    return "ready" if lease.takes_work and (backend != "opens" or lease.has_room) else "drain"
 
 
 def commands(slots: Iterable[Slot], leases: Iterable[Lease]) -> Iterator[str]:

@@ -17,7 +17,8 @@ class Lease:
     """What a replica says of itself. address: "HOST:PORT" for the edge; url: for clients, "" where they use an edge.
 
     sessions of capacity: live sessions that are open, and the most that it takes. queue_wait_s: how long the
-    generations that wait will take.
+    generations that wait will take. session_wait_s: when a place for a session becomes free, as far as that is known;
+    0 where there is one.
     """
 
     name: str
@@ -27,6 +28,12 @@ class Lease:
     sessions: int
     capacity: int
     queue_wait_s: float
+    session_wait_s: float = 0.0
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it takes generations, and sessions where it has room."""
+        return self.state in ("ready", "full")
 
     @property
     def has_room(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -74,11 +75,23 @@ class Membership:
         free = [lease for lease in self.others if lease.has_room and lease.url]
         return min(free, key=lambda lease: (lease.sessions / lease.capacity, lease.name), default=None)
 
+    def edge_finds_room(self) -> bool:
+        """Whether another replica has room for a session that has no URL: an edge sends clients there."""
+        return any(lease.has_room and not lease.url for lease in self.others)
+
     def with_shorter_queue(self, wait_s: float) -> Lease | None:
         """The other replica with a URL whose generations wait least; None where that is `wait_s` or longer."""
-        able = [lease for lease in self.others if lease.state in ("ready", "full") and lease.url]
+        able = [lease for lease in self.others if lease.takes_work and lease.url]
         best = min(able, key=lambda lease: (lease.queue_wait_s, lease.name), default=None)
         return best if best is not None and best.queue_wait_s < wait_s else None
+
+    def session_wait_s(self) -> float:
+        """When a place for a session becomes free at the other replica where that is first; inf: there is none."""
+        return min((lease.session_wait_s for lease in self.others if lease.takes_work), default=math.inf)
+
+    def queue_wait_s(self) -> float:
+        """The shortest wait of a generation at another replica; inf: there is none."""
+        return min((lease.queue_wait_s for lease in self.others if lease.takes_work), default=math.inf)
 
     async def run(self) -> None:
         """Renew the lease until cancelled, and give it up then."""

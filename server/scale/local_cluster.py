@@ -94,7 +94,7 @@ class LocalCluster:
     def start_edge(self, bind: str) -> None:
         """Start HAProxy on `bind` ("HOST:PORT") and what sets its slots. Raises ConfigError where it is missing."""
         sockets = {"EDGE_BIND": bind, "EDGE_SOCKET": str(self.folder / "haproxy.sock")}
-        self.launch("haproxy", program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG), **sockets)
+        self.launch("haproxy", program("haproxy"), "-W", "-db", "-f", str(HAPROXY_CONFIG), **sockets)
         self.launch("edge", sys.executable, "-m", "server.scale.edge", self.redis_url, sockets["EDGE_SOCKET"])
 
     def start_replica(self, name: str, config: Path, **settings: str) -> subprocess.Popen[bytes]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.acestep_client import wav_file
-from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
+from helpers.http_harness import GENERATIONS, Served, eventually, open_websocket, problem, serving
 from helpers.live_player import player
 from helpers.redis_server import redis_server
+from websockets.exceptions import InvalidStatus
 
 import tickrt
 from runtime.config.deployment import Deployment
@@ -122,6 +123,47 @@ def test_a_source_is_at_every_replica(replicas: tuple[Served, Served]) -> None:
         live.receive_end()
         assert at_two.delete(f"/v1/sources/{source['id']}").status_code == 204
         problem(at_one.post(GENERATIONS, json={**BODY, "source_id": source["id"]}), 404, "source_not_found")
+
+
+def test_where_all_are_full_the_wait_is_that_of_the_first_place_of_all(replicas: tuple[Served, Served]) -> None:
+    one, two = replicas
+    with player(one) as playing, player(two) as left, player(two) as refused:
+        playing.open(prompts=[{"text": "a"}])
+        left.open(prompts=[{"text": "a"}])
+        left.reset()
+        eventually(lambda: others(one) and 5.0 < others(one)[0].session_wait_s < 60.0)
+        kept_s = others(one)[0].session_wait_s
+        eventually(lambda: others(one)[0].session_wait_s < kept_s)  # it is the time that is left
+        eventually(lambda: others(two)[0].session_wait_s == 5.0)
+        refused.send(type="open", prompts=[{"text": "a"}])
+        found = refused.receive()
+        assert isinstance(found, Problem)
+        assert found.retry_after_s == 5.0
+        with two.client() as client:
+            (session,) = [card["id"] for card in client.get("/v1/sessions").json()["data"] if not card["connected"]]
+            assert client.delete(f"/v1/sessions/{session}").status_code == 204
+        playing.send(type="close")
+        playing.receive_end()
+
+
+def test_a_full_replica_behind_an_edge_refuses_so_that_the_edge_sends_the_session_on(
+    replicas: tuple[Served, Served],
+) -> None:
+    one, _ = replicas
+    leases = Leases(one.service.settings.redis.get_secret_value())
+    with player(one) as first:
+        first.open(prompts=[{"text": "a"}])
+        leases.renew(Lease("three", "127.0.0.1:1", "", "ready", 0, 1, 0.0))
+        eventually(lambda: "three" in [lease.name for lease in others(one)])
+        for path in ("/v1/live", "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateMusic"):
+            with pytest.raises(InvalidStatus) as refused, open_websocket(one, path):
+                pass
+            assert refused.value.response.status_code == 503
+        leases.release("three")
+        leases.close()
+        eventually(lambda: [lease.name for lease in others(one)] == ["two"])
+        first.send(type="close")
+        first.receive_end()
 
 
 def test_a_generation_that_finds_no_place_is_redirected(replicas: tuple[Served, Served]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.service import Service, open_osc, open_session_store, warm_up
+from server.service import Service, warm_up
 
 Serve = Callable[..., Served]
 
@@ -38,29 +37,6 @@ def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
 
     error = asyncio.run(run())
     assert (error.status, error.code, error.what) == (503, "failed", "no deployment")
-
-
-def test_sessions_are_stored_where_the_settings_say(tmp_path: Path) -> None:
-    assert open_session_store(ServerSettings()) is None
-    store = open_session_store(ServerSettings(state=tmp_path / "state"))
-    assert store is not None
-    with store, pytest.raises(ConfigError, match="in use by another server"):
-        open_session_store(ServerSettings(state=tmp_path / "state"))
-
-
-def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "runtime.sessions.redis_store", None)
-    with pytest.raises(ConfigError) as error:
-        open_session_store(ServerSettings(redis="redis://127.0.0.1"))
-    assert "tickrt[redis]" in error.value.fix
-
-
-def test_osc_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "server.compat.osc.server", None)
-    assert open_osc(ServerSettings()) is None
-    with pytest.raises(ConfigError) as error:
-        open_osc(ServerSettings(osc_port=0))
-    assert "tickrt[osc]" in error.value.fix
 
 
 def test_the_store_is_closed_with_the_service(tmp_path: Path, serve: Serve) -> None:

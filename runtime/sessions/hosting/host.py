@@ -24,6 +24,7 @@ from runtime.errors import (
     DrainingError,
     EngineDeadError,
     RequestError,
+    SessionsFullError,
     StoreError,
     TickError,
     UnknownSessionError,
@@ -33,7 +34,7 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
-from runtime.sessions.hosting.limits import DEFAULT_LIMITS, HostLimits
+from runtime.sessions.hosting.limits import DEFAULT_LIMITS, RETRY_AFTER_S, HostLimits
 from runtime.sessions.hosting.services import (
     Clock,
     HostServices,
@@ -222,13 +223,15 @@ class SessionHost:
         self._codec_work.close()
 
     @property
-    def has_room(self) -> bool:
-        """Whether a further session would be opened."""
+    def session_wait_s(self) -> float:
+        """When a further session may be opened, as far as that is known; 0: now."""
         try:
             self._check_room("")
+        except SessionsFullError as error:
+            return error.retry_after_s
         except TickError:
-            return False
-        return True
+            return RETRY_AFTER_S
+        return 0.0
 
     def _check_room(self, client: str) -> None:
         """Raises SessionsFullError where no session can be added, DrainingError or EngineDeadError after the end."""
@@ -238,7 +241,9 @@ class SessionHost:
         num_playing = sum(hosted.expires_s is None for hosted in sessions)
         steps, times = self._pipeline.bundle.sampler.live_steps, self._services.tick_times
         refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, times) if num_playing else 0.0
-        self._limits.check(client, [hosted.client for hosted in sessions], refresh_s)
+        kept_until_s = [hosted.expires_s for hosted in sessions if hosted.expires_s is not None]
+        expiry_s = max(MIN_WAIT_S, min(kept_until_s) - self._clock()) if kept_until_s else RETRY_AFTER_S
+        self._limits.check(client, [hosted.client for hosted in sessions], refresh_s, expiry_s)
 
     def _source(self, source_id: str | None) -> Latents | None:
         try:

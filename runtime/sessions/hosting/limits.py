@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from runtime.errors import SessionsFullError
 
+# Nothing says when a listener leaves: a client asks again after so long.
 RETRY_AFTER_S = 5.0
 
 
@@ -22,13 +23,13 @@ class HostLimits:
     keep_s: float = 60.0
     max_refresh_s: float = 4.0
 
-    def check(self, client: str, clients: Sequence[str], refresh_s: float) -> None:
+    def check(self, client: str, clients: Sequence[str], refresh_s: float, expiry_s: float = RETRY_AFTER_S) -> None:
         """Raise SessionsFullError where one more session of `client` is too many beside those of `clients`.
 
-        refresh_s: how long a change of all would take then.
+        refresh_s: how long a change of all would take then. expiry_s: when the first session ends that has no client.
         """
         if len(clients) >= self.max_sessions:
-            raise _full(f"{len(clients)} sessions are open, the limit")
+            raise _full(f"{len(clients)} sessions are open, the limit", retry_after_s=expiry_s)
         if self.client_sessions and clients.count(client) >= self.client_sessions:
             raise _full(
                 f"this client has {self.client_sessions} sessions open, the limit per client", is_of_client=True
@@ -42,5 +43,5 @@ class HostLimits:
 DEFAULT_LIMITS = HostLimits()
 
 
-def _full(what: str, *, is_of_client: bool = False) -> SessionsFullError:
-    return SessionsFullError(what, retry_after_s=RETRY_AFTER_S, is_of_client=is_of_client)
+def _full(what: str, *, retry_after_s: float = RETRY_AFTER_S, is_of_client: bool = False) -> SessionsFullError:
+    return SessionsFullError(what, retry_after_s=retry_after_s, is_of_client=is_of_client)

@@ -23,6 +23,7 @@ from helpers.redis_server import redis_server
 from server.scale.edge import BACKENDS, AdminSocket, Slot, commands, parse_slots, run
 from server.scale.lease import Lease
 from server.scale.leases import Leases
+from server.scale.local_cluster import free_port
 
 CONFIG = ROOT / "server" / "scale" / "haproxy.cfg"
 ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
@@ -63,7 +64,7 @@ def test_nothing_is_sent_where_nothing_has_changed() -> None:
     [
         (replace(ONE, state="full"), ["opens"]),
         (replace(ONE, sessions=10), ["opens"]),
-        (replace(ONE, state="draining"), ["sessions", "opens", "work"]),
+        (replace(ONE, state="draining"), ["sessions", "opens", "tasks", "work"]),
     ],
 )
 def test_a_replica_without_room_gets_no_sessions_and_one_that_drains_no_work(lease: Lease, sent: list[str]) -> None:
@@ -78,7 +79,7 @@ def test_a_replica_without_a_lease_is_taken_out() -> None:
 
 def test_more_replicas_than_slots_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     many = [replace(ONE, name=str(port), address=f"127.0.0.1:{port}") for port in range(8001, 8005)]
-    assert len(list(commands(slots(), many))) == 2 * 3 * 3
+    assert len(list(commands(slots(), many))) == 2 * 3 * len(BACKENDS)
     assert "replica 8004 finds no free slot in backend sessions" in caplog.text
 
 
@@ -92,17 +93,18 @@ def haproxy() -> str:
 
 @dataclass
 class Replica:
-    """An HTTP server that answers everything with its name."""
+    """An HTTP server that answers everything with its name. is_full: all but health checks with 503."""
 
     server: ThreadingHTTPServer
     lease: Lease
+    is_full: bool = False
 
 
 @contextmanager
 def replica(name: str) -> Iterator[Replica]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(503 if found.is_full and self.path != "/health/live" else 200)
             self.send_header("Content-Length", str(len(name)))
             self.end_headers()
             self.wfile.write(name.encode())
@@ -113,7 +115,8 @@ def replica(name: str) -> Iterator[Replica]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
-            yield Replica(server, replace(ONE, name=name, address=f"127.0.0.1:{server.server_port}"))
+            found = Replica(server, replace(ONE, name=name, address=f"127.0.0.1:{server.server_port}"))
+            yield found
         finally:
             server.shutdown()
 
@@ -128,18 +131,16 @@ def test_the_configuration_is_valid(haproxy: str, tmp_path: Path) -> None:
 
 
 def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -> None:
-    path, bind = tmp_path / "edge.sock", tmp_path / "bind.sock"
-    environment = {**os.environ, "EDGE_BIND": f"unix@{bind}", "EDGE_SOCKET": str(path)}
+    path, bind = tmp_path / "edge.sock", f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "EDGE_BIND": bind, "EDGE_SOCKET": str(path)}
     with ExitStack() as running:
         replicas = [running.enter_context(replica(name)) for name in ("one", "two")]
         leases = [item.lease for item in replicas]
         process = subprocess.Popen([haproxy, "-db", "-f", str(CONFIG)], env=environment, stderr=subprocess.DEVNULL)
         running.callback(process.wait)
         running.callback(process.kill)
-        eventually(lambda: path.exists() and bind.exists())
-        client = running.enter_context(
-            httpx.Client(transport=httpx.HTTPTransport(uds=str(bind)), base_url="http://edge")
-        )
+        eventually(path.exists)
+        client = running.enter_context(httpx.Client(base_url=f"http://{bind}"))
         admin = AdminSocket(path)
 
         def names(*paths: str) -> Counter[str]:
@@ -171,6 +172,14 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         admin.follow(leases)
         eventually(lambda: are_up("one", "two"))
         assert [client.get(path).text for path in sessions] == before
+        assert len(names(*["/release_task", "/query_result", "/v1/audio?path=x"] * 4)) == 1
+        assert names("/ws/google.ai.v1beta.GenerativeService.BidiGenerateMusic", "/v1/live").total() == 2
+        assert {client.get(path).status_code for path in ("/admin/drain", "/metrics")} == {403}
+        replicas[0].is_full = True
+        assert names(*["/v1/live", "/work"] * 4) == {"two": 8}
+        replicas[1].is_full = True
+        assert {client.get(path).status_code for path in ("/v1/live", "/work")} == {503}
+        replicas[0].is_full = replicas[1].is_full = False
         replicas[0].server.shutdown()
         replicas[0].server.server_close()
         time.sleep(0.01)

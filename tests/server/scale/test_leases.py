@@ -68,6 +68,18 @@ def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
     assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).with_room() is None
 
 
+def test_the_shortest_wait_is_that_of_a_replica_that_takes_work() -> None:
+    full = replace(ONE, state="full", session_wait_s=30.0)
+    others = known(full, replace(full, queue_wait_s=0.25), replace(TWO, state="draining", queue_wait_s=0.0))
+    assert (others.session_wait_s(), others.queue_wait_s()) == (30.0, 0.25)
+    assert (known().session_wait_s(), known().queue_wait_s()) == (float("inf"), float("inf"))
+
+
+def test_an_edge_finds_room_at_replicas_without_a_url() -> None:
+    assert known(replace(ONE, url="")).edge_finds_room()
+    assert not known(TWO, replace(ONE, url="", state="full")).edge_finds_room()
+
+
 def test_a_generation_goes_where_it_waits_less() -> None:
     assert known(ONE, TWO).with_shorter_queue(3.0) == ONE
     assert known(ONE, TWO).with_shorter_queue(0.5) is None

@@ -22,7 +22,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
 from runtime.sessions.messages import (
     Ack,
     Applied,
@@ -174,7 +174,14 @@ class TestLimits:
         driven.open()
         with pytest.raises(SessionsFullError, match="2 sessions are open") as refused:
             driven.host.open(Open(), Client())
-        assert refused.value.retry_after_s > 0
+        assert refused.value.retry_after_s == driven.host.session_wait_s == RETRY_AFTER_S
+
+    def test_a_session_without_a_client_says_when_there_is_room(self, drive: Drive) -> None:
+        driven = drive(limits=HostLimits(max_sessions=1, keep_s=60.0))
+        session, _ = driven.open()
+        driven.host.detach(session.id)
+        driven.run()
+        assert RETRY_AFTER_S < driven.host.session_wait_s <= 60.0
 
     def test_sessions_per_client(self, drive: Drive) -> None:
         driven = drive(limits=HostLimits(client_sessions=1))
