@@ -59,7 +59,7 @@ class TickRT:
     """
 
     def __init__(self, urls: str | Sequence[str], *, key: str = "") -> None:
-        self._urls = [urls] if isinstance(urls, str) else list(urls)
+        self._urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
         self._key = key
         if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
             raise RequestError("expected addresses such as http://127.0.0.1:8000", field="urls")
@@ -127,8 +127,8 @@ class RemoteSession:
 
     def end(self, session_id: str) -> None:
         """End the session: wait a little for the server's word, as it may not read after it cannot send any more."""
+        self._is_ended.set()  # First: a connection that is being resumed is closed then.
         self._send(Close())
-        self._is_ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
         self._connection.close()
@@ -145,7 +145,7 @@ class RemoteSession:
             with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
                 return str(json.load(response)["id"])
         except urllib.error.HTTPError as error:
-            raise RequestError(json.load(error).get("detail", str(error)), field="source") from None
+            raise RequestError(_detail(error), field="source") from None
         except OSError as error:
             raise RequestError(f"the file was not uploaded: {error}", field="source") from None
 
@@ -188,7 +188,7 @@ class RemoteSession:
         try:
             socket: ClientConnection = self._connection.enter_context(
                 connect(
-                    f"ws{self._urls[0].removeprefix('http').rstrip('/')}{path}",
+                    f"ws{self._urls[0].removeprefix('http')}{path}",
                     additional_headers=self._headers,
                     subprotocols=[Subprotocol(SUBPROTOCOL)],
                     compression=None,
@@ -207,7 +207,8 @@ class RemoteSession:
             raise kind(f"{self._urls[0]} answers {error.response.status_code}") from None
         except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as error:
             raise DrainingError(f"{self._urls[0]} does not answer: {error or type(error).__name__}") from None
-        assert isinstance(answer, Problem)
+        if not isinstance(answer, Problem):
+            raise DrainingError(f"{self._urls[0]} answers {answer.type}, expected ready")
         with suppress(WebSocketException, TimeoutError):
             closed = parse_server_message(socket.recv(CONNECT_S))
             self._follow(closed.url if isinstance(closed, Closed) else None)
@@ -222,9 +223,14 @@ class RemoteSession:
         for generation in count():
             if generation and not self._resume():
                 return
-            with suppress(WebSocketException, OSError, TimeoutError, EOFError):
+            try:
                 if self._receive():
                     return
+            except RequestError as error:
+                self._finish(TickError(f"{self._urls[0]} sends what this version does not know: {error}"))
+                return
+            except (WebSocketException, OSError, EOFError):
+                pass
             self._is_connected.clear()
             if self._is_ended.is_set():
                 return
@@ -248,6 +254,10 @@ class RemoteSession:
             rounds = (attempt + 1) // len(self._urls)
             delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**rounds) if rounds else 0.0
             self._is_ended.wait(delay_s * random.uniform(0.5, 1.5))
+        if self._is_ended.is_set():
+            self._send(Close())
+            self._connection.close()
+            return False
         self._words, self._end_sample = ready.controls.prompt_words, ready.next_sample
         self._receiver.on_message(ready)
         self._is_connected.set()
@@ -305,3 +315,11 @@ class RemoteSession:
         except (WebSocketException, OSError):
             return False
         return True
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """What a server says of an error; an edge's answer is no problem document."""
+    try:
+        return str(json.load(error)["detail"])
+    except (ValueError, LookupError, TypeError):
+        return str(error)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 from conftest import Built
 from helpers.http_harness import Served, eventually, serving
+from helpers.live_simulation import new_session
 from helpers.redis_server import RedisServer, redis_server
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 import tickrt
 from runtime.config.deployment import Deployment
 from runtime.errors import DrainingError, RequestError, TickError
+from runtime.sessions.messages import SUBPROTOCOL, message_text
+from tickrt.remote import RemoteSession
 
 RATE_HZ = 8000
 KEY = "the-key"
+TIMEOUT_S = 30.0
+SUBPROTOCOLS = [Subprotocol(SUBPROTOCOL)]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +100,101 @@ def test_a_change_is_heard_and_a_wrong_one_raised_by_the_next_read(second: Serve
         live.set(guidance=-3.0)
         with pytest.raises(RequestError, match="guidance"):
             live.read(600 * RATE_HZ)
+
+
+class Scripted:
+    """A server of WebSockets that plays one script after the other, one for each connection that it accepts."""
+
+    def __init__(self, *scripts: Callable[[ServerConnection], None], accept: Callable[[str], None] = str) -> None:
+        self._scripts = iter(scripts)
+        self._server = serve(
+            self._handle,
+            "127.0.0.1",
+            0,
+            subprotocols=SUBPROTOCOLS,
+            process_request=lambda _, request: accept(request.path) and None,
+        )
+        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}/"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def _handle(self, connection: ServerConnection) -> None:
+        connection.recv(TIMEOUT_S)
+        next(self._scripts)(connection)
+
+    def __enter__(self) -> Scripted:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+
+def ready() -> str:
+    return message_text(new_session().attach("token", 0.0, keep_s=60.0))
+
+
+def test_a_session_that_ends_while_it_is_resumed_ends_on_the_server_too() -> None:
+    is_resumed, may_accept, said = threading.Event(), threading.Event(), SimpleQueue[str]()
+
+    def accept(path: str) -> None:
+        if path != "/v1/live":
+            is_resumed.set()
+            assert may_accept.wait(TIMEOUT_S)
+
+    def resumed(connection: ServerConnection) -> None:
+        connection.send(ready())
+        said.put(json.loads(connection.recv(TIMEOUT_S))["type"])
+
+    with Scripted(lambda connection: connection.send(ready()), resumed, accept=accept) as server:
+        live = tickrt.TickRT(server.url).live("a")
+        assert is_resumed.wait(TIMEOUT_S)
+        live.close()
+        may_accept.set()
+        assert said.get(timeout=TIMEOUT_S) == "close"
+
+
+@pytest.mark.parametrize("text", ['{"type": "closed", "reason": "ended", "resumable": false}', '{"type": "new"}'])
+def test_another_answer_than_ready_is_an_error(text: str) -> None:
+    with Scripted(lambda connection: connection.send(text)) as server, pytest.raises(TickError, match=r"closed|type"):
+        tickrt.TickRT(server.url).live("a")
+
+
+def test_a_message_that_is_not_known_ends_the_session_with_an_error() -> None:
+    def unknown(connection: ServerConnection) -> None:
+        connection.send(ready())
+        connection.send('{"type": "new"}')
+        with suppress(ConnectionClosed):
+            connection.recv(TIMEOUT_S)
+
+    with (
+        Scripted(unknown) as server,
+        tickrt.TickRT(server.url).live("a") as live,
+        pytest.raises(TickError, match="sends what this version does not know"),
+    ):
+        live.read(1)
+
+
+class Busy(BaseHTTPRequestHandler):
+    """An edge that has no server."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(503)
+
+    def log_message(self, *values: object) -> None:
+        """Quiet."""
+
+
+def test_an_upload_that_an_edge_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"audio")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        session = RemoteSession.__new__(RemoteSession)
+        session._urls, session._headers = [f"http://127.0.0.1:{server.server_port}"], {}
+        with pytest.raises(RequestError, match="503"):
+            session.add_source(tmp_path / "a.wav", None)
+        server.shutdown()
 
 
 def test_who_cannot_open_a_session_is_told_why(second: Served) -> None:
