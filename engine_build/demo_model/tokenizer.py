@@ -204,7 +204,7 @@ def _words_of(*kinds: str) -> str:
     """The words of concepts, or of kinds of concept such as `mode:`, as alternatives of a pattern."""
     concepts = [concept for concept in WORDS if concept in kinds or f"{concept.split(':')[0]}:" in kinds]
     names = {_joined(phrase) for concept in concepts for phrase in WORDS[concept].split(", ")}
-    return "|".join(sorted(names, key=len, reverse=True))
+    return "|".join(sorted(names, key=lambda name: (-len(name), name)))
 
 
 def _layer_names(layer: str) -> str:

@@ -71,10 +71,11 @@ class PlanSpec(Section):
     header: what holds for a whole song; its fields "bpm", whose values are the least of each token's range, and "meter"
     are read. beats: of a bar, by value of "meter". kind, layers (names joined by "+"), bars: of a section. materials:
     of every kind the number of what it plays; a section recalls the first of its kind before it, or else of its
-    material. ending: the kind that ends a song. tags: other names of kinds that may stand in lyrics. clocks_per_beat:
-    of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer what the prompt of a
-    section says where it sounds, and where it is silent. silent: by layer the code token that means its silence, which
-    is given in sections without it. absent: by layer the token of a prompt that leaves it out of all sections.
+    material. beginning, ending: the kinds that only begin and only end a song. tags: other names of kinds that may
+    stand in lyrics. clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies.
+    layer_words: by layer what the prompt of a section says where it sounds, and where it is silent. silent: by layer
+    the code token that means its silence, which is given in sections without it. absent: by layer the token of a prompt
+    that leaves it out of all sections.
     """
 
     prompt: str = "{prompt}"
@@ -93,6 +94,7 @@ class PlanSpec(Section):
     clocks_per_beat: int = Field(ge=1)
     beats: tuple[int, ...]
     materials: tuple[int, ...]
+    beginning: str = ""
     ending: str = ""
     tags: Mapping[str, str] = {}
     layer_words: Mapping[str, tuple[str, str]] = {}
@@ -145,8 +147,8 @@ class PlanSpec(Section):
         for name, (numbers, field) in lengths.items():
             if len(numbers) != len(field.values):
                 raise ValueError(f"{name} has {len(numbers)} numbers, expected one for each of {len(field.values)}")
-        for kind in (*self.tags.values(), *([self.ending] if self.ending else [])):
-            if kind not in self.kind.values:
+        for kind in (*self.tags.values(), self.beginning, self.ending):
+            if kind and kind not in self.kind.values:
                 raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")
         most = max(int(value) for value in self.bars.values)
         if self.bar_markers.count < most:

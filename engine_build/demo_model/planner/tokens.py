@@ -130,6 +130,7 @@ def planner_tables() -> dict[str, Any]:
             "clocks_per_beat": CLOCKS_PER_BEAT,
             "beats": [BEATS_PER_BAR[meter] for meter in METERS],
             "materials": [MATERIALS[kind] for kind in SECTIONS],
+            "beginning": "intro",
             "ending": "outro",
             "tags": {"drop": "chorus"},
             "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},

@@ -76,7 +76,7 @@ def plan_page(
     seed: int,
     has_end: bool,
 ) -> PlanPage:
-    """A page that begins with the last of `earlier` sections; what ends a song only comes on a first page.
+    """A page that begins with the last of `earlier` sections; what begins or ends a song only comes on a first page.
 
     song: whose header is given. number: of its first section. Raises RequestError.
     """
@@ -88,8 +88,8 @@ def plan_page(
     if not begun:
         given |= {width + len(spec.item) * place: kind for place, kind in enumerate(prompt.kinds)}
         num_sections = len(prompt.kinds) if prompt.kinds and may_end else None
-    without = [spec.kind.token(spec.ending)] if spec.ending and not may_end else []
-    without += spec.layers_without(prompt.tokens)
+    kinds = (spec.beginning if earlier else "", "" if may_end else spec.ending)
+    without = [spec.kind.token(kind) for kind in kinds if kind] + spec.layers_without(prompt.tokens)
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
         PlanConstraint(planner, given, num_sections, without),

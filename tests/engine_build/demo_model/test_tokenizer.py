@@ -1,6 +1,7 @@
 """Free text: keys, tempos, phrases, negations, the article, unknown words, four languages, options."""
 
 import pytest
+from helpers.paths import ROOT
 from tokenizers import Tokenizer
 
 from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, UNKNOWN, build_tokenizer, vocabulary
@@ -11,6 +12,10 @@ from runtime.pipeline.text_encoder import MAX_VOCABULARY
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(build_tokenizer().to_str())
+
+
+def test_the_bundles_file_is_written_again_byte_for_byte() -> None:
+    assert build_tokenizer().to_str() == (ROOT / "configs/demo/tokenizer.json").read_text(encoding="utf-8")
 
 
 def words(tokenizer: Tokenizer, text: str) -> str:

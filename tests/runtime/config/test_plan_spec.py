@@ -36,6 +36,7 @@ def test_tokens_stand_for_the_values_of_their_field() -> None:
         ({"header": PLAN["header"][:1]}, "header has bpm, expected meter once"),
         ({"beats": [4]}, "beats has 1 numbers, expected one for each of 2"),
         ({"materials": []}, "materials has 0 numbers, expected one for each of 4"),
+        ({"beginning": "prelude"}, "there is no kind 'prelude'"),
         ({"ending": "coda"}, "there is no kind 'coda', there are verse, chorus, break, outro"),
         ({"tags": {"drop": "hook"}}, "there is no kind 'hook'"),
         ({"bar_markers": {"first": 32, "count": 3}}, "bar_markers has 3 tokens, sections have up to 4 bars"),

@@ -3,6 +3,7 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
+from helpers.paths import ROOT
 from tokenizers import Tokenizer
 
 from engine_build.demo_model.corpus.vocabulary import NUM_TOKENS as NUM_CONDITIONS
@@ -37,6 +38,10 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def encoder() -> ort.InferenceSession:
     return ort.InferenceSession(build_text_encoder(np.eye(NUM_CONDITIONS, dtype=np.float32)).SerializeToString())
+
+
+def test_the_bundles_file_is_written_again_byte_for_byte() -> None:
+    assert build_prompt_tokenizer().to_str() == (ROOT / "configs/demo/planner_tokenizer.json").read_text("utf-8")
 
 
 def names(tokenizer: Tokenizer, prompt: str) -> list[str]:

@@ -100,7 +100,8 @@ def test_layers_that_a_section_lacks_are_silent_in_its_codes() -> None:
 
 
 def test_a_plan_page_gives_what_is_known() -> None:
-    page = plan_page(PLANNER, PROMPT, None, [], number=0, seed=3, has_end=True)
+    planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "verse"})})
+    page = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True)
     assert page.order.prompts == ((1, 28, 200, 2), (1, 29, 2))
     assert page.order.constraint.forced(9) == [9]
     assert page.order.seed == plan_seed(3, -1, 0)
@@ -133,9 +134,10 @@ def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
         assert constraint.is_done == has_end
 
 
-def test_a_further_page_begins_with_the_last_sections_and_does_not_end_the_song() -> None:
+def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_ends_the_song() -> None:
     earlier = items("break 1", *["verse 2", "chorus 1"] * 5)
-    page = plan_page(PLANNER, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
+    planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "break"})})
+    page = plan_page(planner, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
     constraint = page.order.constraint
     given = [*SONG.header, *[token for item in earlier[-8:] for token in item]]
     assert constraint.forced(99) == given
@@ -145,7 +147,7 @@ def test_a_further_page_begins_with_the_last_sections_and_does_not_end_the_song(
         allowed = np.zeros(PLANNER.vocabulary, bool)
         constraint.write_allowed(allowed)
         assert allowed[token]
-        assert not allowed[[SPEC.kind.token("outro"), END_TOKEN]].any()
+        assert not allowed[[SPEC.kind.token("break"), SPEC.kind.token("outro"), END_TOKEN]].any()
         constraint.advance(token)
     assert constraint.is_done
     assert len(page.read([*given, *(16, 20, 24) * 4])[1]) == 4
