@@ -34,6 +34,7 @@ tokens = {{ min = 1, opt = 16, max = 64 }}
 [runtime]
 depth = 8
 queue = 256
+planner_sequences = 8
 """
 
 
@@ -64,8 +65,17 @@ class Player:
 
     def generate(self, pieces: Sequence[Piece]) -> list[FloatArray]:
         """Latents f32 `[N, C]` of whole pieces, all of them at once, segment after segment."""
-        generations = [self._generation(piece) for piece in pieces]
-        done: list[list[FloatArray]] = [[] for _ in pieces]
+        return self.finish([self.begin(piece) for piece in pieces])
+
+    def begin(self, piece: Piece) -> LongGeneration:
+        """A piece's generation; without a plan where its options do not ask for one."""
+        unplanned = {"plan": False} if plans_texts(self.pipeline.bundle) else {}
+        options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **unplanned, **piece.options})
+        return LongGeneration(self.pipeline, options, piece.inputs)
+
+    def finish(self, generations: Sequence[LongGeneration]) -> list[FloatArray]:
+        """Latents f32 `[N, C]` of generations, all of them at once, segment after segment."""
+        done: list[list[FloatArray]] = [[] for _ in generations]
         while requests := [(g, d, r) for g, d in zip(generations, done, strict=True) if (r := g.next_request())]:
             for (generation, parts, _), latents in zip(requests, self._run([r for *_, r in requests]), strict=True):
                 parts.append(generation.append(latents))
@@ -73,7 +83,7 @@ class Player:
 
     def finished_audio(self, piece: Piece) -> FloatArray:
         """Audio f32 `[samples, 2]` as a user gets it: decoded in windows and finished."""
-        return np.concatenate(list(generate_audio(self.pipeline, self._generation(piece))))
+        return np.concatenate(list(generate_audio(self.pipeline, self.begin(piece))))
 
     def decode(self, latents: FloatArray) -> FloatArray:
         """Audio f32 `[samples, 2]` of latents `[T, C]`, not finished."""
@@ -83,11 +93,6 @@ class Player:
     def encode(self, audio: FloatArray) -> FloatArray:
         """Latents f32 `[T, C]` of audio `[samples, 2]`."""
         return np.asarray(self.pipeline.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
-
-    def _generation(self, piece: Piece) -> LongGeneration:
-        unplanned = {"plan": False} if plans_texts(self.pipeline.bundle) else {}
-        options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **unplanned, **piece.options})
-        return LongGeneration(self.pipeline, options, piece.inputs)
 
     def _run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:
         """Put all requests into the loop at once and wait for the last. Raises the error of one that failed."""

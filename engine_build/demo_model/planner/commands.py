@@ -9,7 +9,9 @@ import typer
 from runtime.command_line import CommandLine, need_packages
 from runtime.terminal import print_line
 
-planner = CommandLine(help="Train, measure and export the planner of a bundle's structure codes. Needs torch.")
+planner = CommandLine(
+    help="Train, measure and export the planner of a bundle's structure codes. Training and export need torch."
+)
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -35,17 +37,16 @@ def train(
 @planner.command()
 def evaluate(
     folder: Folder = DEFAULT_FOLDER,
-    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
 ) -> None:
-    """Measure plans and codes of held-out prompts, with the corpus as ceiling and shuffled plans as control."""
-    need_packages("torch")
+    """Measure songs of held-out prompts, with plans and without, through the real tick loop. Needs no torch."""
     from engine_build.demo_model.bundle_text import rewrite_bundle_file
+    from engine_build.demo_model.evaluation.player import open_player
     from engine_build.demo_model.planner.evaluate import evaluate
-    from engine_build.demo_model.planner.export import load_planner
     from engine_build.demo_model.planner.pages import StructureCodes
 
-    found = evaluate(load_planner(checkpoint)[0], StructureCodes(folder))
+    with open_player(folder) as player:
+        found = evaluate(player, StructureCodes(folder))
     figures = {f"plan_{name}": round(value, 4) for name, value in found.items()}
     print_line(json.dumps(figures))
     if write:
@@ -68,8 +69,8 @@ def picture(
     out: Annotated[Path | None, typer.Option(help="The picture. Default: the file's name with .png.")] = None,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Draw a song's sections, the notes of its codes, and how alike its bars are. Needs matplotlib and torch."""
-    need_packages("matplotlib", "torch")
+    """Draw a song's sections, the notes of its codes, and how alike its bars are. Needs matplotlib."""
+    need_packages("matplotlib")
     from engine_build.demo_model.planner.pages import StructureCodes
     from engine_build.demo_model.planner.picture import draw_picture
     from runtime.audio.metadata import read_metadata

@@ -1,21 +1,30 @@
-"""Does a plan sound as it says? Detectors on the hints of codes: layers, returns, tempo and key by section."""
+"""Does a plan sound as it says? Detectors on hints of codes and on what the decoder plays: layers, returns, tempo, key.
+
+The music without a plan is the control: the same prompts and seeds, held against the plans that it was not given.
+"""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from engine_build.demo_model.corpus.songs import Song
+from engine_build.demo_model.corpus.theory import NOTE_NAMES
 from engine_build.demo_model.evaluation.measure import in_key_energy, is_tempo
+from engine_build.demo_model.evaluation.player import Piece as PieceRequest
+from engine_build.demo_model.evaluation.player import Player
 from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
-from engine_build.demo_model.planner.arrangement import Arrangement
-from engine_build.demo_model.planner.model import Planner
+from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
+from engine_build.demo_model.planner.arrangement import Arrangement, Section
 from engine_build.demo_model.planner.pages import Piece, StructureCodes, draw_piece
-from engine_build.demo_model.planner.player import write_piece, write_sections
-from engine_build.demo_model.planner.tokens import PLAN, START, TOKEN_IDS, song_tokens
+from engine_build.demo_model.planner.tokens import LAYER_WORDS
+from runtime.pipeline.form.plan import FormPlan
+from runtime.pipeline.form.sections import PlannedSection
 
 NUM_PROMPTS: Final = 32
+SONG_S: Final = 180.0
 HELD_OUT_SEED: Final = 2_000_081
 NOTE_CHANNELS: Final = 55
 WINDOW_S: Final = 30.0
@@ -28,33 +37,61 @@ Figures = dict[str, float]
 Performance = tuple[Arrangement, FloatArray]
 
 
-def evaluate(model: Planner, structure: StructureCodes, count: int = NUM_PROMPTS) -> Figures:
-    """Figures of held-out prompts: of the planner's plans and codes, of the corpus' codes, of plans out of order."""
+def evaluate(player: Player, structure: StructureCodes, count: int = NUM_PROMPTS, song_s: float = SONG_S) -> Figures:
+    """Figures of songs of held-out prompts, generated in a live session's steps.
+
+    Of the hints of the planner's codes; ceiling: of the corpus' codes; shuffled: of the hints, held against plans out
+    of order; generated and unplanned: of what the decoder plays with the plans, and without.
+    """
     pieces = [draw_piece(structure, HELD_OUT_SEED, index) for index in range(count)]
-    planned = [(planned_arrangement(model, piece, seed), piece.moods) for seed, piece in enumerate(pieces)]
-    written = [write_piece(model, structure, form, moods, seed) for seed, (form, moods) in enumerate(planned)]
-    played, corpus = ([performance(structure, piece) for piece in listed] for listed in (written, pieces))
-    return {
-        **score(played),
-        **{f"ceiling_{name}": value for name, value in score(corpus).items()},
-        **{f"shuffled_{name}": value for name, value in score(shuffled(played)).items()},
-        "minutes": float(np.mean([form.start_frames[-1] for form, _ in played]) / FRAME_RATE_HZ / 60.0),
-    }
+    options = {"seconds": song_s, "steps": player.pipeline.bundle.sampler.live_steps}
+    planned, free = (
+        [
+            player.begin(PieceRequest(prompt_of(piece), seed, options | {"plan": plan}))
+            for seed, piece in enumerate(pieces)
+        ]
+        for plan in (True, False)
+    )
+    plans = [generation.plan for generation in planned if isinstance(generation.plan, FormPlan)]
+    with ThreadPoolExecutor() as pool:
+        codes = list(pool.map(FormPlan.finish, plans))
+    forms = [planned_form(one.arrangement.song, plan.sections) for one, plan in zip(pieces, plans, strict=True)]
+    hints = [performance(form, structure.decode(np.array(each))) for form, each in zip(forms, codes, strict=True)]
+    corpus = [performance(piece.arrangement, structure.decode(piece.codes)) for piece in pieces]
+    heard, control = (
+        [performance(form, levels_from_latents(each)) for form, each in zip(forms, player.finish(listed), strict=True)]
+        for listed in (planned, free)
+    )
+    measured = {"": hints, "ceiling_": corpus, "shuffled_": shuffled(hints), "generated_": heard, "unplanned_": control}
+    return {f"{prefix}{name}": value for prefix, played in measured.items() for name, value in score(played).items()}
 
 
-def planned_arrangement(model: Planner, piece: Piece, seed: int) -> Arrangement:
-    """A plan of the planner for a piece's prompt, which names all but the sections."""
+def prompt_of(piece: Piece) -> str:
+    """A prompt that names all of a piece but its sections."""
     song = piece.arrangement.song
-    layers = [f"layer:{layer}" if layer in song.layers else f"no:{layer}" for layer in LAYERS]
-    asked = [*song_tokens(song, piece.moods), *(TOKEN_IDS[name] for name in layers)]
-    prompt = [TOKEN_IDS[START], *sorted(asked), TOKEN_IDS[PLAN], *song_tokens(song)]
-    return Arrangement(song, write_sections(model, prompt, seed))
+    layers = [LAYER_WORDS[layer] if layer in song.layers else f"no {LAYER_WORDS[layer]}" for layer in LAYERS]
+    moods = [mood.removeprefix("mood:") for mood in piece.moods]
+    return ", ".join(
+        [*moods, song.genre, *layers, f"{NOTE_NAMES[song.root]} {song.mode}", f"{song.bpm} bpm", song.meter]
+    )
 
 
-def performance(structure: StructureCodes, piece: Piece) -> Performance:
-    """A piece's form and the levels `[T, C]` of its codes' hints."""
-    levels, end = structure.decode(piece.codes), piece.arrangement.start_frames[-1]
-    return piece.arrangement, np.pad(levels, ((0, end - len(levels)), (0, 0)))
+def planned_form(song: Song, sections: Sequence[PlannedSection]) -> Arrangement:
+    """A plan's sections as far as there are whole bars of them."""
+    bar_frames = song.beats_per_bar * song.frames_per_beat
+    lengths = [int((section.end_frame - section.start_frame + 1) // bar_frames) for section in sections]
+    listed = [
+        Section(section.kind, bars, frozenset(section.layers))
+        for section, bars in zip(sections, lengths, strict=True)
+        if bars
+    ]
+    return Arrangement(song, tuple(listed))
+
+
+def performance(form: Arrangement, levels: FloatArray) -> Performance:
+    """A form and the levels `[T, C]` of all its frames."""
+    end = form.start_frames[-1]
+    return form, np.pad(levels[:end], ((0, max(end - len(levels), 0)), (0, 0)))
 
 
 def shuffled(pieces: Sequence[Performance]) -> list[Performance]:
@@ -72,12 +109,10 @@ def sections_of(arrangement: Arrangement, levels: FloatArray) -> list[FloatArray
     return np.split(levels, arrangement.start_frames[1:-1])
 
 
-def layer_agreement(arrangement: Arrangement, levels: FloatArray) -> float:
-    """Share of layers and sections that sound where the plan says so and are silent elsewhere."""
+def layers_heard(arrangement: Arrangement, levels: FloatArray) -> list[tuple[str, bool, bool]]:
+    """Of every layer in every section: its name, whether it is planned, whether it sounds."""
     parts = zip(sections_of(arrangement, levels), arrangement.sections, strict=True)
-    return float(
-        np.mean([_sounds(part, layer) == (layer in section.layers) for part, section in parts for layer in LAYERS])
-    )
+    return [(layer, layer in section.layers, _sounds(part, layer)) for part, section in parts for layer in LAYERS]
 
 
 def _sounds(levels: FloatArray, layer: str) -> bool:
@@ -118,11 +153,19 @@ def return_similarities(arrangement: Arrangement, levels: FloatArray) -> list[tu
 
 
 def score(pieces: Sequence[Performance]) -> Figures:
-    """Figures of pieces, those of returns where there are any; tempo and key are kept in windows of half a minute."""
+    """Figures of pieces, those of returns where there are any; tempo and key are kept in windows of half a minute.
+
+    layers: of all layers and sections, those that sound as planned. layers_sounding: of the planned ones, those that
+    sound; worst_layer_sounding: of the layer that does so least often.
+    """
+    heard = [one for piece in pieces for one in layers_heard(*piece)]
+    by_layer = [[float(sounds) for name, planned, sounds in heard if planned and name == layer] for layer in LAYERS]
     returns = [pair for piece in pieces for pair in return_similarities(*piece)]
     windows = [(form.song, part) for form, levels in pieces for part in _windows(levels)]
     values: dict[str, list[float]] = {
-        "layers": [layer_agreement(*piece) for piece in pieces],
+        "layers": [float(planned == sounds) for _, planned, sounds in heard],
+        "layers_sounding": [sounds for listed in by_layer for sounds in listed],
+        "worst_layer_sounding": min((listed for listed in by_layer if listed), key=np.mean, default=[]),
         "returns_nearer": [float(first > other) for first, other in returns],
         "return_similarity": [first for first, _ in returns],
         "other_similarity": [other for _, other in returns],

@@ -43,9 +43,7 @@ def export_planner(checkpoint: Path, folder: Path) -> float:
     graph = half_planner_graph(model)
     tokens = np.random.default_rng(0).integers(model.shape.vocab_size, size=(2, _CHECKED_TOKENS))
     with torch.no_grad():
-        table = model.table().half().float()
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half().float() if parameter.dim() > 1 else parameter)
+        table = round_weights(model)
         wanted = model(table[torch.from_numpy(tokens)]) @ table.T
     if (error := float(np.abs(graph_logits(graph, tokens) - wanted.numpy()).max())) > ERROR_LIMIT:
         raise RuntimeError(f"{PLANNER_FILE} differs from torch by {error:.1e}, allowed is {ERROR_LIMIT:.0e}")
@@ -54,6 +52,15 @@ def export_planner(checkpoint: Path, folder: Path) -> float:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rewrite_bundle_file(folder, training={"planner_parameters": parameters, "planner_steps": steps})
     return error
+
+
+def round_weights(model: Planner) -> torch.Tensor:
+    """Round a model's matrices as the graph stores them; returns its table of tokens f32 `[V, H]`, rounded likewise."""
+    with torch.no_grad():
+        table = model.table().half().float()
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().float() if parameter.dim() > 1 else parameter)
+    return table
 
 
 def half_planner_graph(model: Planner) -> onnx.ModelProto:

@@ -107,7 +107,7 @@ def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) 
     return tokens
 
 
-_LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
+LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
 
 
 def planner_tables() -> dict[str, Any]:
@@ -134,7 +134,7 @@ def planner_tables() -> dict[str, Any]:
             "ending": "outro",
             "tags": {"drop": "chorus"},
             "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},
-            "layer_words": {layer: [words, f"no {words}"] for layer, words in _LAYER_WORDS.items()},
+            "layer_words": {layer: [words, f"no {words}"] for layer, words in LAYER_WORDS.items()},
         },
         "codes": {"groups": groups},
         "sampler": {"temperature": TEMPERATURE, "top_p": TOP_P},

@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-pytestmark = pytest.mark.export
-
-torch = pytest.importorskip("torch")
-
-from engine_build.demo_model.corpus.songs import draw_song  # noqa: E402
-from engine_build.demo_model.instruments import LAYERS  # noqa: E402
-from engine_build.demo_model.planner import player  # noqa: E402
-from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement  # noqa: E402
-from engine_build.demo_model.planner.evaluate import (  # noqa: E402
+from engine_build.demo_model.corpus.songs import draw_song
+from engine_build.demo_model.evaluation.player import open_player
+from engine_build.demo_model.instruments import LAYERS
+from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement
+from engine_build.demo_model.planner.evaluate import (
+    HELD_OUT_SEED,
+    NUM_PROMPTS,
     by_step,
     evaluate,
-    layer_agreement,
+    planned_form,
+    prompt_of,
     return_similarities,
     score,
     shuffled,
 )
-from engine_build.demo_model.planner.model import Planner, PlannerShape  # noqa: E402
-from engine_build.demo_model.planner.pages import StructureCodes  # noqa: E402
+from engine_build.demo_model.planner.pages import StructureCodes, draw_form
+from engine_build.demo_model.planner.prompt import build_prompt_tokenizer
+from engine_build.demo_model.planner.tokens import TOKEN_IDS, song_tokens
+from runtime.pipeline.form.sections import PlannedSection
 
 ALL = frozenset(LAYERS)
 
@@ -57,7 +58,10 @@ def test_the_corpus_plays_its_own_form_and_not_another(arrangement: Arrangement)
 def test_layers_count_one_by_one(arrangement: Arrangement) -> None:
     levels = render_arrangement(arrangement)
     levels[: arrangement.start_frames[1]] = 0.0
-    assert layer_agreement(arrangement, levels) == pytest.approx(1.0 - 2 / 25)
+    found = score([(arrangement, levels)])
+    assert found["layers"] == pytest.approx(1.0 - 2 / 25)
+    assert found["layers_sounding"] == pytest.approx(1.0 - 2 / 22)
+    assert found["worst_layer_sounding"] == pytest.approx(1.0 - 1 / 5)
 
 
 def test_sections_are_laid_upon_each_other_by_their_beats(arrangement: Arrangement) -> None:
@@ -70,10 +74,32 @@ def test_sections_are_laid_upon_each_other_by_their_beats(arrangement: Arrangeme
     assert return_similarities(arrangement, levels) == [(pytest.approx(1.0, abs=0.01), 0.0), (0.0, 0.0)]
 
 
-def test_an_untrained_planner_keeps_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    monkeypatch.setattr(player, "MOST_SECTIONS", 2)
-    model = Planner(PlannerShape(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=16)).eval()
-    found = evaluate(model, StructureCodes(ROOT / "configs/demo"), count=1)
-    assert found["in_key"] < found["ceiling_in_key"] - 0.1
-    assert found["minutes"] > 0.0
+def test_a_prompt_names_all_but_the_sections() -> None:
+    tokenizer = build_prompt_tokenizer()
+    for index in range(NUM_PROMPTS):
+        piece = draw_form(np.random.default_rng([HELD_OUT_SEED, index]))
+        song = piece.arrangement.song
+        layers = [TOKEN_IDS[f"layer:{layer}" if layer in song.layers else f"no:{layer}"] for layer in LAYERS]
+        assert sorted(tokenizer.encode(prompt_of(piece)).ids) == sorted([*song_tokens(song, piece.moods), *layers])
+
+
+def test_a_plan_counts_as_far_as_there_are_whole_bars(arrangement: Arrangement) -> None:
+    song = replace(arrangement.song, bpm=100)
+    bar, sections = 60, list[PlannedSection]()
+    for kind, bars, end in (("intro", 4, 4 * bar), ("verse", 8, 10 * bar + 59), ("chorus", 4, 11 * bar + 40)):
+        start = sections[-1].end_frame if sections else 0
+        sections.append(PlannedSection(len(sections), kind, ("pad",), bars, start, end, None))
+    form = planned_form(song, sections)
+    assert [(section.kind, section.bars, section.layers) for section in form.sections] == [
+        ("intro", 4, {"pad"}),
+        ("verse", 7, {"pad"}),
+    ]
+
+
+@pytest.mark.slow
+def test_a_plan_is_what_makes_form() -> None:
+    with open_player(ROOT / "configs/demo") as player:
+        found = evaluate(player, StructureCodes(ROOT / "configs/demo"), count=3, song_s=60.0)
+    assert found["generated_layers"] > found["unplanned_layers"] + 0.1
+    assert found["generated_return_similarity"] > found["unplanned_return_similarity"]
+    assert min(found[f"{music}_tempo"] for music in ("generated", "unplanned")) > 0.8

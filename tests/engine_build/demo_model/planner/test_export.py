@@ -1,6 +1,7 @@
 """The bundle's planner: its graph with weights in 16 bits, its tokenizer, and what bundle.toml says of it."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,39 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 
 from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file  # noqa: E402
+from engine_build.demo_model.evaluation.player import Piece as PieceRequest  # noqa: E402
+from engine_build.demo_model.evaluation.player import open_player  # noqa: E402
 from engine_build.demo_model.instruments import LAYERS  # noqa: E402
-from engine_build.demo_model.planner.export import export_planner, graph_logits, half_planner_graph  # noqa: E402
-from engine_build.demo_model.planner.tokens import NUM_TOKENS, TOKEN_IDS  # noqa: E402
+from engine_build.demo_model.planner.arrangement import Section  # noqa: E402
+from engine_build.demo_model.planner.evaluate import prompt_of  # noqa: E402
+from engine_build.demo_model.planner.export import (  # noqa: E402
+    export_planner,
+    graph_logits,
+    half_planner_graph,
+    round_weights,
+)
+from engine_build.demo_model.planner.model import Planner  # noqa: E402
+from engine_build.demo_model.planner.pages import (  # noqa: E402
+    Piece,
+    StructureCodes,
+    draw_form,
+    recalled_codes,
+    section_markers,
+    section_prompt,
+    section_span,
+)
+from engine_build.demo_model.planner.tokens import (  # noqa: E402
+    FIRST_CODE_ID,
+    GROUP_SIZE,
+    NUM_TOKENS,
+    TOKEN_IDS,
+    Codes,
+    codes_of,
+)
 from engine_build.demo_model.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
 from runtime.config.explain import validated  # noqa: E402
 from runtime.config.planner import PlannerSpec  # noqa: E402
+from runtime.pipeline.form.plan import FormPlan  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +83,53 @@ def test_sixteen_bits_change_logits_a_little(trainer: PlannerTrainer) -> None:
         table = model.table()
         wanted = (model(table[torch.from_numpy(tokens)]) @ table.T).numpy()
     assert 0.0 < np.abs(graph_logits(half_planner_graph(model), tokens) - wanted).max() < 0.02
+
+
+def likeliest_codes(
+    model: Planner, table: "torch.Tensor", structure: StructureCodes, piece: Piece, index: int
+) -> Codes:
+    """The codes int64 `[Q]` of a section, each token the likeliest, from all tokens before it."""
+    tokens, markers = (
+        section_prompt(piece, index),
+        section_markers(piece, index, recalled_codes(structure, piece, index)),
+    )
+    found = list[list[int]]()
+    for place in range(len(section_span(piece, index))):
+        tokens += markers(place)
+        for group, (layer, silent) in enumerate(structure.silent.items()):
+            first = FIRST_CODE_ID + group * GROUP_SIZE
+            if layer in piece.arrangement.sections[index].layers:
+                hidden = model(table[torch.tensor([tokens])])[0, -1]
+                tokens.append(first + int((table[first : first + GROUP_SIZE] @ hidden).argmax()))
+            else:
+                tokens.append(silent)
+        found.append(tokens[-len(LAYERS) :])
+    return codes_of(np.array(found))
+
+
+def test_the_runtime_writes_the_codes_that_torch_does(trainer: PlannerTrainer, tmp_path: Path) -> None:
+    """Of an untrained planner, whose weights are large enough that its codes differ."""
+    folder = shutil.copytree(ROOT / "configs/demo", tmp_path / "demo")
+    model = trainer.model.eval()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    trainer.save(tmp_path / "planner.pt")
+    export_planner(tmp_path / "planner.pt", folder)
+    table, structure, seconds = round_weights(model), StructureCodes(folder), 14.0
+    form = draw_form(np.random.default_rng(8))
+    with open_player(folder) as player:
+        asked = {"seconds": seconds, "plan": True, "plan_temperature": 0.0, "lyrics": "[verse][chorus][verse]"}
+        plan = player.begin(PieceRequest(prompt_of(form), 1, asked)).plan
+        assert isinstance(plan, FormPlan)
+        found = np.array(plan.finish())
+    sections = tuple(Section(each.kind, each.bars, frozenset(each.layers)) for each in plan.sections)
+    piece = replace(form, arrangement=replace(form.arrangement, sections=sections))
+    with torch.no_grad():
+        for index in range(len(sections)):
+            codes = likeliest_codes(model, table, structure, piece, index)
+            piece = replace(piece, codes=np.concatenate([piece.codes, codes]))
+    assert len(found) == seconds * 5
+    assert len(set(found.tolist())) > 10
+    assert found.tolist() == piece.codes[: len(found)].tolist()

@@ -9,7 +9,6 @@ from helpers.paths import ROOT
 pytestmark = pytest.mark.export
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("torch")
 
 from engine_build.demo_model.latents import FRAME_RATE_HZ  # noqa: E402
 from engine_build.demo_model.planner.pages import StructureCodes, draw_piece  # noqa: E402

@@ -40,6 +40,7 @@ CONFIG = PlannerConfig(
     openings_per_step=1,
     plans_per_step=1,
     muted_share=0.0,
+    silence_share=1.0,
     warmup_steps=1,
     threads=1,
     log_every=1,
@@ -74,14 +75,27 @@ def test_codes_of_layers_that_sound_and_what_follows_a_plan_are_predicted(pages:
 
 def test_a_muted_layer_is_silent_for_some_codes_which_are_not_predicted(pages: list[list[int]]) -> None:
     structure, page = StructureCodes(DEMO), pages[1]
-    found = muted(structure, page, 1.0, np.random.default_rng(0))
+    config = replace(CONFIG, muted_share=1.0)
+    found = muted(structure, page, config, np.random.default_rng(0))
     given = [place for place, token in enumerate(found) if token != page[place]]
     assert {found[place] - NUM_TOKENS for place in given} <= set(structure.silent.values())
     before, after = (is_predicted(torch.tensor([tokens]))[0] for tokens in (page, found))
     assert sorted((before & ~after).nonzero()[:, 0].tolist()) == [place - 1 for place in given]
     assert not (after & ~before).any()
     assert bool(torch.isfinite(token_losses(Planner(), torch.tensor([found]))).all())
-    assert muted(structure, pages[0], 1.0, np.random.default_rng(0)) == pages[0], "a plan has no codes"
+    assert muted(structure, pages[0], config, np.random.default_rng(0)) == pages[0], "a plan has no codes"
+
+
+def test_some_silence_of_layers_that_sound_is_read_and_not_predicted(pages: list[list[int]]) -> None:
+    structure, page = StructureCodes(DEMO), pages[1]
+    silent = list(structure.silent.values())
+    config = replace(CONFIG, silence_share=0.0)
+    found = muted(structure, page, config, np.random.default_rng(0))
+    wanted = is_predicted(torch.tensor([page]))[0].tolist()
+    rests = [place for place, token in enumerate(page[1:], 1) if token in silent and wanted[place - 1]]
+    assert [place for place in range(len(page)) if found[place] != page[place]] == rests
+    assert rests
+    assert not is_predicted(torch.tensor([found]))[0, [place - 1 for place in rests]].any()
 
 
 def test_a_loss_is_the_entropy_among_the_tokens_that_may_stand_there(pages: list[list[int]]) -> None:
