@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.http_harness import eventually
+from helpers.page_player import IS_HEARD, TAP, play
 from helpers.redis_server import redis_server
 from numpy.typing import NDArray
 from pythonosc.udp_client import SimpleUDPClient
@@ -25,40 +26,12 @@ pytestmark = pytest.mark.page
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Any]
 
-IS_HEARD = "() => getComputedStyle(document.querySelector('.meter')).getPropertyValue('--level') > 0.05"
 FAKE_MIDI = """
 const input = { onmidimessage: null };
 navigator.requestMIDIAccess = async () => ({ inputs: new Map([["one", input]]), onstatechange: null });
 window.turnController = (number, value) => input.onmidimessage({ data: new Uint8Array([0xb0, number, value]) });
 """
-# Copies what the player puts out, beside the page's own recorder: every block from the first one on.
-TAP = """
-const code = `registerProcessor("tap", class extends AudioWorkletProcessor {
-  process(inputs) { this.port.postMessage(inputs[0].map((plane) => plane.slice())); return true; } });`;
-const addModule = AudioWorklet.prototype.addModule;
-AudioWorklet.prototype.addModule = async function (url) {
-  await addModule.call(this, url);
-  await addModule.call(this, URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-};
-window.tapped = [];
-const Node = AudioWorkletNode;
-window.AudioWorkletNode = class extends Node {
-  constructor(context, name, options) {
-    super(context, name, options);
-    if (name !== "tickrt-player") return;
-    const tap = new Node(context, "tap", { numberOfOutputs: 0 });
-    tap.port.onmessage = ({ data }) => { if (data.length) window.tapped.push(data); };
-    super.connect(tap);
-  }
-};
-"""
 TAPPED = "() => { const all = []; for (const [l, r] of tapped) l.forEach((x, i) => all.push(x, r[i])); return all; }"
-
-
-def play(page: Any) -> None:
-    """Click on play and wait until it is heard."""
-    page.click("#play")
-    page.wait_for_function(IS_HEARD)
 
 
 def knob(page: Any, name: str) -> Any:

@@ -165,6 +165,8 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         assert names(*["/v1/live"] * 4) == {"two": 4}
         assert set(names(*["/work"] * 4)) == {"one", "two"}
         assert [client.get(path).text for path in sessions] == before
+        admin.follow([replace(lease, state="full") for lease in leases])
+        assert client.get("/v1/live").status_code == 200
         admin.follow([replace(leases[0], state="draining"), leases[1]])
         assert names(*sessions, "/work", "/v1/live") == {"two": 42}
         admin.follow([leases[0]])
