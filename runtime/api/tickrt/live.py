@@ -19,6 +19,7 @@ from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.segments import Latents
+from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.services import Reply
@@ -55,8 +56,8 @@ class Sessions(Protocol):
     def end(self, session_id: str) -> None:
         """End a session."""
 
-    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
-        """Make a source known; returns its id. Raises RequestError."""
+    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
+        """Make a source known that is used as `kind`; returns its id. Raises RequestError."""
 
     def remove_source(self, source_id: str | None) -> None:
         """The session that was to use a source has it."""
@@ -173,9 +174,9 @@ class Live:
         self._send_source("structure", source, strength, sample_rate_hz)
 
     def _send_source(
-        self, type: str, source: Source | None, strength: float | None, sample_rate_hz: int | None
+        self, type: Kind, source: Source | None, strength: float | None, sample_rate_hz: int | None
     ) -> None:
-        source_id = None if source is None else self._sessions.add_source(source, sample_rate_hz)
+        source_id = None if source is None else self._sessions.add_source(type, source, sample_rate_hz)
         try:
             self._send(type, id=source_id, strength=strength)
         finally:
@@ -272,8 +273,9 @@ class LiveSessions:
         """End a session."""
         self.host.end(session_id, "closed")
 
-    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
-        """Load a source; returns its id. Raises RequestError."""
+    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
+        """Load a source; returns its id. Raises RequestError, at once where the bundle has no such part."""
+        control_of(kind, self.host.model.untaken)
         source_id = str(next(self._numbers))
         self._sources[source_id] = self._read_source(source, sample_rate_hz)
         return source_id

@@ -161,7 +161,7 @@ class Model:
         RequestError, and ConfigError where the bundle has no codec.
         """
         sessions = self._live_sessions()
-        source_id = None if source is None else sessions.add_source(source, sample_rate_hz)
+        source_id = None if source is None else sessions.add_source("source", source, sample_rate_hz)
         try:
             message = open_message(
                 prompts,

@@ -25,6 +25,7 @@ from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions.frames import decode_chunk
+from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.services import Reply
 from runtime.sessions.messages import (
     SUBPROTOCOL,
@@ -133,7 +134,7 @@ class RemoteSession:
             self._thread.join(CLOSE_S)
         self._connection.close()
 
-    def add_source(self, source: Source, sample_rate_hz: int | None) -> str:
+    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
         """Upload a file to the server that plays; returns its id. Raises RequestError."""
         if not isinstance(source, str | PathLike):
             raise RequestError(

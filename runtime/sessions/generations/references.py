@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from runtime.errors import RequestError
@@ -12,6 +13,14 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, Source
 
 Kind = Literal["source", "timbre", "structure"]
+
+
+def control_of(kind: Kind, untaken: Collection[str]) -> str:
+    """The control that the strength of a reference sets. Raises RequestError where the bundle has no such part."""
+    control = "denoise" if kind == "source" else f"{kind}_strength"
+    if control in untaken:
+        raise RequestError(f"the bundle has no [{kind}]", field="type")
+    return control
 
 
 class References:
@@ -46,10 +55,7 @@ class References:
 
         A source of strength 0 is removed. Raises RequestError; then nothing has changed.
         """
-        is_source = kind == "source"
-        control = "denoise" if is_source else f"{kind}_strength"
-        if control in self._untaken:
-            raise RequestError(f"the bundle has no [{kind}]", field="type")
+        is_source, control = kind == "source", control_of(kind, self._untaken)
         if source_id is not None and latents is None:
             raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
         if latents is None or (is_source and strength == 0.0):

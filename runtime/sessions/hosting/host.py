@@ -88,6 +88,7 @@ class SessionHost:
             store=store,
             call=self._calls.put,
             fail=self._fail,
+            untaken=self.model.untaken,
         )
         self.control_observers = self._services.control_observers
         self._capacity = live_capacity(pipeline.deployment.runtime.depth)

@@ -11,7 +11,7 @@ from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.generations.references import Kind
+from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import Kind as ControlKind
 from runtime.sessions.hosting.control_times import Observer
@@ -40,7 +40,7 @@ class HostServices:
     """What the sessions of one host share.
 
     call: puts a call into the queue of the host's thread; from any thread. changed: the sessions to advance next, by
-    id. fail: ends all sessions, because the tick loop has ended with this error.
+    id. fail: ends all sessions, because the tick loop has ended with this error. untaken: as LiveModel has it.
     """
 
     pipeline: Pipeline
@@ -53,6 +53,7 @@ class HostServices:
     store: SessionStore | None
     call: Callable[[Callable[[], None]], None]
     fail: Callable[[TickError], None]
+    untaken: frozenset[str] = frozenset()
     control_observers: list[Observer] = field(default_factory=list)
     changed: dict[str, None] = field(default_factory=dict)
     generations_started: int = 0
@@ -71,8 +72,9 @@ class HostServices:
     def reference(self, kind: Kind, source_id: str) -> Latents:
         """What a source is as a reference: latents `[N, C]`, a timbre's `[F, C]`, or hints `[N, C]`.
 
-        Raises RequestError.
+        Raises RequestError, before the source is read where the bundle has no such part.
         """
+        control_of(kind, self.untaken)
         if self.sources is None:
             raise RequestError("there are no sources here", field="id")
         latents = self.sources(source_id)

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,11 @@ def test_it_says_which_words_are_understood(built: Built) -> None:
         live.set(negative_prompt="calm noise")
         assert live.prompt_words == tickrt.PromptWords(("drums", "calm"), ("trio", "noise"))
         assert live.record(0.1).prompt_words == live.prompt_words
+
+
+def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(model: tickrt.Model, tmp_path: Path) -> None:
+    with model.live("a") as live, pytest.raises(tickrt.RequestError, match=r"the bundle has no \[timbre\]"):
+        live.timbre(tmp_path / "no such file")
 
 
 def test_a_closed_session_gives_no_audio(model: tickrt.Model) -> None:

@@ -193,7 +193,7 @@ def test_an_upload_that_an_edge_refuses_is_told(tmp_path: Path) -> None:
         session = RemoteSession.__new__(RemoteSession)
         session._urls, session._headers = [f"http://127.0.0.1:{server.server_port}"], {}
         with pytest.raises(RequestError, match="503"):
-            session.add_source(tmp_path / "a.wav", None)
+            session.add_source("timbre", tmp_path / "a.wav", None)
         server.shutdown()
 
 

@@ -37,6 +37,15 @@ def test_a_source_as_a_reference(kind: Kind, expected: Any) -> None:
     assert asked == ["a"]
 
 
+@pytest.mark.parametrize("kind", ["timbre", "structure"])
+def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(kind: Kind) -> None:
+    read: list[str] = []
+    shared = services(sources=read.append, untaken=frozenset({"timbre_strength", "structure_strength"}))
+    with pytest.raises(RequestError, match=rf"type: the bundle has no \[{kind}\]"):
+        shared.reference(kind, "a")
+    assert not read
+
+
 def test_without_sources_there_are_no_references() -> None:
     with pytest.raises(RequestError, match="id: there are no sources here"):
         services().reference("timbre", "a")
