@@ -141,13 +141,13 @@ class ServerSettings(BaseSettings):
                 f"expected {what} separated by commas, or a JSON list of them, got {value!r:.100}"
             ) from None
 
-    @field_validator("edges")
+    @field_validator("edges", "replica_url")
     @classmethod
-    def _are_addresses(cls, edges: tuple[str, ...]) -> tuple[str, ...]:
-        for edge in edges:
-            if not (ORIGIN.fullmatch(edge) and edge.startswith(("http://", "https://"))):
-                raise ValueError(f"{edge!r:.100} is not an address such as https://example.org, without a path")
-        return edges
+    def _are_addresses(cls, given: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        for address in [given] if isinstance(given, str) and given else given:
+            if not (ORIGIN.fullmatch(address) and address.startswith(("http://", "https://"))):
+                raise ValueError(f"{address!r:.100} is not an address such as https://example.org, without a path")
+        return given
 
     @field_validator("allowed_origins")
     @classmethod
@@ -188,6 +188,8 @@ class ServerSettings(BaseSettings):
     def _replicas_share_a_redis(self) -> Self:
         if self.replica is not None and self.redis is None:
             raise ValueError("replica needs redis, which replicas share")
+        if self.replica is None and (self.replica_address or self.replica_url):
+            raise ValueError("replica_address and replica_url need replica, its name")
         return self
 
     @property

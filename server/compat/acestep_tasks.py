@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
@@ -27,6 +26,7 @@ from server.config import MIB
 from server.metrics import Outcome
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
+from server.temporary_folder import TemporaryFolder
 
 # Tasks that are known, most of them without audio any more.
 MAX_TASKS = 1000
@@ -76,7 +76,7 @@ class TaskStore:
     """
 
     def __init__(self, limit_bytes: int, keep_s: float) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tickrt-results-")
+        self._folder = TemporaryFolder("results")
         self._limit_bytes, self._keep_s = limit_bytes, keep_s
         self._tasks: OrderedDict[str, Task] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -87,7 +87,7 @@ class TaskStore:
         for running in self._running.values():
             running.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
-        await run_in_threadpool(self._folder.cleanup)
+        await run_in_threadpool(self._folder.close)
 
     def start(self, jobs: Sequence[GenerationJob], facts: dict[str, Any]) -> Task:
         """Run prepared jobs as a task; it releases their permits. Raises ProblemError 503 where there is no room."""
@@ -174,7 +174,7 @@ class TaskStore:
             shutil.rmtree(self._path(f"/{task.id}"), ignore_errors=True)
 
     def _path(self, path: str) -> Path:
-        return Path(self._folder.name + path)
+        return self._folder.path / path.removeprefix("/")
 
 
 def _audio_bytes(job: GenerationJob) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runtime.errors import ConfigError, StoreError
 from server.sources.source import Source
+from server.temporary_folder import TemporaryFolder
 
 PART_SUFFIX = ".part"
 
@@ -22,8 +23,8 @@ class SourceFolder:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="tickrt-sources-") if folder is None else None
-        self.path = Path(self._temporary.name) if self._temporary else _usable(folder or Path())
+        self._temporary = TemporaryFolder("sources") if folder is None else None
+        self.path = self._temporary.path if self._temporary else _usable(folder or Path())
         self._lock = threading.Lock()
         self._sources = _sources_in(self.path)
 
@@ -66,7 +67,7 @@ class SourceFolder:
     def close(self) -> None:
         """Remove the temporary folder."""
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
 
     def _write(self, data: bytes) -> Path:
         """A new file with these bytes. Raises StoreError."""

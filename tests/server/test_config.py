@@ -130,6 +130,20 @@ def test_other_origins_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
         load_settings({})
 
 
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"replica": "a", "redis": "redis://host", "replica_url": "host:8000"}, "not an address such as https"),
+        ({"replica_url": "http://host:8000"}, "need replica, its name"),
+        ({"replica_address": "host:8000"}, "need replica, its name"),
+        ({"replica": "a"}, "needs redis"),
+    ],
+)
+def test_settings_of_a_replica_that_do_not_fit_are_refused(table: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_settings(table)
+
+
 def test_edges_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_EDGES", "https://one.example,http://127.0.0.1:8001")
     assert load_settings({}).edges == ("https://one.example", "http://127.0.0.1:8001")

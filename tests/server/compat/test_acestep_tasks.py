@@ -17,7 +17,7 @@ SHORT = {"prompt": "a", "batch_size": 1, "audio_duration": 0.5, "audio_format": 
 
 
 def folder_path(served: Served) -> Path:
-    return Path(served.app.state.acestep._folder.name)
+    return served.app.state.acestep._folder.path  # type: ignore[no-any-return]
 
 
 def folder_of(served: Served) -> list[Path]:
