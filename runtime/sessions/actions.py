@@ -28,7 +28,7 @@ from runtime.sessions.protocol.plan import PlanChoices
 class PlanFacts:
     """What a session has to know of the plans that a model makes. is_default: sessions have one unless they say no.
 
-    group_size: as PlanChoices has it. num_codes: codes are less.
+    group_size, silent: as PlanChoices has them. num_codes: codes are less.
     """
 
     spec: PlanSpec
@@ -36,6 +36,7 @@ class PlanFacts:
     num_codes: int
     group_size: int = 0
     is_default: bool = True
+    silent: tuple[int, ...] = ()
 
     @property
     def choices(self) -> PlanChoices:
@@ -43,7 +44,11 @@ class PlanFacts:
         layers = dict.fromkeys(name for value in self.spec.layers.values for name in value.split("+"))
         bars = [int(value) for value in self.spec.bars.values]
         return PlanChoices(
-            kinds=list(self.spec.kind.values), layers=list(layers), bars=bars, group_size=self.group_size
+            kinds=list(self.spec.kind.values),
+            layers=list(layers),
+            bars=bars,
+            group_size=self.group_size,
+            silent=list(self.silent),
         )
 
     @classmethod
@@ -55,7 +60,11 @@ class PlanFacts:
         sizes = [group.count for group in planner.codes.groups]
         facts = cls(planner.plan, structure.frames_per_code, structure.num_codes, 0, planner.default)
         is_by_layer = len(sizes) == len(facts.choices.layers) and len(set(sizes)) == 1
-        return replace(facts, group_size=sizes[0]) if is_by_layer else facts
+        if not is_by_layer:
+            return facts
+        tokens = [planner.plan.silent.get(layer) for layer in facts.choices.layers]
+        silent = [token - group.first for token, group in zip(tokens, planner.codes.groups, strict=True) if token]
+        return replace(facts, group_size=sizes[0], silent=tuple(silent) if len(silent) == len(sizes) else ())
 
 
 @dataclass(frozen=True)

@@ -78,23 +78,14 @@ class SimulatedForm:
     def replace(
         self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
     ) -> None:
+        if sections is not None:
+            self._replace_sections(from_frame, sections)
         if codes is not None:
             first, made = from_frame // FRAMES_PER_CODE, self._made // FRAMES_PER_CODE
             if first > made or first + len(codes) > self._end // FRAMES_PER_CODE:
                 raise RequestError("codes that are not made yet", field="codes")
             self._given = {place: code for place, code in self._given.items() if place < first}
             self._given |= {first + index: code for index, code in enumerate(codes)}
-            return
-        kept = [request for request in self._requests if request[4] < from_frame]
-        if from_frame not in [request[4] for request in self._requests]:
-            raise RequestError("no section begins there", field="start_s")
-        self._requests, first = kept, from_frame // FRAMES_PER_CODE
-        self._made = min(self._made, from_frame)
-        self._given = {place: code for place, code in self._given.items() if place < first}
-        index = kept[-1][0] + 1 if kept else 0
-        for request in sections or ():
-            self._add(index, *request)
-            index += 1
 
     def change(self, options: GenerationOptions, from_frame: int) -> None:
         self._options.append([from_frame, _label(options)])
@@ -113,6 +104,18 @@ class SimulatedForm:
 
     def close(self) -> None:
         """Nothing waits."""
+
+    def _replace_sections(self, from_frame: int, sections: Sequence[SectionRequest]) -> None:
+        kept = [request for request in self._requests if request[4] < from_frame]
+        if from_frame not in [request[4] for request in self._requests]:
+            raise RequestError("no section begins there", field="start_s")
+        self._requests, first = kept, from_frame // FRAMES_PER_CODE
+        self._made = min(self._made, from_frame)
+        self._given = {place: code for place, code in self._given.items() if place < first}
+        index = kept[-1][0] + 1 if kept else 0
+        for request in sections:
+            self._add(index, *request)
+            index += 1
 
     @property
     def _end(self) -> int:

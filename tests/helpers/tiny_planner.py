@@ -57,6 +57,7 @@ PLAN: Mapping[str, Any] = {
     "materials": [0, 1, 0, 0],
     "ending": "outro",
     "tags": {"drop": "chorus"},
+    "silent": {"drums": 261, "bass": 267},
     "most_sections": 6,
 }
 THINKING = """[planner.thinking]

@@ -169,6 +169,49 @@ def test_a_section_is_put_before_another_and_deleted(page: Any, traffic: Traffic
     assert not page.is_visible("#section")
 
 
+def by_layer(section: dict[str, Any], choices: dict[str, Any]) -> list[list[int]]:
+    """A section's codes as digits, layer by layer."""
+    size = choices["group_size"]
+    return [[code // size**row % size for code in section["codes"]] for row in range(len(choices["layers"]))]
+
+
+def test_a_layer_is_silenced_and_restored_by_the_keyboard_while_others_stay_as_written(
+    page: Any, traffic: Traffic
+) -> None:
+    choices = traffic.newest(traffic.received, "ready")["plan"]
+    place = next(i for i, one in enumerate(traffic.sections) if i and len(one["layers"]) == 2 and one["codes"])
+    before = traffic.sections[place]
+    page.locator("#sections button").nth(place).press("Enter")
+    group = page.get_by_role("group", name="Layers as they are written")
+    drums, bass = (group.get_by_role("button", name=name) for name in choices["layers"])
+    drums.press("Enter")
+    assert [each.get_attribute("aria-pressed") for each in (drums, bass)] == ["false", "true"]
+    assert bass.get_attribute("aria-disabled") == "true", "a section has a layer at least"
+    wait_for(page, lambda: page.inner_text("#section-note") == "planned")
+    wait_for(page, lambda: traffic.sections[place]["layers"] == ["bass"] and traffic.sections[place]["codes"])
+    silenced, written = by_layer(traffic.sections[place], choices), by_layer(before, choices)
+    assert silenced[1] == written[1]
+    assert set(silenced[0]) == {choices["silent"][0]} != set(written[0])
+    bass.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "bass"
+    assert traffic.newest(traffic.sent, "set_plan")["codes"] == traffic.sections[place]["codes"]
+    drums.press("Space")
+    wait_for(page, lambda: traffic.sections[place:] and traffic.sections[place]["codes"] == before["codes"])
+    assert texts(traffic.sections)[place] == texts([before])[0]
+    assert page.inner_text("#messages") == ""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_editors_last_button_is_not_covered(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    edit_last(page)
+    page.wait_for_function("() => scrollY === window.lastY || void (window.lastY = scrollY)")
+    for name in ("Change", "Close"):
+        box = page.get_by_role("button", name=name, exact=True).bounding_box()
+        middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y)?.textContent", middle) == name
+
+
 def test_a_refused_edit_is_explained_and_the_plan_stays(page: Any, traffic: Traffic) -> None:
     before = buttons(page)
     edit_last(page)

@@ -215,7 +215,8 @@ class Live:
     ) -> None:
         """Replace what of the plan is not heard yet: sections from the start of one on, or structure codes.
 
-        start_s: seconds on the canvas. sections: each with kind, layers and bars; the plan goes on after them.
+        start_s: seconds on the canvas. sections: each with kind, layers and bars; the plan goes on after them. codes:
+        beside sections those of the first of them.
         """
         chosen = None if sections is None else [dict(section) for section in sections]
         self._send("set_plan", start_s=float(start_s), sections=chosen, codes=None if codes is None else list(codes))

@@ -31,6 +31,14 @@ def section_at(sections: Sequence[SongSection], from_frame: int) -> SongSection:
     return found
 
 
+def num_made(sections: Sequence[SongSection]) -> int:
+    """How many codes there are, all told, from the plan's first on, up to where the first is missing."""
+    if not sections:
+        return 0
+    frontier = next((each for each in sections if len(each.codes) < len(each.span)), sections[-1])
+    return frontier.span.start + len(frontier.codes)
+
+
 def with_codes(
     sections: Sequence[SongSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
 ) -> list[SongSection]:

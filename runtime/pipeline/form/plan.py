@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.errors import RequestError, TickError
 from runtime.language.sequence import ENDLESS
-from runtime.pipeline.form.edits import cut, following, section_at, with_codes
+from runtime.pipeline.form.edits import cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
@@ -164,19 +164,22 @@ class FormPlan:
     def replace(
         self, from_frame: int, sections: Sequence[SectionRequest] | None = None, codes: Sequence[int] | None = None
     ) -> None:
-        """Other sections from the start of one on, or other codes from one on; what follows goes on by itself.
+        """Other sections from the start of one on, or other codes from one on, or both; what follows goes on by itself.
 
         Who waits for hints gets those of the new plan. Raises RequestError; nothing has changed then.
         """
         with self._lock:
-            known = [section for section in self._sections if section.end_frame > self._oldest_frame]
+            known, song = [each for each in self._sections if each.end_frame > self._oldest_frame], self._song
+            before = self._before(known[0]) if known else []
             if sections is not None:
                 items = [item_of(self._spec, section) for section in sections]
                 first = section_at(known, from_frame)
-                self._set(following(self._spec, first.song, items, self._before(first)))
-                self._song = first.song
+                song, from_frame = first.song, first.span.start * self._grid.frames_per_code
+                known = following(self._spec, song, items, self._before(first))[len(before) :]
             if codes is not None:
-                self._set([*self._before(known[0] if known else None), *self._with_codes(known, from_frame, codes)])
+                known = self._with_codes(known, from_frame, codes)
+            self._set([*before, *known])
+            self._song = song
 
     def change(self, options: GenerationOptions, from_frame: int) -> None:
         """Another prompt, tempo or key, from the first bar on that begins at `from_frame` or behind it.
@@ -212,7 +215,7 @@ class FormPlan:
     def _made(self) -> int:
         """How many codes there are, all told."""
         with self._lock:
-            return self._frontier.span.start + len(self._frontier.codes) if self._sections else 0
+            return num_made(self._sections)
 
     @property
     def _frontier(self) -> SongSection:
@@ -327,8 +330,8 @@ class FormPlan:
             self._task.run.cancel()
             self._task = None
 
-    def _before(self, section: SongSection | None) -> list[SongSection]:
-        return [each for each in self._sections if section is not None and each.index < section.index]
+    def _before(self, section: SongSection) -> list[SongSection]:
+        return [each for each in self._sections if each.index < section.index]
 
     def _with_codes(self, known: Sequence[SongSection], from_frame: int, codes: Sequence[int]) -> list[SongSection]:
         size, planner = self._grid.frames_per_code, self._sequences.spec
@@ -338,9 +341,8 @@ class FormPlan:
                 f"codes begin at frame {from_frame}, expected a multiple of {size} from {oldest * size} on",
                 field="codes",
             )
-        made = self._frontier.span.start + len(self._frontier.codes) if known else 0
         num_codes = min(self._structure.spec.num_codes, planner.codes.count)
-        return with_codes(known, first, codes, made=made, num_codes=num_codes)
+        return with_codes(known, first, codes, made=num_made(known), num_codes=num_codes)
 
     def _restore(self, state: PlanState) -> None:
         values = state.values

@@ -229,6 +229,8 @@ class SessionPlan:
             )
         sections = None if message.sections is None else self._requests(message)
         codes = None if message.codes is None else self._checked(message.codes)
+        if sections is not None and codes is not None and self._code_frame(frame) > self.end:
+            raise RequestError("the codes before them are not made yet", field="codes", fix="wait for the message plan")
         if self._waiting_edit() == frame:  # No section begins there before that one is made.
             self._changes.pop()
         self._changes.append(PlanChange(frame, sections, codes))

@@ -14,12 +14,17 @@ MAX_CODES = 4096
 
 
 class PlanChoices(Message):
-    """What a section can be. group_size: a code has a digit of so many values for each layer; 0: of another kind."""
+    """What a section can be.
+
+    group_size: a code has a digit of so many values for each layer, the first layer's counting 1; 0: of another kind.
+    silent: of each layer the digit of its silence; empty where that is not known.
+    """
 
     kinds: list[str]
     layers: list[str]
     bars: list[int]
     group_size: Count = 0
+    silent: list[Count] = Field(default_factory=list)
 
 
 class NewSection(Message):
@@ -48,9 +53,10 @@ class Plan(Message):
 
 
 class SetPlan(Message):
-    """Replaces what is not heard yet: the sections from the start of one on, or codes from one on.
+    """Replaces what is not heard yet: the sections from the start of one on, codes from one on, or both.
 
-    What follows is planned by itself. `start_s`: seconds on the canvas.
+    What follows is planned by itself. `start_s`: seconds on the canvas. Beside sections, `codes` are those of the first
+    of them, from its beginning on.
     """
 
     type: Literal["set_plan"] = "set_plan"
@@ -60,9 +66,11 @@ class SetPlan(Message):
     codes: Annotated[list[Count], Field(min_length=1, max_length=MAX_CODES)] | None = None
 
     @model_validator(mode="after")
-    def _either(self) -> Self:
-        if (self.sections is None) == (self.codes is None):
-            raise PydanticCustomError("either", "needs either sections or codes")
+    def _some(self) -> Self:
+        if not self.sections and self.codes is not None and self.sections is not None:
+            raise PydanticCustomError("some", "codes beside sections need a section that they are of")
+        if self.sections is None and self.codes is None:
+            raise PydanticCustomError("some", "needs sections or codes")
         return self
 
 

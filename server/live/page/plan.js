@@ -1,6 +1,7 @@
 /** The plan of a session in mode extend: a row of its sections, and an editor for one that is not heard yet. */
 
 import { element, field, find } from "./widgets/element.js";
+import { LayerButtons } from "./widgets/layer_buttons.js";
 import { barsText, PlanView } from "./widgets/plan_view.js";
 
 /**
@@ -19,6 +20,7 @@ function offer(id, values, chosen) {
 
 export class Plan {
   view = new PlanView();
+  /** As the server told of them last. @type {Section[]} */ #told = [];
   /** Their elements, by index. @type {Map<number, HTMLLIElement>} */ #items = new Map();
   /** Index of the section in the editor. @type {number | null} */ #edited = null;
   /** How many of the sections have begun to play. */ #begun = 0;
@@ -29,6 +31,7 @@ export class Plan {
   /** @param {import("./connection.js").Connection} connection */
   constructor(connection) {
     this.connection = connection;
+    this.codes = new LayerButtons(find("section-codes"), (written) => this.#sendCodes(written));
     find("plan").addEventListener("change", () => connection.restart());
     find("section").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -55,6 +58,7 @@ export class Plan {
   /** A session begins, or goes on. @param {Choices | null} choices null: without a plan @param {boolean} isEndless */
   begin(choices, isEndless) {
     this.view.choices = choices;
+    this.codes.begin(choices);
     find("plan-field").hidden = !isEndless || (choices === null && this.isWanted);
     find("plan-header").textContent = "";
     this.#editedS = -Infinity;
@@ -67,6 +71,7 @@ export class Plan {
     const texts = [genre, bpm && `${bpm} bpm`, [key?.toUpperCase(), mode].filter(Boolean).join(" "), meter];
     find("plan-header").textContent = texts.filter(Boolean).join(" · ");
     if (sections.length && sections.at(-1).end_s < this.#editedS + LEAST_S) return;
+    this.#told = sections;
     this.#show(sections);
     if (this.#seq) find("section-note").textContent = "planned";
     this.#seq = 0;
@@ -84,6 +89,7 @@ export class Plan {
     this.#seq = 0;
     this.#editedS = -Infinity;
     find("section-note").textContent = "";
+    this.#show(this.#told);
     if (this.#edited !== null) this.#fill();
   }
 
@@ -108,6 +114,7 @@ export class Plan {
       if (row.children[i] !== item) row.insertBefore(item, row.children[i]);
     });
     this.#mark();
+    if (this.#edited !== null) this.codes.show(this.#section);
   }
 
   /** @param {Section} section */
@@ -163,6 +170,7 @@ export class Plan {
     find("section").hidden = false;
     this.#mark();
     field("section-kind").focus();
+    find("section").scrollIntoView({ block: "nearest" });
   }
 
   #close() {
@@ -189,6 +197,7 @@ export class Plan {
         return label;
       }),
     );
+    this.codes.show(this.#section);
   }
 
   /** What the editor says. @returns {SectionText} */
@@ -210,11 +219,23 @@ export class Plan {
     return { kind, layers, bars: this.view.choices?.bars.find((count) => count >= bars) ?? bars };
   }
 
-  /** Sections in place of the edited one; those after it stay. @param {SectionText[]} instead */
-  #send(instead) {
+  /** The edited section with other codes, shown at once. @param {import("./widgets/layer_buttons.js").Written} written */
+  #sendCodes({ layers, codes }) {
+    const edited = this.#section;
+    this.#send([this.#whole({ ...edited, layers })], codes);
+    this.#show(this.view.sections.map((section) => (section === edited ? { ...edited, layers, codes } : section)));
+    for (const box of find("section-layers").querySelectorAll("input")) box.checked = layers.includes(box.value);
+  }
+
+  /**
+   * Sections in place of the edited one; those after it stay.
+   * @param {SectionText[]} instead
+   * @param {number[]} [codes] of the first of them
+   */
+  #send(instead, codes) {
     const { index, start_s } = this.#section;
     const later = this.view.sections.filter((section) => section.index > index).map((section) => this.#whole(section));
-    this.#seq = this.connection.change("set_plan", { start_s, sections: [...instead, ...later] });
+    this.#seq = this.connection.change("set_plan", { start_s, sections: [...instead, ...later], ...(codes && { codes }) });
     this.#editedS = start_s;
     find("section-note").textContent = "sent";
   }

@@ -3,7 +3,7 @@
 /**
  * @typedef {{kind: string, layers: string[], bars: number}} SectionText
  * @typedef {SectionText & {index: number, start_s: number, end_s: number, codes: number[] | null}} Section
- * @typedef {{kinds: string[], layers: string[], bars: number[], group_size: number}} Choices
+ * @typedef {{kinds: string[], layers: string[], bars: number[], group_size: number, silent: number[]}} Choices
  */
 
 /** @param {number} bars */

@@ -144,6 +144,21 @@ def test_codes_are_replaced_and_what_follows_goes_on(pipeline: Pipeline) -> None
             plan.replace(frame, codes=[1])
 
 
+def test_a_section_is_replaced_with_its_codes(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=6)
+    plan.hints(0, 200)
+    second, codes = plan.sections[1], plan.codes(0, 60)
+    first = second.start_frame // SIZE
+    wanted = [(code + 1) % 25 for code in codes[first : first + 5]]
+    plan.replace(second.start_frame, [SectionRequest("break", ("bass",), 2)], wanted)
+    assert plan.codes(0, first + 5) == [*codes[:first], *wanted]
+    assert (plan.sections[1].kind, plan.sections[1].start_frame) == ("break", second.start_frame)
+    known = plan.sections
+    with pytest.raises(RequestError, match="code 25 is unknown"):
+        plan.replace(second.start_frame, [SectionRequest("verse", ("drums",), 1)], [25])
+    assert plan.sections == known
+
+
 def test_another_tempo_begins_with_a_bar_and_keeps_the_kind(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=8, bpm=120)
     before = plan.hints(0, 60)
