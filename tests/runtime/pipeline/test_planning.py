@@ -185,7 +185,7 @@ def test_a_model_without_a_planner_has_no_plan(built: Built) -> None:
         with pytest.raises(RequestError, match="plan_top_p"):
             LongGeneration(plain, parse_options({"prompt": "a", "plan_top_p": 0.5}))
         with pytest.raises(RequestError, match="makes nothing of it"):
-            LongGeneration(plain, parse_options({"prompt": "a", "plan": False}))
+            LongGeneration(plain, parse_options({"prompt": "a", "plan": True}))
 
 
 def test_the_readme_s_examples(pipeline: Pipeline, form: Pipeline) -> None:
