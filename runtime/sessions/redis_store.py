@@ -76,7 +76,7 @@ class RedisBackend:
         self._epochs: dict[str, int] = {}
         self._taking = threading.Lock()
         self._is_closing = threading.Event()
-        self._renewing = threading.Thread(target=self._renew_all, args=(renew_s,), name="session-claims")
+        self._renewing = threading.Thread(target=self._renew_all, args=(renew_s,), name="session-claims", daemon=True)
         self._renewing.start()
 
     def ids(self) -> list[str]:

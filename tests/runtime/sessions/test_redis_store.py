@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +62,14 @@ def test_a_server_learns_that_it_lost_a_session_also_where_it_saves_nothing(
         old.flush()
         new.take("a")
         assert lost.get(timeout=TIMEOUT_S) == "a"
+
+
+def test_a_process_that_fails_with_an_open_store_ends(server: RedisServer) -> None:
+    script = (
+        "import sys\nfrom runtime.sessions.redis_store import open_redis_store\nopen_redis_store(sys.argv[1])\n1 / 0"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, b"ZeroDivisionError: division by zero")
 
 
 def test_a_session_is_kept_while_a_server_holds_it_and_for_keep_s_afterwards(server: RedisServer) -> None:
