@@ -65,9 +65,7 @@ def test_a_server_learns_that_it_lost_a_session_also_where_it_saves_nothing(
 
 
 def test_a_process_that_fails_with_an_open_store_ends(server: RedisServer) -> None:
-    script = (
-        "import sys\nfrom runtime.sessions.redis_store import open_redis_store\nopen_redis_store(sys.argv[1])\n1 / 0"
-    )
+    script = f"from runtime.sessions.redis_store import open_redis_store\nopen_redis_store({server.url!r})\n1 / 0"
     ended = subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, b"ZeroDivisionError: division by zero")
 
