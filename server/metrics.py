@@ -95,6 +95,7 @@ class Metrics:
         self.occupancy = self._histogram("batch_occupancy_ratio", "Active slots divided by all slots, per tick", RATIOS)
         self.rows = self._counter("decoder_rows", "Batch rows executed by the decoder")
         self.allocations = self._counter("tick_allocations", "Memory allocations made during ticks")
+        self.planner_tokens = self._counter("planner_tokens", "Tokens that the planner has written")
         self.slots_active = self._gauge("slots_active", "Slots in use")
         self.slots_capacity = self._gauge("slots_capacity", "Slots in total")
         self.queue_depth = self._gauge("queue_depth", "Generations that wait for a slot")

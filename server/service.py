@@ -216,6 +216,8 @@ class Service:
         self.metrics.watch(pipeline.loop.stats, time.monotonic() - started_s)
         self._show_engines(pipeline)
         pipeline.loop.observers.append(self.metrics.observe_tick)
+        if pipeline.planner is not None:
+            pipeline.planner.sequences.observers.append(self.metrics.planner_tokens.inc)
         if not pipeline.live_refusal:
             self._open_host(pipeline)
         self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)

@@ -58,10 +58,13 @@ class Caller:
 
 
 class SequenceRun:
-    """One sequence in the loop: the tick thread adds tokens, another thread waits for them."""
+    """One sequence in the loop: the tick thread adds tokens, another thread waits for them.
 
-    def __init__(self, loop: LoopClient, caller: Caller, **request: Any) -> None:
-        self._loop, self._changed = loop, threading.Condition()
+    note: called with how many tokens have come, on the tick thread.
+    """
+
+    def __init__(self, loop: LoopClient, caller: Caller, note: Callable[[int], None], **request: Any) -> None:
+        self._loop, self._note_tokens, self._changed = loop, note, threading.Condition()
         self._tokens: list[int] = []
         self._awaited = 0  # how many tokens are worth waking who waits for
         self._has_started = False  # or has ended before
@@ -100,6 +103,7 @@ class SequenceRun:
             raise QueueTimeoutError(f"the planner had no slot within {self._timeout_s:g} s")
 
     def _add(self, tokens: Sequence[int]) -> None:
+        self._note_tokens(len(tokens))
         with self._changed:
             self._tokens += tokens
             if len(self._tokens) >= self._awaited:
@@ -125,17 +129,25 @@ class SequenceOrder:
 
 
 class Sequences:
-    """Starts sequences of one bundle's planner. Any thread. Raises ConfigError."""
+    """Starts sequences of one bundle's planner. Any thread. Raises ConfigError.
+
+    observers: get the number of tokens of each tick, on the tick thread.
+    """
 
     def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
         assert spec.tokenizer is not None
         self.bundle, self.spec, self.structure, self._loop = bundle, spec, structure, loop
+        self.observers: list[Callable[[int], None]] = []
         self.tokenizer, self._unknown = read_tokenizer(bundle.folder / spec.tokenizer)
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """A text's tokens, without unknown ones."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return tuple(token for token in ids if token != self._unknown)
+
+    def _note_tokens(self, number: int) -> None:
+        for observer in self.observers:
+            observer(number)
 
     def start(self, order: SequenceOrder, options: GenerationOptions, caller: Caller) -> SequenceRun:
         """A sequence in the loop, once there is a place. Raises as submit_sequence does."""
@@ -144,6 +156,7 @@ class Sequences:
         return SequenceRun(
             self._loop,
             caller,
+            self._note_tokens,
             prompt=order.prompts[0],
             negative=order.prompts[1],
             max_tokens=order.max_tokens,

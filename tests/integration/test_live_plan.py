@@ -81,6 +81,7 @@ def test_a_session_plays_by_a_plan_which_can_be_edited(served: Served) -> None:
         with served.client() as http:
             card = http.get(f"/v1/sessions/{client.ready.session}").json()
         assert section.model_dump() in card["plan"]["sections"]
+    assert served.metrics()["tickrt_planner_tokens_total"] > 0
 
 
 def test_a_session_without_a_plan(served: Served) -> None:

@@ -66,6 +66,8 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     planner = Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure)
     nothing: Any = None
     job = GenerationJob(nothing, pipeline, nothing, Upload({}), "", nothing, "id")
+    tokens: list[int] = []
+    planner.sequences.observers.append(tokens.append)
     job.generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
 
     async def wait() -> None:
@@ -86,6 +88,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
     if not is_cancelled:
         assert len(job.metadata.plan["codes"]) == 11
+        assert sum(tokens) >= 11
     pipeline.close()
 
 
