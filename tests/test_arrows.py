@@ -52,7 +52,8 @@ MAY_IMPORT = {
     "tickrt": SESSIONS | {"runtime.subcommands"},
     "engine_build": {"runtime"},
     "server": {"runtime"},
-    "profiling": {"runtime"},
+    "server.scale": {"runtime", "server"},
+    "profiling": {"runtime", "tickrt", "server.scale"},
 }
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.

@@ -104,6 +104,12 @@ class LocalCluster:
         command = (sys.executable, "-m", "server", str(config), "--host", "127.0.0.1", "--port", "0")
         return self.launch(name, *command, **ours, **unlimited, **settings)
 
+    def cpu_s(self, name: str) -> float:
+        """CPU time of a process that this object has launched and of those that it has started, in seconds."""
+        process = psutil.Process(self.launched[name].pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return float(sum(each.user + each.system for each in times))
+
     def leases(self) -> list[Lease]:
         """The replicas' leases. Raises ConfigError and StoreError where Redis is away."""
         leases = Leases(self.redis_url)

@@ -66,6 +66,17 @@ class LiveClient:
             reason = self.closed.reason if self.closed is not None else str(error)
             raise TickError(f"the server closed session {self.ready.session}: {reason}") from None
 
+    async def ping(self) -> float:
+        """Seconds until the answer to a ping. Raises TickError where the connection is closed."""
+        try:
+            return await (await self._socket.ping())
+        except ConnectionClosed as error:
+            raise TickError(f"session {self.ready.session} has no connection: {error}") from None
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is closed."""
+        await self._socket.wait_closed()
+
     def disconnect(self) -> None:
         """Drop the connection without a closing handshake."""
         self._socket.transport.abort()

@@ -119,7 +119,7 @@ def _measure(
         runs = asyncio.run(_run_clients(server.url, script, sessions, progress))
     wall_s = time.monotonic() - begin_s
     after = server.metrics()
-    used = {**_server_usage(before, after, wall_s), **idle, "server_mib": after[MEMORY] / MIB}
+    used = {**server_usage(before, after, wall_s), **idle, "server_mib": after[MEMORY] / MIB}
     used["mib_per_session"] = (used["server_mib"] - idle["idle_mib"]) / sessions
     used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
     return live_result(target, runs, used)
@@ -140,7 +140,7 @@ async def _show(progress: TaskProgress, duration_s: float) -> None:
         progress.update(min((time.monotonic() - begin_s) / duration_s, 1.0))
 
 
-def _server_usage(before: Mapping[str, float], after: Mapping[str, float], wall_s: float) -> dict[str, float]:
+def server_usage(before: Mapping[str, float], after: Mapping[str, float], wall_s: float) -> dict[str, float]:
     """What the server did between two readings of its metrics; CPU in cores."""
 
     def used(name: str) -> float:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 from profiling.bench.live.client import LiveClient, live_client
-from runtime.sessions.messages import Close, LivePrompt, Mode, Open, SetControls, SetPrompts
+from runtime.sessions.messages import AudioFormat, Close, LivePrompt, Mode, Open, SetControls, SetPrompts
 
 Kind = Literal["step_parameter", "generation_parameter"]
 KINDS: tuple[Kind, Kind] = ("step_parameter", "generation_parameter")
@@ -33,6 +34,7 @@ class Script:
     interval_s: float
     change_s: float
     plan: bool | None = None
+    format: AudioFormat = "s16"
 
     @property
     def duration_s(self) -> float:
@@ -57,13 +59,23 @@ class ClientRun:
     client: LiveClient
 
 
-async def run_client(url: str, script: Script, index: int) -> ClientRun:
-    """Play the script in a session of its own. Raises SessionRefusedError, TickError."""
+Beside = Callable[[LiveClient], Awaitable[None]]
+
+
+async def idle(client: LiveClient) -> None:
+    """Nothing beside the script."""
+
+
+async def run_client(url: str, script: Script, index: int, beside: Beside = idle) -> ClientRun:
+    """Play the script in a session of its own. Raises SessionRefusedError, TickError.
+
+    beside: runs while the script plays, and is cancelled at its end.
+    """
     rng = random.Random(index)
     prompts = [LivePrompt(text=PROMPTS[index % len(PROMPTS)])]
-    opening = Open(mode=script.mode, prompts=prompts, seed=index, plan=script.plan)
+    opening = Open(mode=script.mode, prompts=prompts, seed=index, plan=script.plan, format=script.format)
     controls: list[Control] = []
-    async with live_client(url, opening) as client:
+    async with live_client(url, opening) as client, running(beside(client)):
         begin_s = time.monotonic() + WARM_UP_S
         for seq, at_s in zip(count(1), control_times(script, rng), strict=False):
             await asyncio.sleep(begin_s + at_s - time.monotonic())
@@ -71,6 +83,18 @@ async def run_client(url: str, script: Script, index: int) -> ClientRun:
         await asyncio.sleep(begin_s + script.change_s + SETTLE_S - time.monotonic())
         await client.send(Close())
     return ClientRun(controls, client)
+
+
+@asynccontextmanager
+async def running(work: Awaitable[None]) -> AsyncIterator[None]:
+    """Work runs during the block; its error is raised at the end."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def control_times(script: Script, rng: random.Random) -> Iterator[float]:

@@ -1,0 +1,186 @@
+"""What a listener hears when the replica of its session is killed, drained or frozen, or when the store is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from websockets.exceptions import WebSocketException
+
+from profiling.bench.live.client import LiveClient, live_client
+from profiling.bench.result import rounded
+from runtime.errors import TickError
+from runtime.sessions.messages import Close, LivePrompt, Open
+from server.scale.local_cluster import LocalCluster
+from tickrt.live import Live
+from tickrt.remote import TickRT
+
+SIGNALS: Mapping[str, signal.Signals] = {
+    "killed": signal.SIGKILL,
+    "drained": signal.SIGTERM,
+    "frozen": signal.SIGSTOP,
+}
+STORE = "store away"
+ROUNDS = 3
+BEFORE_S, AFTER_S = 2.0, 5.0
+CHUNK_S, RETRY_S = 0.05, 0.02
+# The edge sends a new session to the replica with the fewest: after one session and three more, each of two has two.
+WATCHERS = 3
+OPENING = Open(mode="extend", prompts=[LivePrompt(text="calm piano")], seed=3)
+
+
+@dataclass
+class Loss:
+    """One event. Times in milliseconds since then; None where no connection was lost.
+
+    noticed_ms: a connection to that replica was closed. resumed_ms: the session goes on at another one. gap_ms: the
+    longest silence of a player in real time.
+    """
+
+    gap_ms: float
+    noticed_ms: float | None = None
+    resumed_ms: float | None = None
+
+
+@dataclass
+class Replicas:
+    """The replicas of a cluster of servers, of which some end: others with new names take their place."""
+
+    cluster: LocalCluster
+    config: Path
+    settings: Mapping[str, str]
+    names: list[str]
+    _num_started: int = field(init=False)
+    _ended: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._num_started = len(self.names)
+
+    def wait_idle(self) -> None:
+        """Wait until exactly these replicas are ready behind the edge, without a session. Raises TickError."""
+        self.cluster.wait_ready(len(self.names))
+        self.cluster.wait_until(lambda: self._sessions() == dict.fromkeys(self.names, 0), "the replicas are not idle")
+        self.cluster.wait_ready(len(self.names))
+
+    def holder(self) -> str:
+        """The one that has the only session. Raises TickError where there is none."""
+        self.cluster.wait_until(lambda: sum(self._sessions().values()) == 1, "no replica has the session")
+        return next(name for name, sessions in self._sessions().items() if sessions)
+
+    def _sessions(self) -> dict[str, int]:
+        return {lease.name: lease.sessions for lease in self.cluster.leases()}
+
+    def end(self, name: str, sent: signal.Signals) -> None:
+        """Send a replica a signal, with which it stops or ends."""
+        self._ended = self.cluster.launched.pop(name)
+        self._ended.send_signal(sent)
+
+    def replace(self, name: str, sent: signal.Signals) -> None:
+        """After `end`: let it go on, or start another one."""
+        if sent == signal.SIGSTOP:
+            self._ended.send_signal(signal.SIGCONT)
+            self.cluster.launched[name] = self._ended
+            return
+        self._ended.wait()
+        self._num_started += 1
+        self.names[self.names.index(name)] = f"r{self._num_started}"
+        self.cluster.start_replica(f"r{self._num_started}", self.config, **self.settings)
+
+
+class Player:
+    """Plays chunks of CHUNK_S in real time: what comes late is played late."""
+
+    def __init__(self, chunks: Iterator[object]) -> None:
+        self.gap_s = 0.0
+        self._chunks = chunks
+        self._due_s = 0.0
+
+    def play(self, seconds: float) -> None:
+        """Play on; `gap_s` is the longest wait so far for audio that was due."""
+        for _ in range(round(seconds / CHUNK_S)):
+            time.sleep(max(0.0, self._due_s - time.monotonic()))
+            next(self._chunks)
+            now_s = time.monotonic()
+            if self._due_s:
+                self.gap_s = max(self.gap_s, now_s - self._due_s)
+            self._due_s = max(now_s, self._due_s) + CHUNK_S
+
+
+def measure_failover(replicas: Replicas, url: str, on_share: Callable[[float], None]) -> dict[str, Any]:
+    """Every event, ROUNDS times, and the end of the store: event -> figures. Raises TickError."""
+    wanted = [(name, sent) for name, sent in SIGNALS.items() for _ in range(ROUNDS)]
+    losses: dict[str, list[Loss]] = {name: [] for name in (*SIGNALS, STORE)}
+    for index, (name, sent) in enumerate(wanted):
+        on_share(index / (len(wanted) + 1))
+        losses[name].append(_replica_ends(replicas, url, sent))
+    redis = replicas.cluster.launched.pop("redis")
+    losses[STORE].append(asyncio.run(_listen(url, lambda: None, redis.kill)))
+    redis.wait()
+    return {name: loss_figures(found) for name, found in losses.items()}
+
+
+def loss_figures(losses: Sequence[Loss]) -> dict[str, Any]:
+    """Median and largest of each time; {} where there is none."""
+    figures: dict[str, Any] = {"rounds": len(losses)}
+    for name in ("noticed_ms", "resumed_ms", "gap_ms"):
+        times_ms = sorted(value for loss in losses if (value := getattr(loss, name)) is not None)
+        figures[name] = rounded({"p50": median(times_ms), "max": times_ms[-1]}) if times_ms else {}
+    return figures
+
+
+def _replica_ends(replicas: Replicas, url: str, sent: signal.Signals) -> Loss:
+    replicas.wait_idle()
+    held: list[str] = []
+    find, end = (lambda: held.append(replicas.holder())), (lambda: replicas.end(held[0], sent))
+    loss = asyncio.run(_listen(url, find, end))
+    replicas.replace(held[0], sent)
+    return loss
+
+
+async def _listen(url: str, on_open: Callable[[], None], event: Callable[[], None]) -> Loss:
+    """Listen to a session and watch others while something happens. on_open: called while it is the only session."""
+    with await asyncio.to_thread(_open, url) as live:
+        await asyncio.to_thread(on_open)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(live_client(url, OPENING)) for _ in range(WATCHERS)]
+            watching = [asyncio.create_task(resume(url, client)) for client in clients]
+            player = Player(live)
+            await asyncio.to_thread(player.play, BEFORE_S)
+            player.gap_s, begin_s = 0.0, time.monotonic()
+            event()
+            await asyncio.to_thread(player.play, AFTER_S)
+            loss = Loss(1e3 * player.gap_s)
+            for client, task in zip(clients, watching, strict=True):
+                if task.done():
+                    loss.noticed_ms, loss.resumed_ms = (1e3 * (at_s - begin_s) for at_s in task.result())
+                    continue
+                task.cancel()
+                with suppress(TickError):
+                    await client.send(Close())
+    return loss
+
+
+def _open(url: str) -> Live:
+    return TickRT(url).live("calm piano", mode="extend", chunk_s=CHUNK_S, seed=3)
+
+
+async def resume(url: str, client: LiveClient) -> tuple[float, float]:
+    """When the connection is lost, and when its session goes on in another one, which is then ended."""
+    await client.wait_closed()
+    lost_s = time.monotonic()
+    while True:
+        with suppress(TickError, OSError, WebSocketException):
+            opening = Open(resume=client.ready.resume_token)
+            async with live_client(url, opening, client.ready.session) as again:
+                resumed_s = time.monotonic()
+                await again.send(Close())
+                return lost_s, resumed_s
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,76 @@
+"""What is read of a cluster and of its clients, by session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from helpers.http_harness import Served
+from helpers.live_clients import RATE, ready
+from helpers.redis_server import redis_server
+
+from profiling.bench.cluster.transport import (
+    Reading,
+    client_figures,
+    metrics_of,
+    redis_input_bytes,
+    time_gets,
+    used_between,
+)
+from profiling.bench.live.client import LiveClient
+from profiling.bench.live.script import ClientRun, Control
+from profiling.bench.live.sound_log import AudioRange
+from runtime.errors import TickError
+from runtime.sessions.messages import Applied, Stages
+
+
+def test_gets_are_timed_one_by_one_and_must_succeed(served: Served) -> None:
+    times_ms = time_gets(served.url, num_gets=3)
+    assert len(times_ms) == 3
+    assert min(times_ms) > 0
+    with pytest.raises(TickError, match="/nowhere answers 404"):
+        time_gets(served.url, "/nowhere", num_gets=1)
+
+
+def test_metrics_are_without_the_label_of_the_replica(served: Served) -> None:
+    assert metrics_of("r1", served.url)["tickrt_live_refreshes_total"] == 0.0
+
+
+def test_redis_says_what_it_has_received(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis:
+        first = redis_input_bytes(redis.url)
+        assert redis_input_bytes(redis.url) > first > 0
+
+
+def metrics(cpu_s: float, ticks_s: float) -> dict[str, float]:
+    return {
+        "tickrt_tick_duration_seconds_count": 10.0 * ticks_s, "tickrt_tick_duration_seconds_sum": ticks_s,
+        "tickrt_live_refreshes_total": 0.0, "process_cpu_seconds_total": cpu_s,
+    }  # fmt: skip
+
+
+def test_replicas_are_averaged_and_the_edge_and_the_store_are_by_session() -> None:
+    before = Reading([metrics(1.0, 1.0), metrics(0.0, 0.0)], 1.0, 1_000, 100.0)
+    after = Reading([metrics(5.0, 3.0), metrics(2.0, 1.0)], 1.2, 41_000, 110.0)
+    used = used_between(before, after, sessions=4)
+    assert used["server_cpu"] == pytest.approx(0.3)
+    assert used["ticks_share"] == pytest.approx(0.15)
+    assert used["edge_cores"] == pytest.approx(0.02)
+    assert used["store_bytes_per_s_per_session"] == pytest.approx(1_000.0)
+
+
+def test_audio_is_timed_without_what_making_it_takes() -> None:
+    client = LiveClient(cast(Any, None), ready(), 0.0)
+    client.log.write(AudioRange(0, 20 * RATE, 0, 0, 0.0), 0.0)
+    client.log.start(0.0)
+    client.log.write(AudioRange(3 * RATE, 20 * RATE, 1, 1, 2.15), 2.15)
+    client.log.advance(10.0)
+    stages = Stages(submitted=1.0, finished=100.0, decoded=140.0)
+    client.applied[1] = [Applied(seq=1, tick=1, first_sample=3 * RATE, full_sample=3 * RATE, stages_ms=stages)]
+    client.received_bytes = 50_000
+    run = ClientRun([Control("step_parameter", 1, 2.0), Control("step_parameter", 2, 9.0)], client)
+    figures = client_figures([run], duration_s=10.0)
+    assert figures["audio_ms"]["p50"] == pytest.approx(10.0)
+    assert (figures["kbit_per_s_per_session"], figures["underruns"]) == (40.0, 0)
+    assert client_figures([ClientRun([], client)], duration_s=10.0)["audio_ms"] == {}

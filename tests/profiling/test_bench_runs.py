@@ -1,0 +1,56 @@
+"""Which options of tickrt-bench go together; test_bench_cli.py measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Built
+
+from profiling.bench.cluster.load import ClusterLoad
+from profiling.bench.live.run import LiveLoad
+from profiling.bench.live.script import Script
+from profiling.bench.workload import workload_of
+from profiling.bench_runs import Bench
+from runtime.errors import ConfigError
+
+SCRIPT = Script("loop", 2.0, 60.0)
+
+
+@pytest.fixture
+def bench(built: Built) -> Bench:
+    """One of ticks."""
+    deployment = built()
+    runs = (False, 1, False, 0, False, False, "", None, None, None)
+    return Bench(deployment, workload_of(deployment, 2, 0, 0), 4, *runs, None, "", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "tick"),
+        ({"budgets": True}, "budgets"),
+        ({"live": LiveLoad((1,), SCRIPT)}, "live"),
+        ({"cluster": ClusterLoad(4, SCRIPT)}, "cluster"),
+    ],
+)
+def test_a_run_has_a_kind_that_is_known_before(bench: Bench, changes: dict[str, Any], kind: str) -> None:
+    wanted = replace(bench, **changes)
+    wanted.check()
+    assert wanted.kind == wanted.known()["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": ClusterLoad(4, SCRIPT), "budgets": True}, "--budgets and --cluster are different runs"),
+        ({"cluster": ClusterLoad(4, SCRIPT), "torch": "published"}, "--torch does not go with --cluster"),
+        ({"plot": Path("a.svg")}, "--plot needs --sweep"),
+        ({"plot": Path("a.png"), "sweep": "depth=1,2"}, "not the name of an SVG file"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(bench: Bench, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(bench, **changes).check()
