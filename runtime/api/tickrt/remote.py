@@ -49,7 +49,7 @@ from tickrt.receiver import Receiver, error_of
 CONNECT_S, CLOSE_S, UPLOAD_S = 5.0, 1.0, 60.0
 # A server that plays says something several times a second; one that is silent for so long is frozen or cut off.
 SILENCE_S, ACK_S = 3.0, 0.5
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+FIRST_RETRY_S, LONGEST_RETRY_S, JITTER_S = 0.05, 2.0, 0.1
 MAX_MESSAGE_BYTES = 2**24
 
 
@@ -241,7 +241,7 @@ class RemoteSession:
         """Connect to one address after the other; whether the session goes on. Its receiver gets the error if not."""
         until_s = time.monotonic() + self._ready.limits.keep_s
         for attempt in count():
-            if self._is_ended.is_set():
+            if self._is_ended.wait(retry_delay_s(attempt, len(self._urls))):
                 return False
             try:
                 opening = Open(resume=self._ready.resume_token)
@@ -252,9 +252,6 @@ class RemoteSession:
                     self._finish(error)
                     return False
             self._urls.append(self._urls.pop(0))
-            rounds = (attempt + 1) // len(self._urls)
-            delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**rounds) if rounds else 0.0
-            self._is_ended.wait(delay_s * random.uniform(0.5, 1.5))
         if self._is_ended.is_set():
             self._send(Close())
             self._connection.close()
@@ -324,3 +321,14 @@ def _detail(error: urllib.error.HTTPError) -> str:
         return str(json.load(error)["detail"])
     except (ValueError, LookupError, TypeError):
         return str(error)
+
+
+def retry_delay_s(attempt: int, num_addresses: int) -> float:
+    """How long to wait before an attempt to resume: a little at the first time that each address is tried, then longer.
+
+    It is random, so that the listeners of a server that has ended do not all come to another one at once.
+    """
+    rounds = attempt // num_addresses
+    if not rounds:
+        return random.uniform(0.0, JITTER_S)
+    return min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**rounds) * random.uniform(0.5, 1.5)

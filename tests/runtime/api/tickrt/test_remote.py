@@ -25,7 +25,7 @@ import tickrt
 from runtime.config.deployment import Deployment
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.messages import SUBPROTOCOL, message_text
-from tickrt.remote import RemoteSession
+from tickrt.remote import RemoteSession, retry_delay_s
 
 RATE_HZ = 8000
 KEY = "the-key"
@@ -206,6 +206,33 @@ def test_who_cannot_open_a_session_is_told_why(second: Served) -> None:
         tickrt.TickRT("http://127.0.0.1:1").live("a")
     with pytest.raises(RequestError, match="guidance"):
         tickrt.TickRT(["http://127.0.0.1:1", second.url], key=KEY).live("a", guidance=-3.0)
+
+
+def test_listeners_of_a_lost_server_come_back_one_after_the_other() -> None:
+    def lengths(attempt: int, num_addresses: int) -> np.ndarray:
+        return np.array([retry_delay_s(attempt, num_addresses) for _ in range(200)])
+
+    for first in (lengths(0, 1), lengths(1, 2)):
+        assert 0.0 <= first.min() < 0.02
+        assert 0.08 < first.max() <= 0.1
+    assert 0.05 <= lengths(1, 1).min() < lengths(1, 1).max() <= 0.15
+    assert 1.0 <= lengths(99, 2).min() < 1.2
+    assert 2.8 < lengths(99, 2).max() <= 3.0
+
+
+def test_a_lost_session_waits_before_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, is_resumed = list[tuple[int, int]](), threading.Event()
+    monkeypatch.setattr("tickrt.remote.retry_delay_s", lambda *given: asked.append(given) or 0.0)
+
+    def resumed(connection: ServerConnection) -> None:
+        is_resumed.set()
+        connection.send(ready())
+        with suppress(ConnectionClosed):
+            connection.recv(TIMEOUT_S)
+
+    with Scripted(lambda connection: connection.send(ready()), resumed) as server, tickrt.TickRT(server.url).live("a"):
+        assert is_resumed.wait(TIMEOUT_S)
+    assert asked == [(0, 1)]
 
 
 def test_a_session_that_was_ended_is_not_resumed(second: Served) -> None:
