@@ -139,6 +139,8 @@ def test_sessions_play_on_without_the_store(cluster: Cluster) -> None:
         print(f"store away: the largest gap was {late_s:.2f} s")
         assert live.state is not None
         assert not live.state.stored
+        away = httpx.post(f"{cluster.url}/v1/sources", content=wav_file(1.0), timeout=30.0)
+        assert (away.status_code, away.json()["code"]) == (503, "store_unavailable")
     np.testing.assert_allclose(np.concatenate([before, after]), expected, atol=1e-4)
 
 
@@ -196,7 +198,7 @@ def test_a_session_that_two_replicas_claim_goes_on_at_the_one_that_took_it_last(
     np.testing.assert_allclose(before, expected[: len(before)], atol=1e-4)
 
 
-def test_what_one_replica_has_is_found_through_the_edge(lasting: Cluster) -> None:
+def test_what_one_replica_has_is_found_through_the_edge(lasting: Cluster, tmp_path: Path) -> None:
     with httpx.Client(base_url=lasting.url, timeout=30.0) as edge:
         source = edge.post("/v1/sources", content=wav_file(1.0)).json()
         body = {"prompt": "a", "seconds": 0.64, "source_id": source["id"]}
@@ -208,6 +210,11 @@ def test_what_one_replica_has_is_found_through_the_edge(lasting: Cluster) -> Non
             for _ in range(2 * len(lasting.replicas)):  # each of them is asked
                 assert edge.get(f"/v1/sessions/{session}").json()["connected"]
                 assert [card["id"] for card in edge.get("/v1/sessions").json()["data"]] == [session]
+            for level in (0.1, 0.2, 0.4):  # uploaded to any replica
+                (tmp_path / "source.wav").write_bytes(wav_file(1.0, level))
+                live.source(tmp_path / "source.wav", 0.5)
+                live.read(RATE_HZ)  # raises what was wrong with it
+            assert len(edge.get("/v1/sources").json()["data"]) == 4
             assert edge.delete(f"/v1/sessions/{session}").status_code == 204
         task = edge.post("/release_task", json={"prompt": "a", "audio_duration": 1}).json()["data"]["task_id"]
 
