@@ -48,7 +48,7 @@ def tickrt_serve(
     The API key comes from TICKRT_API_KEY or the file's [server] table; every setting has a TICKRT_ variable.
     """
     ignore_reload_signal()
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level)
     raise typer.Exit(run(config, host=host, port=port, insecure=insecure or None, target=target))
 
 
@@ -98,7 +98,8 @@ def print_ready(url: str, settings: ServerSettings, bundle: Bundle) -> None:
         typer.echo(f"  curl {url}/v1/audio/generations{key} {data} -o {out}")
 
 
-def _log_to_stderr(level: LogLevel) -> None:
+def log_to_stderr(level: LogLevel) -> None:
+    """Log to standard error, one line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -195,6 +195,7 @@ class Service:
             capacity=settings.max_sessions,
             queue_wait_s=self.admission.projected_wait_s(),
             session_wait_s=session_wait_s,
+            model="" if self.pipeline is None else self.pipeline.bundle.name,
         )
 
     async def _open(self) -> None:

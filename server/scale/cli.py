@@ -43,7 +43,10 @@ def up(
         str, typer.Option(metavar="N|MIN..MAX", help="How many; a range follows live sessions and queues.")
     ] = "2",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The edge's port.")] = 8000,
-    edge: Annotated[bool, typer.Option(help="HAProxy as one address for all replicas.")] = True,
+    edge: Annotated[
+        bool | None,
+        typer.Option("--edge/--no-edge", help="HAProxy as one address for all. [default: where it is installed]"),
+    ] = None,
     folder: FolderOption = None,
 ) -> None:
     """Start replicas of a deployment on this machine, and return once they are ready."""
@@ -55,11 +58,13 @@ def up(
     counts = replica_counts(replicas)
     deployment = load_deployment(config)
     check_cores(counts[1], deployment)
-    if edge:
+    has_edge = is_installed("haproxy") if edge is None else edge
+    if has_edge:
         open_socket(HOST, port, 65536).close()
-    build_engines(deployment.path, deployment.target)
+    print_line(f"{deployment.path.name}: building engines that are missing")
+    build_engines(deployment.path, deployment.target, quiet=True)
     print_line(f"{deployment.path.name}: starting {replicas} replicas (logs: {cluster.folder / 'logs'})")
-    bind = f"{HOST}:{port}" if edge else None
+    bind = f"{HOST}:{port}" if has_edge else None
     applied = cluster.start(deployment, load_bundle(deployment.bundle).name, counts, bind)
     print_status(cluster)
     print_line(f"ready{at(applied)}")
@@ -91,6 +96,16 @@ def down(folder: FolderOption = None) -> None:
     found = len(cluster.members())
     cluster.stop()
     print_line(f"ended {found} processes" if found else f"no cluster runs in {cluster.folder}")
+
+
+def is_installed(name: str) -> bool:
+    """Whether a program is installed."""
+    from server.scale.local_cluster import program
+
+    try:
+        return bool(program(name))
+    except ConfigError:
+        return False
 
 
 def open_cluster(folder: Path | None) -> RayCluster:
@@ -129,7 +144,7 @@ def check_cores(replicas: int, deployment: Deployment) -> None:
 
 def at(applied: Applied) -> str:
     """Where clients reach a cluster."""
-    return f" on {applied.url} (open it in a browser to play)" if applied.url else ", without an edge"
+    return f" on {applied.url} (open it in a browser to play)" if applied.url else ", each replica on its own address"
 
 
 def print_status(cluster: RayCluster) -> None:

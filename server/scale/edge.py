@@ -111,12 +111,15 @@ class AdminSocket:
             logger.info("%s%s", command, f": {answer}" if answer else "")
 
 
-def run(redis: str, path: Path, rounds: int | None = None) -> None:
-    """Follow the leases until the end, or for a number of rounds. Raises ConfigError where Redis cannot be used."""
+def run(redis: str, path: Path, rounds: int | None = None, model: str | None = None) -> None:
+    """Follow the leases of a model (None: all) until the end, or for a number of rounds.
+
+    Raises ConfigError where Redis cannot be used.
+    """
     leases, admin = Leases(redis), AdminSocket(path)
     while rounds is None or (rounds := rounds - 1) >= 0:
         try:
-            admin.follow(leases.all())
+            admin.follow([lease for lease in leases.all() if model in (None, lease.model)])
         except (StoreError, OSError) as error:
             logger.warning("the slots stay as they are: %s", error)
         time.sleep(RENEW_S)
@@ -126,10 +129,11 @@ def run(redis: str, path: Path, rounds: int | None = None) -> None:
 def main(
     redis: Annotated[str, typer.Argument(help="URL of the replicas' Redis.")],
     path: Annotated[Path, typer.Argument(help="HAProxy's admin socket.")],
+    model: Annotated[str | None, typer.Option(help="Only replicas of this model, by its bundle's name.")] = None,
 ) -> None:
     """Set the slots of the edge's HAProxy from the replicas' leases."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run(redis, path)
+    run(redis, path, model=model)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Leases:
 class Membership:
     """A replica's own lease, and those of the others as they were when it was renewed last. Event loop's thread only.
 
-    own: makes the lease. Where Redis is away the others are unknown.
+    own: makes the lease. others: the replicas of the same model; where Redis is away they are unknown.
     """
 
     def __init__(self, leases: Leases, own: Callable[[], Lease], renew_s: float = RENEW_S) -> None:
@@ -105,7 +105,8 @@ class Membership:
     def _renew(self, lease: Lease) -> None:
         try:
             self._leases.renew(lease)
-            self.others = [other for other in self._leases.all() if other.name != lease.name]
+            others = (other for other in self._leases.all() if other.name != lease.name)
+            self.others = [other for other in others if other.model == lease.model]
         except StoreError as error:
             self.others = []
             logger.debug("the lease is not renewed: %s", error)

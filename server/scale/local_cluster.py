@@ -27,7 +27,7 @@ FOLDER = "CLUSTER_FOLDER"
 HAPROXY_CONFIG = Path(__file__).with_name("haproxy.cfg")
 # The longest path of a Unix socket (107 bytes on Linux, 103 on macOS), less "/haproxy.sock".
 MAX_FOLDER_BYTES = 90
-START_S, STOP_S, POLL_S = 120.0, 10.0, 0.05
+START_S, STOP_S, POLL_S = 120.0, 3.0, 0.05
 
 
 class LocalCluster:

@@ -17,6 +17,7 @@ from ray import serve
 from ray.serve import Application
 
 from runtime.errors import TickError
+from server.cli import log_to_stderr
 from server.scale.replica import ReplicaServer
 
 logger = logging.getLogger("tickrt.scale")
@@ -51,6 +52,7 @@ class Replica:
 
     def __init__(self, arguments: Arguments) -> None:
         """Returns once the engines are open and warm. Raises TickError where that fails."""
+        log_to_stderr("info")
         self._user_config: Any = None
         context = serve.get_replica_context()
         self._server = ReplicaServer(
@@ -75,6 +77,8 @@ class Replica:
             await self._server.reload()
         except TickError as error:
             logger.error("engines are not reloaded, the old ones stay in use: %s", error)
+        else:
+            logger.info("engines reloaded")
 
     async def check_health(self) -> None:
         """Raises TickError where the server does not work; Ray Serve replaces the replica then."""

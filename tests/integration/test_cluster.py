@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pytest
 from helpers.acestep_client import wav_file
 from helpers.cluster import needs_programs, short_folder
 from helpers.http_harness import eventually
+from helpers.real_time import CHUNK, RATE_HZ, play
 from websockets.sync.client import connect
 
 import tickrt
@@ -33,8 +33,6 @@ from server.scale.edge import AdminSocket
 from server.scale.local_cluster import LocalCluster, free_port, plain_cluster
 
 pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server")]
-RATE_HZ = 8000
-CHUNK = RATE_HZ // 20
 BEFORE_S, AFTER_S = 2.0, 6.0
 LIMITS = {"TICKRT_MAX_REFRESH_S": "1e6"}
 
@@ -91,17 +89,6 @@ def lasting(built: Callable[..., Deployment]) -> Iterator[Cluster]:
     """A cluster for all tests that leave it as it is: two sessions at each replica."""
     with started(built(depth=1, max_rows=16).path, TICKRT_MAX_SESSIONS="2") as cluster:
         yield cluster
-
-
-def play(live: tickrt.Live, seconds: float) -> tuple[np.ndarray, float]:
-    """What a player in real time reads, and by how much the latest chunk was late."""
-    chunks, late_s, due_s = [live.read(CHUNK)], 0.0, time.monotonic()
-    for _ in range(round(seconds * RATE_HZ) // CHUNK - 1):
-        due_s += CHUNK / RATE_HZ
-        time.sleep(max(0.0, due_s - time.monotonic()))
-        chunks.append(live.read(CHUNK))
-        late_s = max(late_s, time.monotonic() - due_s)
-    return np.concatenate(chunks), late_s
 
 
 def uninterrupted(cluster: Cluster) -> np.ndarray:

@@ -186,3 +186,17 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         replicas[0].server.server_close()
         time.sleep(0.01)
         assert names(*sessions, "/work", "/v1/live") == {"two": 42}
+
+
+def test_an_edge_of_one_model_follows_its_replicas_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[list[Lease]] = []
+    monkeypatch.setattr(AdminSocket, "follow", lambda admin, leases: followed.append(leases))
+    mine, other = replace(ONE, model="mine"), replace(TWO, model="other")
+    with redis_server(tmp_path) as redis:
+        leases = Leases(redis.url)
+        for lease in (mine, other):
+            leases.renew(lease)
+        for model in ("mine", None, "third"):
+            run(redis.url, tmp_path / "edge.sock", rounds=1, model=model)
+        leases.close()
+    assert followed == [[mine], [mine, other], []]

@@ -103,6 +103,15 @@ def test_a_member_renews_its_lease_knows_the_others_and_gives_it_up(redis: Redis
     assert leases.all() == [TWO]
 
 
+def test_replicas_of_another_model_are_no_others(leases: Leases, redis: RedisServer) -> None:
+    member = Membership(Leases(redis.url), lambda: ONE)
+    leases.renew(TWO)
+    leases.renew(replace(TWO, name="three", model="another"))
+    member._renew(ONE)
+    assert member.others == [TWO]
+    member._release("one")
+
+
 def test_without_redis_the_others_are_unknown(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases(redis.url)
     member = Membership(leases, lambda: ONE)

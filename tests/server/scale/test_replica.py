@@ -32,7 +32,7 @@ def test_a_server_in_a_thread(built: Callable[..., Deployment], redis: RedisServ
         server.wait_ready()
         eventually(lambda: [lease.state for lease in leases.all()] == ["ready"])
         (lease,) = leases.all()
-        assert (lease.name, lease.url) == ("tiny-1", f"http://{lease.address}")
+        assert (lease.name, lease.model, lease.url) == ("tiny-1", "tiny", f"http://{lease.address}")
         assert httpx.get(f"{lease.url}/health/ready").status_code == 200
         asyncio.run(server.check())
         assert asyncio.run(server.load()) == Load(0, 64, 0.0)
