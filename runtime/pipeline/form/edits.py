@@ -22,6 +22,14 @@ def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequenc
     return found
 
 
+def continued(section: SongSection, before: Sequence[SongSection]) -> Song:
+    """A section's song; where the section before it is forgotten, one that begins where it does."""
+    last, rhythm = before[-1] if before else None, section.song.rhythm
+    if section.first_bar == (last.next_bar if last is not None and last.song is section.song else 0):
+        return section.song
+    return replace(section.song, rhythm=replace(rhythm, first_frame=rhythm.exact_frame(section.first_bar)))
+
+
 def section_at(sections: Sequence[SongSection], from_frame: int) -> SongSection:
     """The section that begins at a frame. Raises RequestError."""
     found = next((section for section in sections if section.start_frame == from_frame), None)
@@ -37,6 +45,19 @@ def num_made(sections: Sequence[SongSection]) -> int:
         return 0
     frontier = next((each for each in sections if len(each.codes) < len(each.span)), sections[-1])
     return frontier.span.start + len(frontier.codes)
+
+
+def code_at(sections: Sequence[SongSection], from_frame: int, frames_per_code: int) -> int:
+    """The number of the code that begins at a frame, in the first section or behind. Raises RequestError."""
+    number, rest = divmod(from_frame, frames_per_code)
+    first = sections[0].span.start if sections else 0
+    if rest or number < first:
+        raise RequestError(
+            f"codes begin at frame {from_frame}, expected a multiple of {frames_per_code} from "
+            f"{first * frames_per_code} on",
+            field="codes",
+        )
+    return number
 
 
 def with_codes(

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.errors import RequestError, TickError
+from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
-from runtime.pipeline.form.edits import cut, following, num_made, section_at, with_codes
+from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
@@ -174,10 +174,13 @@ class FormPlan:
             if sections is not None:
                 items = [item_of(self._spec, section) for section in sections]
                 first = section_at(known, from_frame)
-                song, from_frame = first.song, first.span.start * self._grid.frames_per_code
-                known = following(self._spec, song, items, self._before(first))[len(before) :]
+                kept, from_frame = self._before(first), first.span.start * self._grid.frames_per_code
+                song = continued(first, kept)
+                known = following(self._spec, song, items, kept)[len(before) :]
             if codes is not None:
-                known = self._with_codes(known, from_frame, codes)
+                number = code_at(known, from_frame, self._grid.frames_per_code)
+                num_codes = min(self._structure.spec.num_codes, self._sequences.spec.codes.count)
+                known = with_codes(known, number, codes, made=num_made(known), num_codes=num_codes)
             self._set([*before, *known])
             self._song = song
 
@@ -188,8 +191,10 @@ class FormPlan:
         """
         prompt = read_prompt(self._sequences, options)
         with self._lock:
-            self._options, self._prompt, self._song = options, prompt, None
+            song, self._song = self._song, None
+            self._options, self._prompt = options, prompt
             if not self._sections:
+                self._grid = self._grid if song is None else replace(self._grid, first_frame=song.rhythm.first_frame)
                 return
             section = next((each for each in self._sections if each.end_frame > from_frame), self._sections[-1])
             shorter = cut(section, from_frame)
@@ -332,17 +337,6 @@ class FormPlan:
 
     def _before(self, section: SongSection) -> list[SongSection]:
         return [each for each in self._sections if each.index < section.index]
-
-    def _with_codes(self, known: Sequence[SongSection], from_frame: int, codes: Sequence[int]) -> list[SongSection]:
-        size, planner = self._grid.frames_per_code, self._sequences.spec
-        first, oldest = from_frame // size, known[0].span.start if known else 0
-        if from_frame % size or first < oldest:
-            raise RequestError(
-                f"codes begin at frame {from_frame}, expected a multiple of {size} from {oldest * size} on",
-                field="codes",
-            )
-        num_codes = min(self._structure.spec.num_codes, planner.codes.count)
-        return with_codes(known, first, codes, made=num_made(known), num_codes=num_codes)
 
     def _restore(self, state: PlanState) -> None:
         values = state.values

@@ -6,7 +6,7 @@ import pytest
 from helpers.songs import GRID, SPEC, items, sections
 
 from runtime.errors import RequestError
-from runtime.pipeline.form.edits import cut, following, section_at, with_codes
+from runtime.pipeline.form.edits import code_at, continued, cut, following, section_at, with_codes
 from runtime.pipeline.form.sections import Song
 
 PLAN = sections("verse 2", "chorus 1", "verse 4", made=60)
@@ -25,12 +25,26 @@ def test_sections_follow_in_bars_and_in_frames() -> None:
     assert (more[3].index, more[3].first_bar) == (3, 0)
 
 
+def test_a_song_begins_with_a_section_where_those_before_it_are_forgotten() -> None:
+    assert continued(PLAN[2], PLAN[:2]) is continued(PLAN[0], []) is PLAN[0].song
+    for before in ([], PLAN[:1]):
+        (*_, moved) = following(SPEC, continued(PLAN[2], before), items("break 1"), before)
+        assert (moved.first_bar, moved.start_frame, moved.end_frame) == (0, 150, 200)
+
+
 def test_a_section_is_found_by_its_first_frame() -> None:
     assert section_at(PLAN, 100) is PLAN[1]
     with pytest.raises(RequestError, match="no section begins at frame 101, expected one of 0, 100, 150"):
         section_at(PLAN, 101)
     with pytest.raises(RequestError, match="none is planned yet"):
         section_at([], 0)
+
+
+def test_a_code_is_found_by_its_first_frame() -> None:
+    assert (code_at(PLAN, 3, 3), code_at(PLAN[1:], 99, 3), code_at([], 0, 3)) == (1, 33, 0)
+    for found, frame in ((PLAN, 4), (PLAN[1:], 96)):
+        with pytest.raises(RequestError, match=f"begin at frame {frame}, expected a multiple of 3 from"):
+            code_at(found, frame, 3)
 
 
 def test_codes_take_the_place_of_those_from_one_on() -> None:

@@ -177,6 +177,29 @@ def test_another_tempo_begins_with_a_bar_and_keeps_the_kind(pipeline: Pipeline) 
     assert np.array_equal(plan.hints(0, 30), before[:30])
 
 
+def test_an_edit_and_another_prompt_begin_where_the_edited_section_did(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=8, bpm=120)
+    plan.hints(0, 30)
+    plan.change(parse_options({"prompt": "wild", "bpm": 120}), 18)
+    plan.replace(0, [])
+    plan.change(parse_options({"prompt": "calm", "bpm": 97}), 24)
+    assert len(plan.hints(0, 60)) == 60
+    assert starts(plan)[0] == 0
+
+
+def test_the_oldest_section_that_is_shown_is_replaced_in_its_place(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=3)
+    for start in range(0, 90 * RATE_HZ, 250):
+        plan.hints(start, 250)
+    oldest = plan.sections[0]
+    assert oldest.start_frame > 0
+    plan.replace(oldest.start_frame, [SectionRequest("break", ("bass",), 2)])
+    assert (plan.sections[0].kind, plan.sections[0].start_frame) == ("break", oldest.start_frame)
+    later = oldest.end_frame + 10 * RATE_HZ
+    assert len(plan.hints(later, 50)) == 50
+    assert starts(plan) == [plan.sections[0].start_frame, *[section.end_frame for section in plan.sections[:-1]]]
+
+
 def test_who_waits_takes_up_an_edit_and_an_end(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=9)
     plan.hints(0, 1)
