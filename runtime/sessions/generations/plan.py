@@ -57,13 +57,12 @@ class SessionPlan:
         self.header: Mapping[str, Any] = {}
         self.sections: tuple[PlannedSection, ...] = ()
         self.end = self._first = 0  # Before `_first` nothing is shown.
-        self.is_idle = False
+        self._is_begun = self.is_idle = False
         self._frames = frames
         size = self.facts.frames_per_code
         self._step = math.ceil(STEP_S * model.frame_rate_hz / size) * size
         self._hints = Canvas()
         self._options, self._seed, self._number = GenerationOptions(prompt=""), 0, 0
-        self._is_begun = False
         self._state: PlanState | None = None
         self._changes: deque[PlanChange] = deque()
         self._asked: _Asked | None = None
@@ -146,9 +145,8 @@ class SessionPlan:
             self.restart(options, self._seed, self.origin)
         else:
             self._options = options
-            self._changes.append(
-                PlanChange(self._code_frame(max(0, canvas_frame - self.origin), up=True), options=options)
-            )
+            frame = self._code_frame(max(0, canvas_frame - self.origin), up=True)
+            self._changes.append(PlanChange(frame, options=options))
 
     def work(self, first: int, known: int, now_s: float) -> MakePlan | None:
         """What to make now; None where enough is there, or something is being made.
@@ -168,8 +166,7 @@ class SessionPlan:
         begin = None if self._is_begun else PlanBeginning(self._options, self._seed, self._state)
         self._number += 1
         self._asked = _Asked(MakePlan(self._number, begin, change, start, self._step), now_s)
-        if self._waiting_since_s is None:
-            self._waiting_since_s = now_s
+        self._waiting_since_s = now_s if self._waiting_since_s is None else self._waiting_since_s
         return self._asked.work
 
     def made(self, number: int, part: PlanPart, now_s: float) -> int | None:
