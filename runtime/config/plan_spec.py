@@ -1,11 +1,11 @@
 """`[planner.plan]` in bundle.toml: tokens of plans with sections, and of the pages that their structure codes stand on.
 
 A plan page: `start`, the tokens of the prompt in ascending order, `plan`, a token of every field of `header`, then
-kind, layers and bars of each section, the end token. A section page: `start`, the header, the prompt's `moods`; but for
-the first section `before` and the marked codes of the last bar before it; `section`, its kind, layers and bars, then
-its marked codes: each behind its markers (one of `bar_markers` where a bar begins in it, then `recall` and the tokens
-of the code that it recalls, where the section recalls one, then one of `clock_markers`). Markers are given, never
-sampled.
+kind, layers and bars of each section, the end token. A section page: `start`, the header, the prompt's tokens of
+`style`; but for the first section `before` and the marked codes of the last bar before it; `section`, its kind, layers
+and bars, then its marked codes: each behind its markers (one of `bar_markers` where a bar begins in it, then `recall`
+and the tokens of the code that it recalls, where the section recalls one, then one of `clock_markers`). Markers are
+given, never sampled.
 """
 
 from __future__ import annotations
@@ -68,14 +68,15 @@ class PlanSpec(Section):
     """Songs in sections, planned in tokens of their own.
 
     prompt: the text that the tokenizer makes the prompt's tokens of; its placeholders are those of [text_encoder].
-    header: what holds for a whole song; its fields "bpm", whose values are the least of each token's range, and "meter"
-    are read. beats: of a bar, by value of "meter". kind, layers (names joined by "+"), bars: of a section. materials:
-    of every kind the number of what it plays; a section recalls the first of its kind before it, or else of its
-    material. beginning, ending: the kinds that only begin and only end a song. tags: other names of kinds that may
-    stand in lyrics. clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies.
-    layer_words: by layer what the prompt of a section says where it sounds, and where it is silent. silent: by layer
-    the code token that means its silence, which is given in sections without it. absent: by layer the token of a prompt
-    that leaves it out of all sections.
+    header: what holds for a whole song; its fields "bpm", whose values are the least of each token's range, and
+    "meter" are read. beats: of a bar, by value of "meter". kind, layers (names joined by "+"), bars: of a section.
+    materials: of every kind the number of what it plays; a section recalls the first of its kind before it, or else of
+    its material. style: what further words of a prompt become, which are read with every section. beginning, ending:
+    the kinds that only begin and only end a song. tags: other names of kinds that may stand in lyrics.
+    clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer
+    what the prompt of a section says where it sounds, and where it is silent. silent: by layer the code token that
+    means its silence, which is given in sections without it. absent: by layer the token of a prompt that leaves it out
+    of all sections.
     """
 
     prompt: str = "{prompt}"
@@ -88,7 +89,7 @@ class PlanSpec(Section):
     kind: PlanField
     layers: PlanField
     bars: PlanField
-    moods: TokenRange | None = None
+    style: TokenRange | None = None
     bar_markers: TokenRange
     clock_markers: TokenRange
     clocks_per_beat: int = Field(ge=1)
@@ -130,7 +131,7 @@ class PlanSpec(Section):
             yield from ((f"{name}.{layer}", token + 1) for layer, token in tokens.items())
         for index, field in enumerate(self.header):
             yield f"header.{index}", field.end
-        for name in ("kind", "layers", "bars", "moods", "bar_markers", "clock_markers"):
+        for name in ("kind", "layers", "bars", "style", "bar_markers", "clock_markers"):
             if (found := getattr(self, name)) is not None:
                 yield name, found.end
 

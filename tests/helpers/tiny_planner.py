@@ -49,7 +49,7 @@ PLAN: Mapping[str, Any] = {
     "kind": {"name": "kind", "first": 16, "values": ["verse", "chorus", "break", "outro"]},
     "layers": {"name": "layers", "first": 20, "values": ["drums", "bass", "drums+bass"]},
     "bars": {"name": "bars", "first": 24, "values": ["1", "2", "4"]},
-    "moods": {"first": 28, "count": 2},
+    "style": {"first": 28, "count": 2},
     "bar_markers": {"first": 32, "count": 4},
     "clock_markers": {"first": 40, "count": 16},
     "clocks_per_beat": 4,

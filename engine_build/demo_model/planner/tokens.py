@@ -124,7 +124,7 @@ def planner_tables() -> dict[str, Any]:
             "kind": _field("kind", "section"),
             "layers": _field("layers", "layers"),
             "bars": _field("bars", "bars"),
-            "moods": _range("mood"),
+            "style": _range("mood"),
             "bar_markers": _range("bar"),
             "clock_markers": _range("clock"),
             "clocks_per_beat": CLOCKS_PER_BEAT,

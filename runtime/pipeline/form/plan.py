@@ -271,8 +271,8 @@ class FormPlan:
             number = 0 if is_first else self._sections[-1].index + 1
         header, items = self._page(prompt, song, earlier, number)
         if song is None:
-            moods = [] if self._spec.moods is None else sorted(set(prompt.tokens) & set(self._spec.moods.tokens))
-            song = song_of(self._spec, header, moods, prompt.bpm, self._grid)
+            style = [] if self._spec.style is None else sorted(set(prompt.tokens) & set(self._spec.style.tokens))
+            song = song_of(self._spec, header, style, prompt.bpm, self._grid)
         if self._num_codes is not None and is_first:
             items = self._fitted(prompt, song, items, self._num_codes)
         with self._lock:

@@ -45,10 +45,10 @@ class PlannedSection:
 
 @dataclass(frozen=True)
 class Song:
-    """What holds for all sections until prompt, tempo or key change: header and moods in tokens, and its rhythm."""
+    """What holds for all sections until prompt, tempo or key change: header and style in tokens, and its rhythm."""
 
     header: tuple[int, ...]
-    moods: tuple[int, ...]
+    style: tuple[int, ...]
     rhythm: Rhythm
 
 
@@ -95,13 +95,13 @@ class SongSection:
         return PlannedSection(self.index, kind, tuple(layers.split("+")), self.bars, self.start_frame, end, codes)
 
 
-def song_of(spec: PlanSpec, header: Sequence[int], moods: Sequence[int], bpm: float | None, rhythm: Rhythm) -> Song:
+def song_of(spec: PlanSpec, header: Sequence[int], style: Sequence[int], bpm: float | None, rhythm: Rhythm) -> Song:
     """A song of these tokens; bpm: exactly, where it is given. `rhythm`: of the model's grid, with any tempo."""
     fields = {found.name: (found, token) for found, token in zip(spec.header, header, strict=True)}
     meter, meter_token = fields[METER]
     bpm_field, bpm_token = fields[BPM]
     tempo = middle_bpm([int(value) for value in bpm_field.values], bpm_token - bpm_field.first) if bpm is None else bpm
-    return Song(tuple(header), tuple(moods), rhythm.at(tempo, spec.beats[meter_token - meter.first]))
+    return Song(tuple(header), tuple(style), rhythm.at(tempo, spec.beats[meter_token - meter.first]))
 
 
 def middle_bpm(lowest: Sequence[int], index: int) -> int:
@@ -186,7 +186,7 @@ def section_prompt(
 ) -> tuple[int, ...]:
     """A section's page up to its codes. before: the section before it; code_tokens: of the codes of its last bar."""
     song = section.song
-    tokens = [spec.start, *song.header, *song.moods]
+    tokens = [spec.start, *song.header, *song.style]
     if before is not None:
         tokens.append(spec.before)
         for code, digits in code_tokens.items():

@@ -27,7 +27,7 @@ def packed(sections: Sequence[SongSection], song: Song | None, **others: Any) ->
     values = {
         **others,
         "songs": [
-            [list(each.header), list(each.moods), each.rhythm.bpm, each.rhythm.beats, each.rhythm.first_frame]
+            [list(each.header), list(each.style), each.rhythm.bpm, each.rhythm.beats, each.rhythm.first_frame]
             for each in songs
         ],
         "song": None if song is None else numbers[id(song)],
@@ -42,8 +42,8 @@ def packed(sections: Sequence[SongSection], song: Song | None, **others: Any) ->
 def unpacked(state: PlanState, grid: Rhythm) -> tuple[list[SongSection], Song | None]:
     """Sections and the newest song."""
     songs = [
-        Song(tuple(header), tuple(moods), replace(grid, bpm=bpm, beats=beats, first_frame=first_frame))
-        for header, moods, bpm, beats, first_frame in state.values["songs"]
+        Song(tuple(header), tuple(style), replace(grid, bpm=bpm, beats=beats, first_frame=first_frame))
+        for header, style, bpm, beats, first_frame in state.values["songs"]
     ]
     sections, place = list[SongSection](), 0
     for index, song, (kind, layers, bars_token), first_bar, bars, num_codes in state.values["sections"]:

@@ -121,5 +121,5 @@ def test_the_runtimes_table_says_what_the_tokens_are(spec: PlannerSpec) -> None:
     assert plan.materials[plan.kind.values.index("build")] == plan.materials[plan.kind.values.index("chorus")]
     assert TOKENS[plan.bar_markers.first] == "bar:0"
     assert TOKENS[plan.clock_markers.end - 1] == f"clock:{4 * CLOCKS_PER_BEAT - 1}"
-    assert plan.moods is not None
-    assert all(TOKENS[token].startswith("mood:") for token in plan.moods.tokens)
+    assert plan.style is not None
+    assert all(TOKENS[token].startswith("mood:") for token in plan.style.tokens)
