@@ -27,6 +27,7 @@ from profiling.bench.cluster.load import ClusterLoad
 from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live
 from profiling.bench.peers.run import measure_peers, peer_workloads, print_peers, torch_competitors
+from profiling.bench.planner.first_audio import measure_first_audio
 from profiling.bench.planner.measure import measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
@@ -129,6 +130,7 @@ class Bench:
     def _planner(self) -> Measured:
         with open_session(self.deployment) as session:
             result = measure_planner(session, self.load, self.ticks)
+        result["first_audio"] = measure_first_audio(self.deployment)
         return result, lambda console: print_planner(console, result)
 
     def _peers(self) -> Measured:

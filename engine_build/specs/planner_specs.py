@@ -35,13 +35,16 @@ def planner_specs(bundle: Bundle, planner: PlannerSpec, sequences: int) -> Itera
 
 
 def planner_ranges(planner: PlannerSpec, capacity: int, rows: int) -> tuple[dict[str, Range], ...]:
-    """Prefill, decode, verify: tokens per row, and logits of one of them or of all."""
+    """Prefill, decode, verify: tokens per row, and logits of one of them or of all.
+
+    Decodes that feed forced tokens along are of the last range.
+    """
     prefill, verify = planner.prefill_tokens, planner.verify_tokens
     slots = (1, -(-capacity // 2), capacity)
     return (
         _sizes((1, 1, PREFILL_ROWS), (prefill,) * 3, (1,) * 3, slots),
         _sizes((1, rows, rows), (1,) * 3, (1,) * 3, slots),
-        _sizes((1, rows, rows), (2, verify, verify), (2, verify, verify), slots),
+        _sizes((1, rows, rows), (2, verify, verify), (1, verify, verify), slots),
     )
 
 

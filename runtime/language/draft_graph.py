@@ -32,7 +32,9 @@ class DraftGraph:
         assert engines.draft is not None
         width = spec.verify_tokens
         self.cache = KvCache(device, stream, engines.draft, graph, 2 * sequences)
-        self._again = StepBuffers(device, vectors, shared, spec, sequences, width=width, steps=1, draft=graph)
+        self._again = StepBuffers(
+            device, vectors, shared, spec, sequences, width=width, steps=1, draws=width, draft=graph
+        )
         self._chain = StepBuffers(device, vectors, shared, spec, sequences, width=1, steps=width - 1, draft=graph)
         self.num_executes = width
 

@@ -17,9 +17,13 @@ DRAFT = 0
 
 
 class LanguageKey(NamedTuple):
-    """Everything that a captured graph of decodes, a verify or drafts bakes in."""
+    """Everything that a captured graph of decodes, a verify or drafts bakes in.
+
+    width: tokens that an execute feeds per row; draws: how many it draws.
+    """
 
     width: int
+    draws: int
     rows: int
     sequences: int
     span: int
@@ -43,7 +47,9 @@ class LanguagePart:
         prefill = () if self.chunk is None else ("prefill",)
         if self.step is None:
             return prefill
-        return (*prefill, {DRAFT: "draft", 1: "decode"}.get(self.step.width, "verify"))
+        if self.step.width == DRAFT:
+            return (*prefill, "draft")
+        return (*prefill, "decode" if self.step.draws == 1 else "verify")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from runtime.language.constraints import Constraint
 from runtime.language.sequence import SequenceState, SequenceWork
 from runtime.language.speculative import History, Trust
+from runtime.language.thinking import Mask
 from runtime.scheduling.slot import Slot
 
 
@@ -21,12 +23,20 @@ class Chunk(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class Draw(NamedTuple):
+    """One step of a chain: the forced tokens that it feeds behind the newest one, each with the constraint's key before
+    it, and the key of what it draws from."""
+
+    forced: tuple[tuple[int, Hashable], ...]
+    key: Hashable
+
+
 class LiveSequence:
     """Knows no device. The next execute feeds its newest token, at `position`; the sampler draws number `count`.
 
     The last token of a prompt is fed by the first decode, so that a prefill needs no logits. `keep`: how many of its
-    tokens are kept at least. was_fed: the launch that is pending draws tokens for it; keys: of what each of its steps
-    could choose from.
+    tokens are kept at least. was_fed: the launch that is pending draws tokens for it; draws: the steps of its chain.
+    num_used: of what the last launch drew for it, how many were taken.
     """
 
     def __init__(self, slot: Slot, rows: tuple[int, ...], keep: int, *, speculates: bool) -> None:
@@ -42,7 +52,8 @@ class LiveSequence:
         self.drafts: list[int] = []
         self._num_forced = 0
         self.wants_drafts = False
-        self.keys: list[Hashable] = []
+        self.draws: list[Draw] = []
+        self.num_used = 0
         self._speculates = speculates
         self.has_ended = self.constraint is not None and self.constraint.is_done
         self.is_finite, self.was_fed = True, False
@@ -104,14 +115,44 @@ class LiveSequence:
         """How many of its drafts will come true, as they did lately."""
         return self._num_forced + self.trust.share * (len(self.drafts) - self._num_forced)
 
-    def accept(self, drawn: Sequence[int]) -> list[int]:
-        """Take the tokens of chained executes, as long as what they could choose from (`keys`) was right."""
-        taken: list[int] = []
-        for token, key in zip(drawn, self.keys, strict=False):
-            if self.has_ended or (self.constraint is not None and self.constraint.key != key):
+    def forced_run(self, constraint: Constraint | None, limit: int) -> tuple[tuple[int, Hashable], ...]:
+        """The tokens that must come next, at most `limit`, as Draw has them; the constraint goes on behind them.
+
+        The last token of all is left to be drawn.
+        """
+        if constraint is None or not self._speculates or limit == 0:
+            return ()
+        run = []
+        for token in constraint.forced(limit):
+            ahead = copy.copy(constraint)
+            ahead.advance(token)
+            if ahead.is_done:
                 break
-            taken.append(self._take(token))
-        self.drafts = []
+            run.append((token, constraint.key))
+            constraint.advance(token)
+        return tuple(run)
+
+    def forced_runs(self, steps: int, limit: int, scratch: Mask) -> list[int]:
+        """How many tokens each step of a chain can feed along, at most `limit`. scratch: bool `[V]`, is written to."""
+        if self.constraint is None or not self._speculates:
+            return [0] * steps
+        constraint, found = copy.copy(self.constraint), list[int]()
+        while len(found) < steps and not constraint.is_done:
+            found.append(len(self.forced_run(constraint, limit)))
+            constraint.write_allowed(scratch)
+            constraint.advance(int(scratch.argmax()))
+        return found
+
+    def accept(self, drawn: Sequence[int]) -> list[int]:
+        """Take the tokens of a chain, forced ones and drawn ones, as long as what they could be (`draws`) was right."""
+        taken: list[int] = []
+        self.num_used, self.drafts = 0, []
+        for token, draw in zip(drawn, self.draws, strict=False):
+            for one, key in (*draw.forced, (token, draw.key)):
+                if self.has_ended or (self.constraint is not None and self.constraint.key != key):
+                    return taken
+                taken.append(self._take(one))
+            self.num_used += 1
         return taken
 
     def accept_verified(self, drawn: Sequence[int]) -> list[int]:
@@ -121,6 +162,7 @@ class LiveSequence:
             taken.append(self._take(token))
             if self.has_ended or token != draft:
                 break
+        self.num_used = len(taken)
         if self.drafts:
             right = sum(token == draft for token, draft in zip(taken, self.drafts, strict=False))
             self.trust.note(right, len(self.drafts))

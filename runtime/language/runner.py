@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,10 @@ class PhaseRecorder(Protocol):
 
 # Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.
 VERIFY_COST = 1.7
+# How many tokens a decode may feed: the newest one, and others that are forced behind it; besides as many as a verify
+# does. What each one more costs, in decodes, on a CPU and on a GPU.
+DECODE_WIDTHS = (1, 2, 4, 6)
+WIDTH_COST, GPU_WIDTH_COST = 0.1, 0.02
 
 
 class LanguageRunner:
@@ -56,19 +61,22 @@ class LanguageRunner:
         self._runtime, self._recorder, self._generation = runtime, recorder, 0
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
-        widths = [(1, runtime.planner_steps), (spec.verify_tokens, 1)]
-        drafting = [(spec.verify_tokens, 1), (1, spec.verify_tokens - 1)]
-        self._vectors = PackedVectors(device, vectors_bytes(2 * count, widths + drafting, spec.prefill_tokens))
+        most, steps = spec.verify_tokens, runtime.planner_steps
+        widths = sorted({*DECODE_WIDTHS, most}) if runtime.speculation else [1]
+        self._widths = [width for width in widths if width <= most]
+        sizes = [*((width, steps) for width in self._widths), (most, 1), (most, 1), (1, most - 1)]
+        self._vectors = PackedVectors(device, vectors_bytes(2 * count, sizes, spec.prefill_tokens))
         self._shared = SequenceVectors(self._vectors, spec, count)
         self._draft = None
         if spec.draft is not None and runtime.speculation:
             self._draft = DraftGraph(device, stream, self._vectors, self._shared, engines, spec, spec.draft, count)
-        self._steps = {
-            width: StepBuffers(device, self._vectors, self._shared, spec, count, width=width, steps=steps)
-            for width, steps in widths
-        }
-        # Per sequence: a verify costs more than a decode, and stands in the place of all decodes of a tick.
-        self._least_expected = max(VERIFY_COST if device.kind == "cpu" else 1.1, runtime.planner_steps) - 1
+        buffers = partial(StepBuffers, device, self._vectors, self._shared, spec, count)
+        self._steps = {(width, 1): buffers(width=width, steps=steps) for width in self._widths}
+        self._steps[most, most] = buffers(width=most, steps=1, draws=most)
+        # A verify costs more than a decode, and stands in the place of all decodes of a tick.
+        self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
+        self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
+        self._scratch = np.zeros(spec.vocabulary, np.bool_)
         captures = runtime.capture and device.kind != "cpu"
         self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=captures)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
@@ -130,7 +138,7 @@ class LanguageRunner:
             chunk=chunk,
             step=step,
             num_rows=(chunk is not None) + (0 if step is None else step.rows),
-            num_executes=(chunk is not None) + (0 if step is None else self._step_buffers(step.width).num_executes),
+            num_executes=(chunk is not None) + (0 if step is None else self._step_buffers(step).num_executes),
         )
 
     def launch(self, part: LanguagePart) -> LanguageLaunch:
@@ -149,7 +157,7 @@ class LanguageRunner:
                 for call in (*launch.before, *launch.decoder, *launch.after):
                     call(stream)
             if part.step is not None:
-                self._step_buffers(part.step.width).download(stream)
+                self._step_buffers(part.step).download(stream)
         except EngineDeadError:
             raise
         except (EngineError, ShapeError) as error:
@@ -182,7 +190,7 @@ class LanguageRunner:
                 if step.width == DRAFT and self._draft is not None:
                     self._draft.take(live)
                 else:
-                    self._take(live, self._steps[step.width], launched.bad)
+                    self._take(live, self._steps[step.width, step.draws], launched.bad)
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
         """The new tokens of finished sequences, int64; their rows are free."""
@@ -231,19 +239,37 @@ class LanguageRunner:
         is_missing = any(live.wants_drafts and not live.drafts for live in ready)
         self._has_drafted = self._draft is not None and not self._has_drafted and is_missing
         if self._has_drafted:
-            return self._key(DRAFT, max(lasts) + width)
-        crosses = any(last % self._cache.capacity + width > self._cache.capacity for last in lasts)
-        expected = sum(live.num_expected for live in ready)
-        if crosses or expected < self._least_expected * len(ready):
+            return self._key(DRAFT, 1, max(lasts) + width)
+        chain, tokens_per_decode = self._best_chain(ready, lasts)
+        expected = sum(1 + live.num_expected for live in ready)
+        if not self._has_room(lasts, width) or expected < self._verify_cost * tokens_per_decode:
             for live in ready:
                 live.drafts.clear()
-            return self._key(1, max(lasts) + self._runtime.planner_steps)
-        return self._key(width, max(lasts) + width)
+            return self._key(chain, 1, max(lasts) + chain * self._runtime.planner_steps)
+        return self._key(width, width, max(lasts) + width)
 
-    def _key(self, width: int, length: int) -> LanguageKey:
+    def _best_chain(self, ready: Sequence[LiveSequence], lasts: Sequence[int]) -> tuple[int, float]:
+        """The width of decodes that brings the most tokens for its time, and how many those are for that of one."""
+        steps, best = self._runtime.planner_steps, (1, float(len(ready)))
+        runs = [run for live in ready for run in live.forced_runs(steps, self._widths[-1] - 1, self._scratch)]
+        for width in self._widths[1:] if any(runs) else ():
+            if not self._has_room(lasts, width * steps):
+                break
+            tokens = sum(min(run, width - 1) + 1 for run in runs) / steps / (1 + self._width_cost * (width - 1))
+            best = max(best, (width, tokens), key=lambda found: found[1])
+        return best
+
+    def _has_room(self, lasts: Sequence[int], tokens: int) -> bool:
+        """Whether no row would cross the end of its cache, nor a ring lose what it still sees."""
+        most = self._spec.prefill_tokens if self._spec.window else tokens
+        return tokens <= max(most, self._spec.verify_tokens) and all(
+            last % self._cache.capacity + tokens <= self._cache.capacity for last in lasts
+        )
+
+    def _key(self, width: int, draws: int, length: int) -> LanguageKey:
         cache = self._caches[width == DRAFT]
         rows = 1 + max(row for live in self._live.values() for row in live.rows)
-        return LanguageKey(width, rows, 1 + max(self._live), cache.span(length), self._generation)
+        return LanguageKey(width, draws, rows, 1 + max(self._live), cache.span(length), self._generation)
 
     @property
     def _caches(self) -> tuple[KvCache, ...]:
@@ -253,21 +279,21 @@ class LanguageRunner:
     def _buffers(self) -> tuple[StepBuffers, ...]:
         return (*self._steps.values(), *(() if self._draft is None else self._draft.buffers))
 
-    def _step_buffers(self, width: int) -> StepBuffers | DraftGraph:
-        if width != DRAFT:
-            return self._steps[width]
+    def _step_buffers(self, key: LanguageKey) -> StepBuffers | DraftGraph:
+        if key.width != DRAFT:
+            return self._steps[key.width, key.draws]
         assert self._draft is not None
         return self._draft
 
     def _take(self, live: LiveSequence, buffers: StepBuffers, bad: list[tuple[Slot, int]]) -> None:
         """Take a sequence's tokens up to the first step that was not finite."""
-        index, width = live.slot.index, buffers.width
+        index, draws = live.slot.index, buffers.draws
         flags = [bool(buffers.finite[step, index]) for step in range(buffers.steps)]
         good = flags.index(False) if False in flags else len(flags)
-        first = index * width
-        drawn = [int(token) for step in range(good) for token in buffers.drawn[step, first : first + width]]
-        taken = live.accept(drawn) if width == 1 else live.accept_verified(drawn)
-        if good < len(flags) and len(taken) == len(drawn) and not live.has_ended:
+        first = index * draws
+        drawn = [int(token) for step in range(good) for token in buffers.drawn[step, first : first + draws]]
+        taken = live.accept(drawn) if draws == 1 else live.accept_verified(drawn)
+        if good < len(flags) and live.num_used == len(drawn) and not live.has_ended:
             live.is_finite = False
             bad.append((live.slot, live.count))
         if taken and live.request.on_tokens is not None:
@@ -280,7 +306,7 @@ class LanguageRunner:
         return [prefill.prepare(graph, chunk, self._generation) for prefill, graph in prepared if graph is not None]
 
     def _prepare_step(self, key: LanguageKey) -> Launch:
-        buffers = self._step_buffers(key.width)
+        buffers = self._step_buffers(key)
         for live in self._live.values():
             live.was_fed = False
         for live in self._going():
@@ -291,8 +317,8 @@ class LanguageRunner:
         return launch
 
     def _bind(self, key: LanguageKey) -> Launch:
-        _, rows, sequences, span, _ = key
-        buffers, engines = self._step_buffers(key.width), self._engines
+        _, _, rows, sequences, span, _ = key
+        buffers, engines = self._step_buffers(key), self._engines
         if isinstance(buffers, DraftGraph):
             executions = buffers.bind(engines, rows, sequences, span)
         else:

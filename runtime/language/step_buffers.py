@@ -1,4 +1,4 @@
-"""What executes of planner and sampler read and write: `steps` of them in a chain, with `width` tokens per row."""
+"""What executes of planner and sampler read and write: a chain of `steps` of them with `width` tokens per row each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.language.constraints import Constraint
 from runtime.language.kv_cache import KvCache
-from runtime.language.live_sequence import LiveSequence
+from runtime.language.live_sequence import Draw, LiveSequence
 from runtime.language.sequence import uniform
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
@@ -37,7 +37,7 @@ def vectors_bytes(rows: int, widths: Sequence[tuple[int, int]], chunk: int) -> i
     """What PackedVectors must hold for steps of these (width, steps), and prefills of `chunk` tokens by two graphs."""
     pieces = [rows] * (len(PER_SEQUENCE) + 1) + 2 * ([chunk] + [1] * 4)
     for width, steps in widths:
-        pieces += [rows * width] * (2 + steps) + [rows] * (1 + 2 * steps)
+        pieces += [rows * width] * 3 * steps + [rows] * (1 + 2 * steps)
     return sum(-(-8 * count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for count in pieces)
 
 
@@ -81,35 +81,56 @@ class SequenceVectors:
         return {**tensors, "row_sequence": self._row_sequence.tensor.view(rows)}
 
 
-class StepBuffers:
-    """A decode (width 1: every execute feeds what the one before has drawn) or a verify (one execute).
+class _FeedDrawn:
+    """An execution that copies what a step has drawn to where the next one reads it: each row's first token."""
 
-    draft: of the smaller graph, which draws from all tokens. `drawn[step][sequence * width + place]` are the tokens of
-    the last launch on the host, `finite[step][sequence]` its flags, both valid once it is done.
+    def __init__(self, device: Device, drawn: Tensor, tokens: Tensor, rows: int, width: int) -> None:
+        self._device = device
+        self._pairs = [(tokens.view(1, start=row * width), drawn.view(1, start=row)) for row in range(rows)]
+
+    def launch(self, stream: Stream) -> None:
+        """Put the copies on the stream."""
+        for target, source in self._pairs:
+            self._device.copy(target, source, stream)
+
+    warm_up = launch
+
+    def release(self) -> None:
+        """Does nothing."""
+
+
+class StepBuffers:
+    """A chain of decodes, or a verify: one execute, which draws a token behind each of the `width` that it feeds.
+
+    Every decode feeds the token that the one before has drawn, and behind it up to `width - 1` that are forced there,
+    and draws one. draft: of the smaller graph, which draws from all tokens. `drawn[step][sequence * draws + place]` are
+    the tokens of the last launch on the host, `finite[step][sequence]` its flags, both valid once it is done.
     """
 
     def __init__(
         self, device: Device, vectors: PackedVectors, shared: SequenceVectors, spec: PlannerSpec, sequences: int, *,
-        width: int, steps: int, draft: PlannerGraphSpec | None = None,
+        width: int, steps: int, draws: int = 1, draft: PlannerGraphSpec | None = None,
     ) -> None:  # fmt: skip
         self._graph = draft or spec
-        self.width, self.steps, self._is_draft, self._shared, self._device = width, steps, bool(draft), shared, device
-        rows, self._vocabulary, self._capacity = 2 * sequences, spec.vocabulary, self._graph.capacity
-        self._tokens = Vector(vectors, rows * width, np.int64)
-        self._pick = Vector(vectors, rows * width, np.int64)
+        self.width, self.steps, self.draws, self._shared, self._device = width, steps, draws, shared, device
+        self._is_draft, self._vocabulary, self._capacity = bool(draft), spec.vocabulary, self._graph.capacity
+        rows = 2 * sequences
+        self._tokens = [Vector(vectors, rows * width, np.int64) for _ in range(steps)]
+        self._picks = [Vector(vectors, rows * draws, np.int64) for _ in range(steps)]
         self._window = Vector(vectors, rows, np.int64, self._graph.window_input)
         self._positions = [Vector(vectors, rows, np.int64) for _ in range(steps)]
         self._writes = [Vector(vectors, rows, np.int64) for _ in range(steps)]
-        self._uniforms = [Vector(vectors, sequences * width, np.float32) for _ in range(steps)]
-        for place in range(rows * width):
-            self._pick.items[place] = place % width
-        self._fed = [self._tokens.tensor, *[device.zeros((rows * width,), np.int64) for _ in range(steps)]]
-        self._logits = device.zeros((rows * width * spec.vocabulary,), np.float32)
-        self._places = sequences * width
-        self._allowed = device.zeros((steps * self._places, spec.vocabulary), np.bool_)
+        self._uniforms = [Vector(vectors, sequences * draws, np.float32) for _ in range(steps)]
+        for place in range(rows * draws):
+            self._picks[0].items[place] = place % draws
+        self._row_tokens = [device.zeros((rows * draws,), np.int64) for _ in range(steps)]
+        self._logits = device.zeros((rows * draws * spec.vocabulary,), np.float32)
+        self._places = sequences * draws
+        self._allowed_stride = -(-self._places * spec.vocabulary // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._allowed = device.zeros((steps * self._allowed_stride,), np.bool_)
         self._allowed_host: NDArray[np.bool_] = device.mirror(self._allowed)
         self._allowed_keys: list[object] = [_UNKNOWN] * (steps * self._places)
-        self._stride = -(-sequences * width // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._stride = -(-self._places // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._drawn = device.zeros((steps, self._stride), np.int64)
         self._finite = device.zeros((steps, self._stride), np.bool_)
         self.drawn = device.staging((steps, self._stride), np.int64)
@@ -123,7 +144,15 @@ class StepBuffers:
         for step in range(self.steps):
             found.append(self.bind_graph(graph, cache, rows, span, step))
             found.append(sampler.bind(self._sampler_tensors(step, rows, sequences)))
+            if self._copies_drawn and step + 1 < self.steps:
+                drawn, tokens = self._row_tokens[step], self._tokens[step + 1].tensor
+                found.append(_FeedDrawn(self._device, drawn, tokens, rows, self.width))
         return found
+
+    @property
+    def _copies_drawn(self) -> bool:
+        """Whether what is drawn has to be copied to be fed: with one token per row, it is read where it is drawn."""
+        return self.width > 1
 
     @property
     def num_executes(self) -> int:
@@ -137,24 +166,25 @@ class StepBuffers:
     def forget(self, index: int) -> None:
         """Another sequence takes this place: which tokens are allowed there is not known."""
         for step in range(self.steps):
-            first = step * self._places + index * self.width
-            self._allowed_keys[first : first + self.width] = [_UNKNOWN] * self.width
+            first = step * self._places + index * self.draws
+            self._allowed_keys[first : first + self.draws] = [_UNKNOWN] * self.draws
 
     def write(self, live: LiveSequence, stream: Stream) -> None:
         """Set what the next launch feeds and draws for a sequence; one that is not ready only keeps its rows alive.
 
-        Where it draws more than it will take, the next tokens overwrite what this left in the cache.
+        Where it feeds or draws more than it will take, the next tokens overwrite what this left in the cache.
         """
         for place, row in enumerate(live.rows):
-            position, first = live.position(place), row * self.width
+            self._tokens[0].items[row * self.width] = live.next_token(place)
+        if self.draws > 1:
+            self._feed(live, 0, 0, live.drafts)
+        if not live.is_ready:
             for step in range(self.steps):
-                self._positions[step].items[row] = position + step
-                self._writes[step].items[row] = (position + step) % self._capacity
-            self._tokens.items[first] = live.next_token(place)
-            for offset in range(1, self.width):
-                self._tokens.items[first + offset] = live.drafts[offset - 1] if offset <= len(live.drafts) else 0
-        if live.is_ready:
-            (self._write_chain if self.width == 1 else self._write_verify)(live, stream)
+                self._feed(live, step, 0, ())
+        elif self.draws == 1:
+            self._write_chain(live, stream)
+        else:
+            self._write_verify(live, stream)
 
     def write_known(self, live: LiveSequence) -> None:
         """Feed the tokens before the newest one again: the cache may hold drafts there that were wrong."""
@@ -163,7 +193,7 @@ class StepBuffers:
             start -= max(0, start % self._capacity + self.width - self._capacity)
             self._positions[0].items[row], self._writes[0].items[row] = start, start % self._capacity
             for offset, token in enumerate(live.known(place, start, self.width)):
-                self._tokens.items[row * self.width + offset] = token
+                self._tokens[0].items[row * self.width + offset] = token
 
     def rest(self, live: LiveSequence) -> None:
         """Rows without a sequence work on their first positions."""
@@ -176,23 +206,38 @@ class StepBuffers:
         self._device.download(self.drawn, self._drawn, stream)
         self._device.download(self.finite, self._finite, stream)
 
+    def _feed(self, live: LiveSequence, step: int, offset: int, behind: Sequence[int]) -> None:
+        """Feed a step's first token, which stands `offset` behind the newest one, and others behind it."""
+        for place, row in enumerate(live.rows):
+            position, first = live.position(place) + offset, row * self.width
+            self._positions[step].items[row] = position
+            self._writes[step].items[row] = position % self._capacity
+            for number in range(1, self.width):
+                self._tokens[step].items[first + number] = behind[number - 1] if number <= len(behind) else 0
+            if self.draws == 1:
+                self._picks[step].items[row] = len(behind)
+
     def _write_chain(self, live: LiveSequence, stream: Stream) -> None:
-        """What may come at every step, where any token that may comes before it; `keys` says what that was."""
+        """What may come at every step, where any token that may come before it; `draws` says what that was."""
         constraint = None if self._is_draft else copy.copy(live.constraint)
-        live.keys = []
+        live.draws, offset, is_done = [], 0, False
         for step in range(self.steps):
-            allowed = self._write_choice(live, step, 0, constraint, stream)
-            live.keys.append(None if constraint is None else constraint.key)
+            forced = () if is_done else live.forced_run(constraint, self.width - 1)
+            self._feed(live, step, offset, [token for token, _ in forced])
+            offset += len(forced) + 1
+            if is_done:
+                continue
+            allowed = self._write_choice(live, step, offset - 1, 0, constraint, stream)
+            live.draws.append(Draw(forced, None if constraint is None else constraint.key))
             if constraint is not None:
                 constraint.advance(int(allowed.argmax()))
-                if constraint.is_done:
-                    return
+                is_done = constraint.is_done
 
     def _write_verify(self, live: LiveSequence, stream: Stream) -> None:
         """What may come behind every draft. One that may not come is dropped, with those behind it."""
         constraint = copy.copy(live.constraint)
         for place in range(self.width):
-            allowed = self._write_choice(live, 0, place, constraint, stream)
+            allowed = self._write_choice(live, 0, place, place, constraint, stream)
             if place == len(live.drafts):
                 return
             draft = live.drafts[place]
@@ -206,48 +251,52 @@ class StepBuffers:
                     return
 
     def _write_choice(
-        self, live: LiveSequence, step: int, place: int, constraint: Constraint | None, stream: Stream
+        self, live: LiveSequence, step: int, offset: int, place: int, constraint: Constraint | None, stream: Stream
     ) -> NDArray[np.bool_]:
-        """What may come, which is returned, and the number that chooses from it: 0 takes the likeliest token."""
-        index = live.slot.index * self.width + place
-        is_greedy = live.request.temperature == 0 or (constraint is not None and constraint.is_greedy)
-        number = 0.0 if is_greedy else uniform(live.request.seed, live.count + step + place)
-        self._uniforms[step].items[index] = number
-        return self._allow(step * self._places + index, constraint, stream)
+        """What may come as the new token number `offset`, which is returned, and the number that chooses from it.
 
-    def _allow(self, number: int, constraint: Constraint | None, stream: Stream) -> NDArray[np.bool_]:
+        Number 0 takes the likeliest token.
+        """
+        index = live.slot.index * self.draws + place
+        is_greedy = live.request.temperature == 0 or (constraint is not None and constraint.is_greedy)
+        number = 0.0 if is_greedy else uniform(live.request.seed, live.count + offset)
+        self._uniforms[step].items[index] = number
+        return self._allow(step, index, constraint, stream)
+
+    def _allow(self, step: int, index: int, constraint: Constraint | None, stream: Stream) -> NDArray[np.bool_]:
         key = None if constraint is None else constraint.key
-        row: NDArray[np.bool_] = self._allowed_host[number]
+        number, start = step * self._places + index, step * self._allowed_stride + index * self._vocabulary
+        row: NDArray[np.bool_] = self._allowed_host[start : start + self._vocabulary]
         if self._allowed_keys[number] != key:
             self._allowed_keys[number] = key
             if constraint is None:
                 row[...] = True
             else:
                 constraint.write_allowed(row)
-            self._device.upload(self._allowed.view(self._vocabulary, start=number * self._vocabulary), row, stream)
+            self._device.upload(self._allowed.view(self._vocabulary, start=start), row, stream)
         return row
 
     def _planner_tensors(self, step: int, rows: int) -> dict[str, Tensor]:
         names, width = self._graph.inputs, self.width
+        is_read_in_place = step > 0 and not self._copies_drawn
+        tokens = self._row_tokens[step - 1] if is_read_in_place else self._tokens[step].tensor
         return {
-            names.tokens: self._fed[step].view(rows, width),
+            names.tokens: tokens.view(rows, width),
             names.position: self._positions[step].tensor.view(rows),
             names.write: self._writes[step].tensor.view(rows),
             names.window: self._window.tensor.view(rows),
-            names.pick: self._pick.tensor.view(rows, width, 1),
-            self._graph.outputs.logits: self._logits.view(rows, width, self._vocabulary),
+            names.pick: self._picks[step].tensor.view(rows, self.draws, 1),
+            self._graph.outputs.logits: self._logits.view(rows, self.draws, self._vocabulary),
         }
 
     def _sampler_tensors(self, step: int, rows: int, sequences: int) -> dict[str, Tensor]:
-        width, start = self.width, step * self._stride
+        draws, start = self.draws, step * self._stride
         return {
             **self._shared.sampler_tensors(rows, sequences),
-            "logits": self._logits.view(rows, width, self._vocabulary),
-            "uniform": self._uniforms[step].tensor.view(sequences, width),
-            "allowed": self._allowed.view(
-                sequences, width, self._vocabulary, start=step * self._places * self._vocabulary
-            ),
-            "tokens": self._drawn.view(sequences, width, start=start),
-            "row_tokens": self._fed[step + 1].view(rows, width),
+            "logits": self._logits.view(rows, draws, self._vocabulary),
+            "uniform": self._uniforms[step].tensor.view(sequences, draws),
+            "allowed": self._allowed.view(sequences, draws, self._vocabulary, start=step * self._allowed_stride),
+            "tokens": self._drawn.view(sequences, draws, start=start),
+            "row_tokens": self._row_tokens[step].view(rows, draws),
             "finite": self._finite.view(sequences, start=start),
         }

@@ -298,5 +298,9 @@ def print_planner(console: Console, result: Mapping[str, Any]) -> None:
     if ring is not None:
         grown = f"{ring['grown_mib']:+.1f} MiB after {ring['tokens']} tokens"
         console.print(f"ring: {ring['first_ms']:.2f} then {ring['last_ms']:.2f} ms per token, {grown}", highlight=False)
+    for point in result.get("first_audio", ()):
+        text = f"first audio of {point['seconds']:g} s: {point['planned_ms']:.0f} ms with a plan (its sections after"
+        text = f"{text} {point['sections_ms']:.0f} ms, codes after {point['codes_ms']:.0f}), {point['without_ms']:.0f}"
+        console.print(f"{text} without: {point['ratio']:.2f}x", highlight=False)
     resident = "" if result["resident_mib"] is None else f", {result['resident_mib']:.1f} MiB of RAM with its buffers"
     console.print(f"caches: {result['sequence_mib']:.1f} MiB per guided sequence{resident}", highlight=False)

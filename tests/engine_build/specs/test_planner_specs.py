@@ -36,7 +36,7 @@ def test_one_engine_has_prefill_decode_and_verify_as_shape_ranges(specs: dict[st
     prefill, decode, verify = specs["planner"].ranges
     assert (prefill["R"], prefill["U"], prefill["G"], prefill["E"]) == ((1, 1, 2), (16,) * 3, (1,) * 3, (16, 32, 64))
     assert (decode["R"], decode["U"], decode["G"], decode["E"]) == ((1, 8, 8), (1,) * 3, (1,) * 3, (1, 32, 64))
-    assert (verify["R"], verify["U"], verify["G"]) == ((1, 8, 8), (2, 5, 5), (2, 5, 5))
+    assert (verify["R"], verify["U"], verify["G"]) == ((1, 8, 8), (2, 5, 5), (1, 5, 5))
 
 
 def test_an_engine_of_the_cpu_is_verified_in_every_range_and_reused(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.language.live_sequence import LiveSequence
+from runtime.language.live_sequence import Draw, LiveSequence
 from runtime.language.sequence import SequenceRequest, SequenceWork
 from runtime.scheduling.slot import Slot
 
@@ -14,7 +14,7 @@ def live(count: int, keep: int = 100) -> LiveSequence:
     slot = Slot(id="a", runner=None, work=SequenceWork(request), bucket=0, steps=10)
     found = LiveSequence(slot, (0, 1), keep, speculates=True)
     found.prefilled = [2, 1]
-    found.keys = [None] * count
+    found.draws = [Draw((), None)] * count
     found.accept(list(range(10, 10 + count)))
     return found
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.counted_constraint import CountedConstraint
 from numpy.typing import NDArray
 
-from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.live_sequence import Chunk, Draw, LiveSequence
 from runtime.language.sequence import SequenceRequest, SequenceWork
 from runtime.scheduling.slot import Slot
 
@@ -41,12 +41,12 @@ def live(*, speculates: bool = True, **changes: Any) -> LiveSequence:
 def accept(found: LiveSequence, drawn: list[int], keys: list[Any] | None = None) -> list[int]:
     """Take tokens that were drawn from the tokens that may come at each, or from those of `keys`."""
     ahead = copy.copy(found.constraint)
-    found.keys = []
+    known = list[Any]()
     for token in drawn:
-        found.keys.append(None if ahead is None else ahead.key)
+        known.append(None if ahead is None else ahead.key)
         if ahead is not None:
             ahead.advance(token)
-    found.keys = keys or found.keys
+    found.draws = [Draw((), key) for key in keys or known]
     return found.accept(drawn)
 
 

@@ -404,6 +404,28 @@ def test_what_finds_no_place_is_refused(planned: Planned, loops: Loops) -> None:
         loops().submit_sequence(sequence("e"), Inbox())
 
 
+@pytest.mark.parametrize("on", [CPU, SIMULATED[0]], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("window", [LINEAR, RING])
+def test_forced_tokens_that_are_fed_along_leave_the_tokens_as_they_are(
+    window: int, on: Backend, planned: Planned
+) -> None:
+    """Beside a sequence whose prompt is still read, guided and not, to the end of the cache."""
+    requests = [
+        sequence("guided", constraint=Song(60), max_tokens=60, **GUIDED),
+        sequence("plain", 4, constraint=Song(50), max_tokens=60),
+        sequence("late", 30, max_tokens=6),
+    ]
+    expected = run(planned(window, speculation=False, planner_steps=1), *requests)
+    loop, inbox = planned(window, on=on, planner_steps=4), Inbox()
+    for request in requests:
+        loop.submit_sequence(request, inbox)
+    finish(loop)
+    assert isinstance(loop._language, LanguageRunner)
+    assert {key.width for key in loop._language._launches._launches if key.draws == 1} > {1}
+    for request in requests:
+        np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+
+
 def test_progress_counts_tokens_and_tokens_arrive_as_they_are_drawn(planned: Planned) -> None:
     loop, inbox = planned(planner_steps=2), Inbox()
     arrived: list[list[int]] = []
@@ -552,7 +574,7 @@ def test_the_probe_sees_a_runner_that_allocates(planned: Planned, monkeypatch: p
 
 def test_launches_are_found_again(planned: Planned) -> None:
     loop = planned(RING)
-    steady(loop, 60)
+    steady(loop, 96)
     assert isinstance(loop._language, LanguageRunner)
     bound = loop._language.launch_counts.bound
     for _ in range(20):

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.counted_constraint import CountedConstraint
 from helpers.tiny_planner import VOCABULARY, planner_toml
 from numpy.typing import NDArray
 
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import HostDevice
 from runtime.devices.packed_vectors import PackedVectors
-from runtime.language.live_sequence import LiveSequence
+from runtime.language.live_sequence import Draw, LiveSequence
 from runtime.language.sequence import SequenceRequest, SequenceWork, uniform
-from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
+from runtime.language.step_buffers import SequenceVectors, StepBuffers, _FeedDrawn, vectors_bytes
 from runtime.scheduling.slot import Slot
 
 SEQUENCES = 2
@@ -57,6 +58,36 @@ class Only:
         return self.tokens[self.place : self.place + limit]
 
 
+@dataclass
+class Song(CountedConstraint):
+    """Tokens that are forced, and None for those that are free, again and again."""
+
+    length: int = 1000
+    order: tuple[int | None, ...] = (20, None, 21, 22, None, None)
+
+    @property
+    def key(self) -> object:
+        return ("place", self.count % len(self.order), self.order[self.count % len(self.order)])
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.order) < 6 and self.count == len(self.order)
+
+    def write_allowed(self, out: NDArray[Any]) -> None:
+        token = self.order[self.count % len(self.order)]
+        out[:] = token is None
+        if token is not None:
+            out[token] = True
+
+    def forced(self, limit: int) -> list[int]:
+        found = list[int]()
+        while len(found) < limit and (token := self.order[(self.count + len(found)) % len(self.order)]) is not None:
+            found.append(token)
+            if len(self.order) < 6 and self.count + len(found) == len(self.order):
+                break
+        return found
+
+
 def spec_of() -> PlannerSpec:
     import tomllib
 
@@ -66,12 +97,12 @@ def spec_of() -> PlannerSpec:
 class Made:
     """Buffers on the host."""
 
-    def __init__(self, width: int, steps: int) -> None:
+    def __init__(self, width: int, steps: int, draws: int = 1) -> None:
         self.device, self.spec, widths = HostDevice(), spec_of(), [(width, steps)]
         self.vectors = PackedVectors(self.device, vectors_bytes(2 * SEQUENCES, widths, self.spec.prefill_tokens))
         self.shared = SequenceVectors(self.vectors, self.spec, SEQUENCES)
         self.buffers = StepBuffers(
-            self.device, self.vectors, self.shared, self.spec, SEQUENCES, width=width, steps=steps
+            self.device, self.vectors, self.shared, self.spec, SEQUENCES, width=width, steps=steps, draws=draws
         )
 
     def write(self, live: LiveSequence) -> None:
@@ -90,13 +121,15 @@ class Made:
         return host
 
 
-def live(rows: tuple[int, ...] = (0,), index: int = 0, count: int = 0, **changes: Any) -> LiveSequence:
+def live(
+    rows: tuple[int, ...] = (0,), index: int = 0, count: int = 0, *, speculates: bool = True, **changes: Any
+) -> LiveSequence:
     request = SequenceRequest(**{"id": "a", "prompt": (5, 6, 7), "seed": 4, **changes})
     slot = Slot(id="a", runner=None, work=SequenceWork(request), bucket=0, steps=10, index=index)
-    found = LiveSequence(slot, rows, 100, speculates=True)
+    found = LiveSequence(slot, rows, 100, speculates=speculates)
     found.prefilled = [len(prompt) - 1 for prompt in found.prompts]
     for token in range(count):
-        found.keys = [None if found.constraint is None else found.constraint.key]
+        found.draws = [Draw((), None if found.constraint is None else found.constraint.key)]
         found.accept([token])
     return found
 
@@ -117,7 +150,7 @@ def test_a_step_feeds_what_the_one_before_has_drawn() -> None:
 
 
 def test_a_verify_feeds_drafts_and_wants_logits_of_all() -> None:
-    made, found = Made(5, 1), live(prompt=(1, 2, 3, 4, 1, 2, 3))
+    made, found = Made(5, 1, 5), live(prompt=(1, 2, 3, 4, 1, 2, 3))
     found.draft(3)
     made.write(found)
     assert made.planner("tokens")[0] == [3, 4, 1, 2, 0]
@@ -170,7 +203,7 @@ def test_what_is_allowed_is_written_when_it_changes() -> None:
 
 
 def test_drafts_that_may_not_come_are_dropped() -> None:
-    made, found = Made(5, 1), live(constraint=Only((7, 8, 9)))
+    made, found = Made(5, 1, 5), live(constraint=Only((7, 8, 9)))
     found.drafts = [7, 8, 3, 3]
     made.write(found)
     assert found.drafts == [7, 8]
@@ -182,10 +215,64 @@ def test_drafts_that_may_not_come_are_dropped() -> None:
 
 def test_nothing_is_allowed_by_default_of_another_width() -> None:
     assert Made(1, 1).sampler("allowed").shape == (SEQUENCES, 1, VOCABULARY)
-    assert Made(5, 1).sampler("allowed").shape == (SEQUENCES, 5, VOCABULARY)
+    assert Made(5, 1, 5).sampler("allowed").shape == (SEQUENCES, 5, VOCABULARY)
 
 
-@pytest.mark.parametrize(("width", "steps"), [(1, 1), (1, 8), (5, 1)])
-def test_the_vectors_fit(width: int, steps: int) -> None:
-    made = Made(width, steps)
+@pytest.mark.parametrize(("width", "steps"), [(1, 1), (1, 8), (5, 1), (5, 8)])
+@pytest.mark.parametrize("is_verify", [False, True])
+def test_the_vectors_fit(width: int, steps: int, is_verify: bool) -> None:
+    made = Made(width, steps, width if is_verify else 1)
     assert made.vectors.used_bytes <= vectors_bytes(2 * SEQUENCES, [(width, steps)], made.spec.prefill_tokens)
+
+
+def test_a_chain_feeds_what_is_forced_behind_what_it_draws() -> None:
+    made, found = Made(3, 3), live((1, 2), guidance=2.0, negative=(8, 9), constraint=Song())
+    made.write(found)
+    assert [made.planner("tokens", step)[1][1:] for step in range(3)] == [[20, 0], [21, 22], [0, 0]]
+    assert [made.planner("pick", step)[1] for step in range(3)] == [[[1]], [[2]], [[0]]]
+    assert [made.planner("position", step)[1:3] for step in range(3)] == [[2, 1], [4, 3], [7, 6]]
+    drawn_places = (1, 4, 5)
+    numbers = [made.sampler("uniform", step)[0, 0] for step in range(3)]
+    assert numbers == [np.float32(uniform(4, place)) for place in drawn_places]
+    assert found.accept([3, 4, 5]) == [20, 3, 21, 22, 4, 5]
+    assert (found.count, found.num_used) == (6, 3)
+
+
+def test_a_chain_copies_what_it_has_drawn_to_every_row_s_next_token() -> None:
+    made = Made(3, 2)
+    made.write(live((1,), constraint=Song()))
+    made.sampler("row_tokens")[:, 0] = [10, 11, 12, 13]
+    feed = _FeedDrawn(made.device, made.buffers._row_tokens[0], made.buffers._tokens[1].tensor, 4, 3)
+    feed.launch(made.device.main)
+    assert made.planner("tokens", 1) == [[10, 0, 0], [11, 21, 22], [12, 0, 0], [13, 0, 0]]
+
+
+def test_forced_tokens_that_do_not_come_end_a_chain() -> None:
+    made, found = Made(3, 3), live(constraint=Song())
+    made.write(found)
+    assert isinstance(found.constraint, Song)
+    found.constraint.order = (20, None, None, 22, 22, None)
+    assert found.accept([3, 4, 5]) == [20, 3]
+    assert (found.count, found.num_used) == (2, 1)
+
+
+def test_the_last_token_of_all_is_drawn() -> None:
+    made, found = Made(5, 2), live(constraint=Song(order=(None, 21, 22)))
+    made.write(found)
+    assert found.accept([3, 22]) == [3, 21, 22]
+    assert found.has_ended
+
+
+def test_without_speculation_every_token_is_drawn() -> None:
+    made, found = Made(3, 2), live(constraint=Song(), speculates=False)
+    made.write(found)
+    assert [made.planner("pick", step)[0] for step in range(2)] == [[[0]], [[0]]]
+    assert found.forced_runs(4, 8, np.zeros(VOCABULARY, np.bool_)) == [0, 0, 0, 0]
+
+
+def test_how_many_tokens_are_forced_behind_each_draw() -> None:
+    found, scratch = live(constraint=Song()), np.zeros(VOCABULARY, np.bool_)
+    assert found.forced_runs(3, 8, scratch) == [1, 2, 0]
+    assert found.forced_runs(3, 1, scratch) == [1, 1, 0]
+    assert live().forced_runs(2, 8, scratch) == [0, 0]
+    assert found.count == 0
