@@ -34,6 +34,11 @@ def others(served: Served) -> list[Lease]:
     return served.service.membership.others
 
 
+def unreachable(name: str, served: Served) -> Lease:
+    """The lease of a replica of the same model with room, which no request reaches."""
+    return Lease(name, "127.0.0.1:1", "", "ready", 0, 1, 0.0, model=served.pipeline.bundle.name)
+
+
 @pytest.fixture(scope="module")
 def replicas(
     tiny: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
@@ -93,7 +98,7 @@ def test_a_session_is_found_and_ended_through_every_replica(replicas: tuple[Serv
 def test_a_replica_that_may_have_a_session_and_does_not_answer_is_reported(replicas: tuple[Served, Served]) -> None:
     one, two = replicas
     leases = Leases(one.service.settings.redis.get_secret_value())
-    gone = Lease("gone", "127.0.0.1:1", "", "ready", 1, 1, 0.0)
+    gone = unreachable("gone", one)
     leases.renew(gone)
     eventually(lambda: gone in others(two))
     with player(one) as first, two.client() as client:
@@ -153,7 +158,7 @@ def test_a_full_replica_behind_an_edge_refuses_so_that_the_edge_sends_the_sessio
     leases = Leases(one.service.settings.redis.get_secret_value())
     with player(one) as first:
         first.open(prompts=[{"text": "a"}])
-        leases.renew(Lease("three", "127.0.0.1:1", "", "ready", 0, 1, 0.0))
+        leases.renew(unreachable("three", one))
         eventually(lambda: "three" in [lease.name for lease in others(one)])
         for path in ("/v1/live", "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateMusic"):
             with pytest.raises(InvalidStatus) as refused, open_websocket(one, path):
