@@ -169,6 +169,11 @@ class Service:
         if is_full and self.membership is not None and self.membership.edge_finds_room():
             raise unavailable("sessions_full", "this replica has no room, another one has")
 
+    def check_draining(self) -> None:
+        """Refuse a client that an edge can send on. Raises ProblemError 503 while this replica drains."""
+        if self.admission.is_draining and self.membership is not None and self.membership.edge_finds_another():
+            raise draining()
+
     def session_elsewhere(self) -> str | None:
         """The URL of another replica that has room for a live session."""
         other = None if self.membership is None else self.membership.with_room()

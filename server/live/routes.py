@@ -61,6 +61,7 @@ async def resume(websocket: WebSocket, session: str) -> None:
 
 async def _serve(websocket: WebSocket, session: str | None) -> None:
     service = service_of(websocket)
+    service.check_draining()
     if session is None:
         service.check_room()
     await websocket.accept(choose_subprotocol(websocket.scope["subprotocols"], SUBPROTOCOL))

@@ -79,6 +79,10 @@ class Membership:
         """Whether another replica has room for a session that has no URL: an edge sends clients there."""
         return any(lease.has_room and not lease.url for lease in self.others)
 
+    def edge_finds_another(self) -> bool:
+        """Whether another replica that has no URL takes work: an edge sends clients there."""
+        return any(lease.takes_work and not lease.url for lease in self.others)
+
     def with_shorter_queue(self, wait_s: float) -> Lease | None:
         """The other replica with a URL whose generations wait least; None where that is `wait_s` or longer."""
         able = [lease for lease in self.others if lease.takes_work and lease.url]

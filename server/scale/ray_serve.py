@@ -8,6 +8,7 @@ serve.yaml deploys it; `python -m server.scale.ray_serve ADDRESS` prints what Ra
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from ray.serve import Application
 
 from runtime.errors import TickError
 from server.cli import log_to_stderr
+from server.scale.leases import RENEW_S
 from server.scale.replica import ReplicaServer
 
+# The lease says so once it is renewed, the edge reads the leases once a second, and checks a new replica.
+EDGE_S = RENEW_S + RENEW_S + 0.5
 logger = logging.getLogger("tickrt.scale")
 
 
@@ -63,6 +67,8 @@ class Replica:
             has_edge=arguments.has_edge,
         )
         self._server.wait_ready()
+        # Ray Serve may stop another replica as soon as this one is there: the edge must know of it by then.
+        time.sleep(EDGE_S)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Replace the engines by the current builds where `user_config` has changed; sessions play on.

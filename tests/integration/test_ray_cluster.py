@@ -10,8 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -87,6 +91,19 @@ def reloads(cluster: RayCluster) -> int:
     return sum(log.read_text("utf-8").count("engines reloaded") for log in logs)
 
 
+@contextmanager
+def replacing(cluster: RayCluster) -> Iterator[None]:
+    """Have Ray Serve replace all replicas, because their arguments change: the same file by another path."""
+    applied = cluster.applied
+    assert applied is not None
+    path = Path(applied.config)
+    other = replace(applied, config=f"{path.parent}/../{path.parent.name}/{path.name}")
+    thread = threading.Thread(target=cluster.deploy, args=(other,))
+    thread.start()
+    yield
+    thread.join()
+
+
 def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
     built: Callable[..., Deployment], cluster: RayCluster
 ) -> None:
@@ -117,6 +134,12 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
         with subprocess.Popen(command(cluster, "reload"), cwd=ROOT, stdout=subprocess.DEVNULL) as reloading:
             hear_until("engines of both reloaded", lambda: reloads(cluster) == before + 2)
         assert reloading.returncode == 0
+        old = {lease.name for lease in ready(cluster)}
+        with replacing(cluster):
+            hear_until(
+                "both replaced, one after the other",
+                lambda: len(ready(cluster)) == 2 and not old & {lease.name for lease in ready(cluster)},
+            )
         other.read(RATE_HZ)
     audio = np.concatenate(player.heard)
     with client.live("a", mode="extend", seed=3) as live:

@@ -14,6 +14,8 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
+from server.scale.lease import Lease
+from server.scale.leases import Membership
 from server.service import Service, warm_up
 
 Serve = Callable[..., Served]
@@ -108,3 +110,20 @@ def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
     last = len(pipeline.lengths)
     assert f"{last} of {last} shapes" in service.loading().what
     assert f"frames, 32 tokens ({last} of {last})" in caplog.text
+
+
+def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:
+    async def drain(*others: Lease) -> None:
+        service = Service(lambda: pytest.fail("is not opened"), ServerSettings())
+        service.membership = Membership.__new__(Membership)
+        service.membership.others = list(others)
+        service.check_draining()
+        service.admission.drain()
+        service.check_draining()
+
+    behind_the_edge = Lease("two", "127.0.0.1:8002", "", "full", 3, 3, 0.0)
+    for other in (replace(behind_the_edge, url="http://127.0.0.1:8002"), replace(behind_the_edge, state="draining")):
+        asyncio.run(drain(other))
+    with pytest.raises(ProblemError) as refused:
+        asyncio.run(drain(behind_the_edge))
+    assert (refused.value.code, refused.value.status) == ("draining", 503)

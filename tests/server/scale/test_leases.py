@@ -80,6 +80,11 @@ def test_an_edge_finds_room_at_replicas_without_a_url() -> None:
     assert not known(TWO, replace(ONE, url="", state="full")).edge_finds_room()
 
 
+def test_an_edge_finds_another_replica_without_a_url_that_takes_work() -> None:
+    assert known(replace(ONE, url="", state="full")).edge_finds_another()
+    assert not known(TWO, replace(ONE, url="", state="draining")).edge_finds_another()
+
+
 def test_a_generation_goes_where_it_waits_less() -> None:
     assert known(ONE, TWO).with_shorter_queue(3.0) == ONE
     assert known(ONE, TWO).with_shorter_queue(0.5) is None
