@@ -31,10 +31,11 @@ SIGNALS: Mapping[str, signal.Signals] = {
 STORE = "store away"
 ROUNDS = 3
 BEFORE_S, AFTER_S = 2.0, 5.0
-CHUNK_S, RETRY_S = 0.05, 0.02
+CHUNK_S, RETRY_S, RESUME_S = 0.05, 0.02, 30.0
 # The edge sends a new session to the replica with the fewest: after one session and three more, each of two has two.
 WATCHERS = 3
-OPENING = Open(mode="extend", prompts=[LivePrompt(text="calm piano")], seed=3)
+# A loop that nothing changes is generated once.
+OPENING = Open(mode="loop", prompts=[LivePrompt(text="calm piano")], seed=3)
 
 
 @dataclass
@@ -121,6 +122,7 @@ def measure_failover(replicas: Replicas, url: str, on_share: Callable[[float], N
     for index, (name, sent) in enumerate(wanted):
         on_share(index / (len(wanted) + 1))
         losses[name].append(_replica_ends(replicas, url, sent))
+    replicas.wait_idle()
     redis = replicas.cluster.launched.pop("redis")
     losses[STORE].append(asyncio.run(_listen(url, lambda: None, redis.kill)))
     redis.wait()
@@ -140,12 +142,14 @@ def _replica_ends(replicas: Replicas, url: str, sent: signal.Signals) -> Loss:
     replicas.wait_idle()
     held: list[str] = []
     find, end = (lambda: held.append(replicas.holder())), (lambda: replicas.end(held[0], sent))
-    loss = asyncio.run(_listen(url, find, end))
+    loss = asyncio.run(_listen(url, find, end, loses_replica=True))
     replicas.replace(held[0], sent)
     return loss
 
 
-async def _listen(url: str, on_open: Callable[[], None], event: Callable[[], None]) -> Loss:
+async def _listen(
+    url: str, on_open: Callable[[], None], event: Callable[[], None], *, loses_replica: bool = False
+) -> Loss:
     """Listen to a session and watch others while something happens. on_open: called while it is the only session."""
     with await asyncio.to_thread(_open, url) as live:
         await asyncio.to_thread(on_open)
@@ -157,6 +161,8 @@ async def _listen(url: str, on_open: Callable[[], None], event: Callable[[], Non
             player.gap_s, begin_s = 0.0, time.monotonic()
             event()
             await asyncio.to_thread(player.play, AFTER_S)
+            if loses_replica:
+                await asyncio.wait(watching, timeout=RESUME_S, return_when=asyncio.FIRST_COMPLETED)
             loss = Loss(1e3 * player.gap_s)
             for client, task in zip(clients, watching, strict=True):
                 if task.done():

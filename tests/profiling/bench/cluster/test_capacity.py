@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
+from helpers.paths import ROOT
 
 from profiling.bench.cluster.capacity import SessionCost
 
@@ -35,3 +38,8 @@ def test_the_result_has_10_1000_and_10000_listeners() -> None:
     result = SessionCost(0.0699, 0.01, 1600.0, 10.0).as_json()
     assert [point["listeners"] for point in result["points"]] == [10, 1_000, 10_000]
     assert (result["replica_share"], result["listeners_per_replica"]) == (0.0699, 10)
+
+
+def test_the_examples_of_the_page_are_right() -> None:
+    failed, tried = doctest.testfile(str(ROOT / "server" / "scale" / "README.md"), module_relative=False)
+    assert (failed, tried > 2) == (0, True)
