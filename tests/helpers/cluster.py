@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ConfigError
-from server.scale.local_cluster import program
+from server.scale.cli import is_installed
 from server.scale.ray_cluster import Applied
 
 APPLIED = Applied("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
@@ -20,13 +19,6 @@ def needs_programs(*names: str) -> pytest.MarkDecorator:
     """Skips a test where one of these programs is not installed."""
     missing = [name for name in names if not is_installed(name)]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)} (apt-get install)")
-
-
-def is_installed(name: str) -> bool:
-    try:
-        return bool(program(name))
-    except ConfigError:
-        return False
 
 
 @contextmanager
