@@ -1,7 +1,8 @@
 """Structure: latents -> codes of 5 frames -> hints, by finite scalar quantization (Mentzer et al., 2023).
 
 Codes keep the pitches and drums of each layer by itself: what a layer plays has the same digits beside any other
-layers, and a planner can write layer after layer. What is lost on the way, and the instruments, are the decoder's choice.
+layers, and a planner can write layer after layer. What is lost on the way, and the instruments, are the decoder's
+choice.
 """
 
 from collections.abc import Callable, Sequence

@@ -26,6 +26,9 @@ NEEDS = {
 }  # fmt: skip
 
 
+BUSY = "Sessions had underruns: the machine was too busy for these figures. Take fewer --sessions, or a quiet machine."
+
+
 def print_cluster(console: Console, result: Mapping[str, Any]) -> None:
     """Transport, failover, and what listeners need."""
     title = f"{result['bundle']} on {result['target']}: {result['replicas']} replicas"
@@ -34,6 +37,8 @@ def print_cluster(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_failover("ms since a replica or the store ended, median / largest", result["failover"]))
     for format, capacity in result["capacity"].items():
         console.print(_needs(format, capacity))
+    if any(run["underruns"] for run in result["transport"].values()):
+        console.print(BUSY, style="yellow")
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -23,10 +23,20 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def text_of(result: dict[str, Any]) -> str:
+    console = Console(record=True, width=120)
+    print_cluster(console, result)
+    return console.export_text()
+
+
+def test_underruns_say_that_the_machine_was_busy() -> None:
+    quiet = {name: {**run, "underruns": 0} for name, run in RESULT["transport"].items()}
+    assert "too busy for these figures" in text_of(RESULT)
+    assert "too busy" not in text_of({**RESULT, "transport": quiet})
+
+
 def test_every_run_has_a_column_every_event_and_number_of_listeners_a_line() -> None:
-    console = Console(record=True, width=90)
-    print_cluster(console, RESULT)
-    text = console.export_text()
+    text = text_of(RESULT)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "demo on cpu: 2 replicas, 4 live sessions, mode loop" in text
     assert "GET, ms 0.25 / 1.50 0.25 / 1.50" in lines
