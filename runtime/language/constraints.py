@@ -55,7 +55,8 @@ class CodesConstraint:
     """Codes: a token of every group in turn, and before each code the tokens that `markers` gives for its index.
 
     num_codes: that many, and no end token; None: until the end token comes, which may come between codes. known: the
-    first codes, which are given. fixed: for every group the token that is given in all other codes, or None.
+    first codes, which are given. fixed: for every group the token that is given in all other codes, or None. at_most:
+    by token how many codes in a row may have it.
     """
 
     is_greedy = False
@@ -67,18 +68,21 @@ class CodesConstraint:
         markers: Markers | None = None,
         known: Sequence[int] = (),
         fixed: Sequence[int | None] = (),
+        at_most: Mapping[int, int] | None = None,
     ) -> None:
-        self._codes, self._end_token = planner.codes, planner.end_token
+        self._codes, self._end_token, self._at_most = planner.codes, planner.end_token, at_most or {}
         self._num_codes, self._markers, self._known = num_codes, markers, known
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
+        # By group: the token of the last codes, and how many in a row have it.
+        self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
         self._code, self._part, self._has_ended = 0, 0, False
         self._given = self._given_tokens()
 
     @property
     def key(self) -> Hashable:
-        """The token that must come, or the group."""
+        """The token that must come, or the group and the token that came as often as it may."""
         token = self._given[self._part]
-        return self._group if token is None else ("token", token)
+        return (self._group, self._refused) if token is None else ("token", token)
 
     @property
     def is_done(self) -> bool:
@@ -94,6 +98,8 @@ class CodesConstraint:
             return
         group = self._codes.groups[self._group]
         allowed[group.first : group.end] = True
+        if self._refused is not None:
+            allowed[self._refused] = False
         if self._num_codes is None and self._group == 0:
             allowed[self._end_token] = True
 
@@ -110,24 +116,36 @@ class CodesConstraint:
         if token == self._end_token:
             self._has_ended = True
             return
+        if self._group >= 0:
+            last, count = self._repeated[self._group]
+            repeated = list(self._repeated)
+            repeated[self._group] = (token, count + 1 if token == last else 1)
+            self._repeated = tuple(repeated)
         self._part += 1
         if self._part == len(self._given):
             self._code, self._part = self._code + 1, 0
             self._given = self._given_tokens()
 
     def state(self) -> list[int]:
-        """The code's index, the part of it that comes next, whether the end came."""
-        return [self._code, self._part, int(self._has_ended)]
+        """The code's index, the part of it that comes next, whether the end came, what is repeated and how often."""
+        return [self._code, self._part, int(self._has_ended), *(number for pair in self._repeated for number in pair)]
 
     def restore(self, state: Sequence[int]) -> None:
         """As `state` gave."""
         self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
+        self._repeated = tuple(zip(state[3::2], state[4::2], strict=True))
         self._given = self._given_tokens()
 
     @property
     def _group(self) -> int:
         """The group that comes next; negative where a marker does."""
         return self._part - len(self._given) + len(self._codes.groups)
+
+    @property
+    def _refused(self) -> int | None:
+        """The token that came in the last codes of this group as often as it may."""
+        token, count = self._repeated[self._group]
+        return token if count >= self._at_most.get(token, ENDLESS) else None
 
     def _given_tokens(self) -> tuple[int | None, ...]:
         """Of each token of this code: the one that is given, or None."""

@@ -128,7 +128,9 @@ def codes_page(
         prompt += (*markers[place], *codes.tokens(section.codes[place]))
     markers, given = markers[part.first : part.end], section.codes[part.first : part.end]
     ends = tuple(accumulate(len(each) + len(codes.groups) for each in markers))
-    constraint = CodesConstraint(planner, len(markers), markers.__getitem__, given, _silent(planner, section))
+    constraint = CodesConstraint(
+        planner, len(markers), markers.__getitem__, given, _silent(planner, section), _rests(spec, section)
+    )
     order = SequenceOrder(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
     )
@@ -146,6 +148,13 @@ def _silent(planner: PlannerSpec, section: SongSection) -> list[int | None]:
     layers = spec.layers.value(section.item[1]).split("+")
     silent = {token for layer, token in spec.silent.items() if layer not in layers}
     return [next((token for token in silent if token in group.tokens), None) for group in planner.codes.groups]
+
+
+def _rests(spec: PlanSpec, section: SongSection) -> dict[int, int]:
+    """By token of silence of the section's layers how many codes in a row may have it: a bar of them."""
+    layers = spec.layers.value(section.item[1]).split("+")
+    bar = len(section.song.rhythm.code_range(section.first_bar, 1))
+    return {token: bar for layer, token in spec.silent.items() if layer in layers}
 
 
 def _recalled_codes(

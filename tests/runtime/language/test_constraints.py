@@ -198,6 +198,20 @@ def test_a_group_with_a_fixed_token_is_given_in_every_code_that_is_not_known() -
     assert fixed.is_done
 
 
+def test_a_token_comes_so_often_in_a_row_until_another_came() -> None:
+    first, second = PLANNED.codes.groups
+    constraint, rest, found = CodesConstraint(PLANNED, 20, at_most={first.first + 2: 3}), first.first + 2, list[bool]()
+    for _ in range(9):
+        found.append(rest in allowed_by(constraint))
+        assert constraint.key == (0, None if found[-1] else rest)
+        for token in (rest if found[-1] else first.first, second.first):
+            constraint.advance(token)
+        restored = CodesConstraint(PLANNED, 20, at_most={rest: 3})
+        restored.restore(json.loads(json.dumps(constraint.state())))
+        constraint = restored
+    assert found == [True, True, True, False, True, True, True, False, True]
+
+
 def test_what_is_forced_is_what_then_comes() -> None:
     """Names and the user's values; never a token too many."""
     exchange = EXCHANGES["the user's bpm, caption and key"]
@@ -238,7 +252,7 @@ def test_codes_are_restored() -> None:
         constraint.advance(token)
     other = CodesConstraint(planner_spec(), 5)
     other.restore(constraint.state())
-    assert (other.key, other.state()) == (constraint.key, [1, 1, 0])
+    assert (other.key, other.state()) == (constraint.key, [1, 1, 0, FIRST_GROUP[0], 2, SECOND_GROUP[0], 1])
     assert allowed_by(other) == span(SECOND_GROUP)
 
 

@@ -99,6 +99,24 @@ def test_layers_that_a_section_lacks_are_silent_in_its_codes() -> None:
         assert seen == {token}
 
 
+def test_a_layer_that_sounds_is_silent_for_a_bar_at_most() -> None:
+    first = PLANNER.codes.groups[0].first
+    planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"silent": {"drums": first + 1}})})
+    for layers, expected in (("drums", {len(GRID.code_range(0, 1))}), ("bass", {32})):
+        (section,) = sections(f"verse 4 {layers}", made=0)
+        constraint = codes_page(planner, TINY, section, [section], seed=1, most_codes=32).order.constraint
+        runs, count = set[int](), 0
+        while not constraint.is_done:
+            allowed = np.zeros(planner.vocabulary, bool)
+            constraint.write_allowed(allowed)
+            token = first + 1 if allowed[first + 1] else int(np.flatnonzero(allowed)[0])
+            if token in planner.codes.groups[0].tokens:
+                count = count + 1 if token == first + 1 else 0
+                runs.add(count)
+            constraint.advance(token)
+        assert max(runs) in expected
+
+
 def test_a_plan_page_gives_what_is_known() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "verse"})})
     page = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True)
