@@ -346,10 +346,18 @@ def test_the_demo_models_figures_are_the_bundles() -> None:
 def test_the_demo_planners_figures_are_the_bundles() -> None:
     bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
     section = TEXTS["engine_build/README.md"].partition("### A planner for the demo")[2].partition("###")[0]
-    rows = [line.split("|")[2:5] for line in section.splitlines() if re.match(r"\| \w", line)]
-    names = (("layers",), ("returns_nearer",), ("return_similarity", "other_similarity"), ("tempo",), ("in_key",))
+    rows = [line.split("|")[2:7] for line in section.splitlines() if re.match(r"\| \w", line)]
+    names = (
+        ("layers",),
+        ("layers_sounding",),
+        ("worst_layer_sounding",),
+        ("returns_nearer",),
+        ("return_similarity", "other_similarity"),
+        ("tempo",),
+        ("in_key",),
+    )
     for row, group in zip(rows, names, strict=True):
-        for cell, prefix in zip(row, ("", "ceiling_", "shuffled_"), strict=True):
+        for cell, prefix in zip(row, ("generated_", "unplanned_", "", "ceiling_", "shuffled_"), strict=True):
             figures = [f"{bundle['evaluation'][f'plan_{prefix}{name}']:.2f}" for name in group]
             assert cell.strip() in ("", ", ".join(figures))
 

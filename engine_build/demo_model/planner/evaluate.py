@@ -22,8 +22,10 @@ from engine_build.demo_model.planner.pages import Piece, StructureCodes, draw_pi
 from engine_build.demo_model.planner.tokens import LAYER_WORDS
 from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.form.sections import PlannedSection
+from runtime.pipeline.generation import LongGeneration
 
 NUM_PROMPTS: Final = 32
+NUM_HEARD: Final = 8
 SONG_S: Final = 180.0
 HELD_OUT_SEED: Final = 2_000_081
 NOTE_CHANNELS: Final = 55
@@ -41,29 +43,34 @@ def evaluate(player: Player, structure: StructureCodes, count: int = NUM_PROMPTS
     """Figures of songs of held-out prompts, generated in a live session's steps.
 
     Of the hints of the planner's codes; ceiling: of the corpus' codes; shuffled: of the hints, held against plans out
-    of order; generated and unplanned: of what the decoder plays with the plans, and without.
+    of order; generated and unplanned: of what the decoder plays with the first `NUM_HEARD` plans, and without.
     """
     pieces = [draw_piece(structure, HELD_OUT_SEED, index) for index in range(count)]
-    options = {"seconds": song_s, "steps": player.pipeline.bundle.sampler.live_steps}
-    planned, free = (
-        [
-            player.begin(PieceRequest(prompt_of(piece), seed, options | {"plan": plan}))
-            for seed, piece in enumerate(pieces)
-        ]
-        for plan in (True, False)
-    )
+    planned = _begun(player, pieces, song_s, is_planned=True)
+    unplanned = _begun(player, pieces[:NUM_HEARD], song_s, is_planned=False)
     plans = [generation.plan for generation in planned if isinstance(generation.plan, FormPlan)]
     with ThreadPoolExecutor() as pool:
         codes = list(pool.map(FormPlan.finish, plans))
     forms = [planned_form(one.arrangement.song, plan.sections) for one, plan in zip(pieces, plans, strict=True)]
-    hints = [performance(form, structure.decode(np.array(each))) for form, each in zip(forms, codes, strict=True)]
-    corpus = [performance(piece.arrangement, structure.decode(piece.codes)) for piece in pieces]
-    heard, control = (
-        [performance(form, levels_from_latents(each)) for form, each in zip(forms, player.finish(listed), strict=True)]
-        for listed in (planned, free)
-    )
-    measured = {"": hints, "ceiling_": corpus, "shuffled_": shuffled(hints), "generated_": heard, "unplanned_": control}
-    return {f"{prefix}{name}": value for prefix, played in measured.items() for name, value in score(played).items()}
+    hints = [structure.decode(np.array(each)) for each in codes]
+    measured: dict[str, tuple[list[Arrangement], list[FloatArray]]] = {
+        "": (forms, hints),
+        "ceiling_": ([piece.arrangement for piece in pieces], [structure.decode(piece.codes) for piece in pieces]),
+        "shuffled_": (shuffled(forms), hints),
+        "generated_": (forms[:NUM_HEARD], [levels_from_latents(each) for each in player.finish(planned[:NUM_HEARD])]),
+        "unplanned_": (forms[:NUM_HEARD], [levels_from_latents(each) for each in player.finish(unplanned)]),
+    }
+    return {
+        f"{prefix}{name}": value
+        for prefix, (played, levels) in measured.items()
+        for name, value in score([performance(*one) for one in zip(played, levels, strict=True)]).items()
+    }
+
+
+def _begun(player: Player, pieces: Sequence[Piece], song_s: float, *, is_planned: bool) -> list[LongGeneration]:
+    """A generation for each piece's prompt."""
+    options = {"seconds": song_s, "steps": player.pipeline.bundle.sampler.live_steps, "plan": is_planned}
+    return [player.begin(PieceRequest(prompt_of(piece), seed, options)) for seed, piece in enumerate(pieces)]
 
 
 def prompt_of(piece: Piece) -> str:
@@ -94,13 +101,13 @@ def performance(form: Arrangement, levels: FloatArray) -> Performance:
     return form, np.pad(levels[:end], ((0, max(end - len(levels), 0)), (0, 0)))
 
 
-def shuffled(pieces: Sequence[Performance]) -> list[Performance]:
-    """The same levels with each form's sections in another order."""
+def shuffled(forms: Sequence[Arrangement]) -> list[Arrangement]:
+    """Each form with its sections in another order."""
     rng = np.random.default_rng(0)
-    orders = [rng.permutation(len(form.sections)) for form, _ in pieces]
+    orders = [rng.permutation(len(form.sections)) for form in forms]
     return [
-        (replace(form, sections=tuple(form.sections[i] for i in order)), levels)
-        for (form, levels), order in zip(pieces, orders, strict=True)
+        replace(form, sections=tuple(form.sections[place] for place in order))
+        for form, order in zip(forms, orders, strict=True)
     ]
 
 

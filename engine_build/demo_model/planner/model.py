@@ -39,14 +39,6 @@ class PlannerShape:
 SHAPE: Final = PlannerShape()
 
 
-class _Norm(nn.RMSNorm):
-    """In float32, also where the rest is computed in bfloat16."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Values `[..., D]` -> the same shape, float32."""
-        return super().forward(values.float())
-
-
 class _Attention(nn.Module):
     def __init__(self, shape: PlannerShape) -> None:
         super().__init__()
@@ -56,8 +48,8 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(width, shape.num_key_value_heads * head, bias=False)
         self.v_proj = nn.Linear(width, shape.num_key_value_heads * head, bias=False)
         self.o_proj = nn.Linear(shape.num_attention_heads * head, width, bias=False)
-        self.q_norm = _Norm(head, shape.rms_norm_eps)
-        self.k_norm = _Norm(head, shape.rms_norm_eps)
+        self.q_norm = nn.RMSNorm(head, shape.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(head, shape.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotation: Tensor, past: "Cache") -> Tensor:
         """Hidden states `[B, S, H]` -> the same shape; keys and values go into the cache."""
@@ -93,8 +85,8 @@ class _Layer(nn.Module):
     def __init__(self, shape: PlannerShape) -> None:
         super().__init__()
         self.self_attn, self.mlp = _Attention(shape), _Mlp(shape)
-        self.input_layernorm = _Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.post_attention_layernorm = _Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotation: Tensor, past: "Cache") -> Tensor:
         """Hidden states `[B, S, H]` -> the same shape."""
@@ -146,7 +138,7 @@ class Planner(nn.Module):
         self.shape = shape
         self.table = TokenTable(NUM_TOKENS, shape.hidden_size)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = _Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for name, parameter in self.layers.named_parameters():
             if parameter.dim() > 1:
                 is_last = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -65,7 +65,7 @@ class PlannerConfig:
     recall_share: float = 0.85
     threads: int = 1
     muted_share: float = 0.25
-    silence_share: float = 0.4
+    silence_share: float = 0.65
     log_every: int = 200
 
 
