@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -97,22 +98,39 @@ class Replicas:
 
 
 class Player:
-    """Plays chunks of CHUNK_S in real time: what comes late is played late."""
+    """Plays chunks of CHUNK_S in real time: what comes late is played late. A thread of its own plays.
+
+    gap_s: the longest wait so far for audio that was due.
+    """
 
     def __init__(self, chunks: Iterator[object]) -> None:
         self.gap_s = 0.0
         self._chunks = chunks
         self._due_s = 0.0
+        self._has_ended = threading.Event()
 
-    def play(self, seconds: float) -> None:
-        """Play on; `gap_s` is the longest wait so far for audio that was due."""
-        for _ in range(round(seconds / CHUNK_S)):
-            time.sleep(max(0.0, self._due_s - time.monotonic()))
-            next(self._chunks)
-            now_s = time.monotonic()
-            if self._due_s:
-                self.gap_s = max(self.gap_s, now_s - self._due_s)
-            self._due_s = max(now_s, self._due_s) + CHUNK_S
+    @asynccontextmanager
+    async def playing(self) -> AsyncIterator[None]:
+        """Play until the end of the block, without a pause, in which more audio than usual would be sent ahead."""
+        thread = asyncio.create_task(asyncio.to_thread(self._play))
+        try:
+            yield
+        finally:
+            self._has_ended.set()
+            await thread
+
+    def _play(self) -> None:
+        while not self._has_ended.is_set():
+            self.play_chunk()
+
+    def play_chunk(self) -> None:
+        """Wait until a chunk is due and take it. Raises TickError where the session has ended."""
+        time.sleep(max(0.0, self._due_s - time.monotonic()))
+        next(self._chunks)
+        now_s = time.monotonic()
+        if self._due_s:
+            self.gap_s = max(self.gap_s, now_s - self._due_s)
+        self._due_s = max(now_s, self._due_s) + CHUNK_S
 
 
 def measure_failover(replicas: Replicas, url: str, on_share: Callable[[float], None]) -> dict[str, Any]:
@@ -152,15 +170,16 @@ async def _listen(
 ) -> Loss:
     """Listen to a session and watch others while something happens. on_open: called while it is the only session."""
     with await asyncio.to_thread(_open, url) as live:
-        await asyncio.to_thread(on_open)
+        player = Player(live)
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(player.playing())
+            await asyncio.to_thread(on_open)
             clients = [await stack.enter_async_context(live_client(url, OPENING)) for _ in range(WATCHERS)]
             watching = [asyncio.create_task(resume(url, client)) for client in clients]
-            player = Player(live)
-            await asyncio.to_thread(player.play, BEFORE_S)
+            await asyncio.sleep(BEFORE_S)
             player.gap_s, begin_s = 0.0, time.monotonic()
             event()
-            await asyncio.to_thread(player.play, AFTER_S)
+            await asyncio.sleep(AFTER_S)
             if loses_replica:
                 await asyncio.wait(watching, timeout=RESUME_S, return_when=asyncio.FIRST_COMPLETED)
             loss = Loss(1e3 * player.gap_s)
