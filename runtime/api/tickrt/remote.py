@@ -51,6 +51,7 @@ CONNECT_S, CLOSE_S, UPLOAD_S = 5.0, 1.0, 60.0
 SILENCE_S, ACK_S = 3.0, 0.5
 FIRST_RETRY_S, LONGEST_RETRY_S, JITTER_S = 0.05, 2.0, 0.1
 MAX_MESSAGE_BYTES = 2**24
+TAKEN = "taken"
 
 
 class TickRT:
@@ -104,6 +105,7 @@ class RemoteSession:
         self._receiver: Receiver
         self._is_connected, self._is_ended = threading.Event(), threading.Event()
         self._is_connected.set()
+        self._has_given_up = False  # A server that was asked to resume the session and did not answer may still do so.
         self._thread = threading.Thread(target=self._run, name="tickrt-live", daemon=True)
 
     # What Live calls.
@@ -251,6 +253,7 @@ class RemoteSession:
                 if error.status != DrainingError.status or time.monotonic() > until_s:
                     self._finish(error)
                     return False
+                self._has_given_up = True
             self._urls.append(self._urls.pop(0))
         if self._is_ended.is_set():
             self._send(Close())
@@ -287,7 +290,8 @@ class RemoteSession:
     def _take(self, message: ServerMessage) -> bool | None:
         """Whether the session has ended, or is to be resumed; None where the connection goes on."""
         if isinstance(message, Closed):
-            if message.resumable:
+            if message.resumable or (message.reason == TAKEN and self._has_given_up):
+                self._has_given_up = False
                 self._follow(message.url)
                 return False
             self._finish(DrainingError(f"the session has ended: {message.reason}"))

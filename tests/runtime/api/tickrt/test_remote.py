@@ -175,6 +175,31 @@ def test_a_message_that_is_not_known_ends_the_session_with_an_error() -> None:
         live.read(1)
 
 
+@pytest.mark.parametrize("num_silent", [0, 1])
+def test_a_session_that_an_unanswered_attempt_has_taken_is_resumed_once_more(num_silent: int) -> None:
+    num_connections, taken = SimpleQueue[int](), json.dumps({"type": "closed", "reason": "taken", "resumable": False})
+
+    def lost(connection: ServerConnection) -> None:
+        connection.send(ready())
+
+    def silent(connection: ServerConnection) -> None:
+        num_connections.put(1)
+
+    def resumed(connection: ServerConnection) -> None:
+        num_connections.put(1)
+        connection.send(ready())
+        connection.send(taken)
+
+    scripts = [lost, *[silent] * num_silent, resumed, resumed, resumed]
+    with (
+        Scripted(*scripts) as server,
+        tickrt.TickRT(server.url).live("a") as live,
+        pytest.raises(TickError, match="taken"),
+    ):
+        live.read(1)
+    assert num_connections.qsize() == 1 + 2 * num_silent
+
+
 class Busy(BaseHTTPRequestHandler):
     """An edge that has no server."""
 
