@@ -34,7 +34,7 @@ class SharedSources:
             if member is None:
                 return None
             self._client.expire(_key(source_id), KEEP_S)
-            self._client.zadd(INDEX, {member: self._now_s()})
+            self._client.zadd(INDEX, {member: self._now_s()}, xx=True)  # not where it has just been removed
         return _source(member)
 
     def read(self, source: Source) -> bytes:
@@ -51,10 +51,11 @@ class SharedSources:
             write.execute()
 
     def remove(self, source: Source) -> bool:
-        """Delete a source; whether it was there."""
-        with storage_errors():
-            self._client.zrem(INDEX, _member(source))
-            return bool(self._client.delete(_key(source.id)))
+        """Delete a source, in one transaction; whether it was there."""
+        with storage_errors(), self._client.pipeline() as write:
+            write.zrem(INDEX, _member(source))
+            write.delete(_key(source.id))
+            return bool(write.execute()[1])
 
     def close(self) -> None:
         """Close the connections; the sources stay."""

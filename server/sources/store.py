@@ -110,10 +110,11 @@ class SourceStore:
                 self._on_evict()
 
     def _checked_bytes(self, source: Source, field: str) -> bytes:
-        """The bytes of a source, if they are those that its id is the hash of; else it is removed."""
+        """The bytes of a source, if they are those that its id is the hash of; else it is removed. Raises SourceNotFoundError."""
         data = self._files.read(source)
         if hashlib.sha256(data).hexdigest() == source.id:
             return data
+        self.get(source.id, field)  # not damaged: removed meanwhile
         logger.warning("source %s is damaged and was removed", source.id)
         self._delete(source)
         raise SourceNotFoundError("the source's file was damaged", field=field, fix="upload it to /v1/sources again")

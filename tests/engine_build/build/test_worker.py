@@ -119,15 +119,16 @@ def test_an_interrupted_task_is_cancelled_or_killed(tasks: Any, task: str, tmp_p
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    others = children_of(os.getpid())
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), Worker() as worker:
         worker.run(getattr(tasks, task), str(started), BuildLog())
     assert (tmp_path / "started.cancelled").exists() == (task == "wait")
-    assert not [child for child in children_of(os.getpid()) if is_running(child)]
+    assert not [child for child in children_of(os.getpid()) - others if is_running(child)]
 
 
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+def children_of(pid: int) -> set[str]:
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split())
 
 
 def is_running(pid: str) -> bool:

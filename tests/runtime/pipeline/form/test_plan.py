@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import Built
 
-from runtime.errors import RequestError, TickError
+from runtime.errors import GenerationCancelledError, RequestError, TickError
 from runtime.pipeline.form.plan import KEPT_S, FormPlan
 from runtime.pipeline.form.sections import SectionRequest
 from runtime.pipeline.form.state import PlanState
@@ -203,13 +203,13 @@ def test_the_oldest_section_that_is_shown_is_replaced_in_its_place(pipeline: Pip
 def test_who_waits_takes_up_an_edit_and_an_end(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=9)
     plan.hints(0, 1)
-    ended = list[str]()
+    ended = list[TickError]()
 
     def wait() -> None:
         try:
             plan.hints(0, 100_000)
         except TickError as error:
-            ended.append(str(error))
+            ended.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -218,4 +218,4 @@ def test_who_waits_takes_up_an_edit_and_an_end(pipeline: Pipeline) -> None:
     assert any(section.kind == "break" and section.start_frame == last for section in plan.sections)
     plan.close()
     thread.join(60)
-    assert ended == ["the plan was cancelled"]
+    assert [type(error) for error in ended] == [GenerationCancelledError]
