@@ -10,6 +10,7 @@ import onnx
 from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
 from engine_build.demo_model.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from engine_build.demo_model.corpus.batches import OVERLAP_FRAMES
+from engine_build.demo_model.corpus.theory import MODES
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
     CHANNELS,
@@ -161,7 +162,8 @@ def rewrite_bundle_file(folder: Path, training: Mapping[str, Any] = {}, evaluati
 def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     """`[planner]` and its tables."""
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
-    tables["plan"]["silent"] = StructureCodes(folder).silent
+    structure = StructureCodes(folder)
+    tables["plan"] |= {"silent": structure.silent, "scales": list(MODES.values()), "pitches": structure.pitches}
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
     files |= {"default": True, "default_from_s": PLANNED_FROM_S}

@@ -10,15 +10,18 @@ given, never sampled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from runtime.config.explain import Section
 
-# Fields of the header from which tempo and meter follow.
-BPM, METER = "bpm", "meter"
+# Fields of the header from which tempo, meter and scale follow.
+BPM, METER, KEY, MODE = "bpm", "meter", "key", "mode"
+KEYS = ("c", "c#", "d", "d#", "e", "f", "f#", "g", "g#", "a", "a#", "b")
+Step = Annotated[int, Field(ge=0, lt=len(KEYS))]
+PitchClasses = Annotated[int, Field(ge=0, lt=1 << len(KEYS))]
 
 
 class TokenRange(Section):
@@ -76,7 +79,9 @@ class PlanSpec(Section):
     clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer
     what the prompt of a section says where it sounds, and where it is silent. silent: by layer the code token that
     means its silence, which is given in sections without it. absent: by layer the token of a prompt that leaves it out
-    of all sections.
+    of all sections. scales: by value of the header's "mode" the semitones above its "key", whose values are `KEYS`.
+    pitches: by group of codes and its token the pitch classes that it sounds, one bit each, the lowest is C; a token
+    that sounds one outside the song's scale is not sampled. Scales and pitches are given both or not at all.
     """
 
     prompt: str = "{prompt}"
@@ -101,6 +106,8 @@ class PlanSpec(Section):
     layer_words: Mapping[str, tuple[str, str]] = {}
     silent: Mapping[str, int] = {}
     absent: Mapping[str, int] = {}
+    scales: tuple[tuple[Step, ...], ...] = ()
+    pitches: tuple[tuple[PitchClasses, ...], ...] = ()
     most_sections: int = Field(default=16, ge=1)
 
     @property
@@ -123,6 +130,13 @@ class PlanSpec(Section):
         found = [self.layers.token(value) for value in self.layers.values if absent & set(value.split("+"))]
         return found if len(found) < len(self.layers.values) else []
 
+    def scale(self, header: Sequence[int]) -> int:
+        """The pitch classes of the scale that a header's tokens name, as in `pitches`; all of them without `scales`."""
+        if not self.scales:
+            return (1 << len(KEYS)) - 1
+        values = {field.name: token - field.first for field, token in zip(self.header, header, strict=True)}
+        return sum({1 << (values[KEY] + step) % len(KEYS) for step in self.scales[values[MODE]]})
+
     def ends(self) -> Iterator[tuple[str, int]]:
         """The last token of everything, plus 1, with its name."""
         for name in ("start", "plan", "before", "section", "recall"):
@@ -137,10 +151,7 @@ class PlanSpec(Section):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        names = [field.name for field in self.header]
-        for name in (BPM, METER):
-            if names.count(name) != 1:
-                raise ValueError(f"header has {', '.join(names) or 'nothing'}, expected {name} once")
+        self._check_header(BPM, METER)
         for field in (self.field(BPM), self.bars):
             if not all(value.isdecimal() and int(value) for value in field.values):
                 raise ValueError(f"values of {field.name} have to be numbers above 0")
@@ -155,3 +166,23 @@ class PlanSpec(Section):
         if self.bar_markers.count < most:
             raise ValueError(f"bar_markers has {self.bar_markers.count} tokens, sections have up to {most} bars")
         return self
+
+    @model_validator(mode="after")
+    def _check_scales(self) -> Self:
+        if bool(self.scales) != bool(self.pitches):
+            raise ValueError("scales and pitches are read together: give both, or neither")
+        if not self.scales:
+            return self
+        self._check_header(KEY, MODE)
+        keys, modes = self.field(KEY).values, self.field(MODE).values
+        if keys != KEYS:
+            raise ValueError(f"values of {KEY} are {', '.join(keys)}; scales count from {', '.join(KEYS)}")
+        if len(self.scales) != len(modes):
+            raise ValueError(f"scales has {len(self.scales)} of them, expected one for each of {', '.join(modes)}")
+        return self
+
+    def _check_header(self, *expected: str) -> None:
+        names = [field.name for field in self.header]
+        for name in expected:
+            if names.count(name) != 1:
+                raise ValueError(f"header has {', '.join(names) or 'nothing'}, expected {name} once")

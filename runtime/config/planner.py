@@ -233,6 +233,10 @@ class PlannerSpec(PlannerGraphSpec):
                 raise ValueError(f"{name} ends at token {end}, vocabulary is {self.vocabulary}")
         if self.tokenizer is None and (self.thinking is not None or self.plan is not None):
             raise ValueError("thinking and plan need a tokenizer: they begin with text")
+        if self.plan is not None and self.plan.pitches:
+            found, expected = [len(each) for each in self.plan.pitches], [group.count for group in self.codes.groups]
+            if found != expected:
+                raise ValueError(f"plan.pitches is for {found} tokens, codes.groups have {expected}")
         if self.end_token >= self.vocabulary:
             raise ValueError(f"end_token is {self.end_token}, vocabulary is {self.vocabulary}")
         return self

@@ -56,7 +56,7 @@ class CodesConstraint:
 
     num_codes: that many, and no end token; None: until the end token comes, which may come between codes. known: the
     first codes, which are given. fixed: for every group the token that is given in all other codes, or None. at_most:
-    by token how many codes in a row may have it.
+    by token how many codes in a row may have it. without: tokens that may not come where nothing is given.
     """
 
     is_greedy = False
@@ -69,9 +69,11 @@ class CodesConstraint:
         known: Sequence[int] = (),
         fixed: Sequence[int | None] = (),
         at_most: Mapping[int, int] | None = None,
+        without: Collection[int] = (),
     ) -> None:
         self._codes, self._end_token, self._at_most = planner.codes, planner.end_token, at_most or {}
         self._num_codes, self._markers, self._known = num_codes, markers, known
+        self._without = np.array(list(without), np.int64)
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
         # By group: the token of the last codes, and how many in a row have it.
         self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
@@ -98,6 +100,7 @@ class CodesConstraint:
             return
         group = self._codes.groups[self._group]
         allowed[group.first : group.end] = True
+        allowed[self._without] = False
         if self._refused is not None:
             allowed[self._refused] = False
         if self._num_codes is None and self._group == 0:

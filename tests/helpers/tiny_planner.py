@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
 from runtime.config.explain import validated
+from runtime.config.plan_spec import KEYS
 from runtime.config.planner import PlannerSpec
 
 # Tokens: 256 bytes, then the special ones, then two groups of code tokens, then markers.
@@ -59,6 +60,18 @@ PLAN: Mapping[str, Any] = {
     "tags": {"drop": "chorus"},
     "silent": {"drums": 261, "bass": 267},
     "most_sections": 6,
+}
+# The same with a key and a mode, and codes that sound: of the first group C, none, E, E flat, or C with E flat; of the
+# second B or none.
+KEYED_PLAN: Mapping[str, Any] = {
+    **PLAN,
+    "header": [
+        *PLAN["header"],
+        {"name": "key", "first": 100, "values": list(KEYS)},
+        {"name": "mode", "first": 120, "values": ["major", "minor"]},
+    ],
+    "scales": [[0, 4, 7], [0, 3, 7]],
+    "pitches": [[1 << 0, 0, 1 << 4, 1 << 3, 1 << 0 | 1 << 3], [1 << 11, 1 << 11, 0, 0, 1 << 11]],
 }
 THINKING = """[planner.thinking]
 prompt = "# Caption\\n{caption}\\n# Lyric\\n{lyrics}\\n"

@@ -111,7 +111,7 @@ LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "m
 
 
 def planner_tables() -> dict[str, Any]:
-    """What `[planner]` of bundle.toml says of the tokens: all but files, inputs, outputs and silence."""
+    """What `[planner]` of bundle.toml says of the tokens: all but files, inputs, outputs and what codes sound."""
     groups = [{"first": FIRST_CODE_ID + GROUP_SIZE * index, "count": GROUP_SIZE} for index in range(NUM_GROUPS)]
     return {
         "vocabulary": NUM_TOKENS,

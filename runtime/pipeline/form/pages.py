@@ -129,7 +129,13 @@ def codes_page(
     markers, given = markers[part.first : part.end], section.codes[part.first : part.end]
     ends = tuple(accumulate(len(each) + len(codes.groups) for each in markers))
     constraint = CodesConstraint(
-        planner, len(markers), markers.__getitem__, given, _silent(planner, section), _rests(spec, section)
+        planner,
+        len(markers),
+        markers.__getitem__,
+        given,
+        _silent(planner, section),
+        _rests(spec, section),
+        _out_of_scale(planner, section),
     )
     order = SequenceOrder(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
@@ -155,6 +161,20 @@ def _rests(spec: PlanSpec, section: SongSection) -> dict[int, int]:
     layers = spec.layers.value(section.item[1]).split("+")
     bar = len(section.song.rhythm.code_range(section.first_bar, 1))
     return {token: bar for layer, token in spec.silent.items() if layer in layers}
+
+
+def _out_of_scale(planner: PlannerSpec, section: SongSection) -> list[int]:
+    """The code tokens that sound a pitch outside the scale of the section's song.
+
+    A group keeps all of them where fewer than two others are left: silence may come for a bar at most.
+    """
+    spec, found = _plan(planner), list[int]()
+    scale = spec.scale(section.song.header)
+    for group, pitches in zip(planner.codes.groups, spec.pitches, strict=False):
+        outside = [token for token, sounded in zip(group.tokens, pitches, strict=True) if sounded & ~scale]
+        if group.count - len(outside) > 1:
+            found += outside
+    return found
 
 
 def _recalled_codes(

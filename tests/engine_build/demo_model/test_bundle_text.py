@@ -1,5 +1,6 @@
 """The shipped bundle: complete, small, clean, and a decoder that padding cannot change."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,13 @@ import onnxruntime as ort
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.demo_model.bundle_text import BUNDLE_FILE, SIZE_LIMIT_BYTES, bundle_size_bytes, read_bundle_file
+from engine_build.demo_model.bundle_text import (
+    BUNDLE_FILE,
+    SIZE_LIMIT_BYTES,
+    bundle_size_bytes,
+    read_bundle_file,
+    rewrite_bundle_file,
+)
 from engine_build.demo_model.bundle_text import write_bundle_file as write_file
 from engine_build.demo_model.latents import CHANNELS, SILENCE
 from runtime.config.bundle import load_bundle
@@ -136,3 +143,11 @@ def test_a_bundle_file_is_read_as_written(tmp_path: Path) -> None:
     assert (tables["training"], tables["evaluation"]) == (training, evaluation)
     assert tables["context"]["silence"] == [SILENCE] * CHANNELS
     assert (tmp_path / BUNDLE_FILE).is_file()
+
+
+def test_the_shipped_file_is_the_one_that_is_written_from_its_graphs(tmp_path: Path) -> None:
+    """What codes sound is read from the structure graphs."""
+    for name in (BUNDLE_FILE, "planner.onnx", "structure_encode.onnx", "structure_decode.onnx"):
+        shutil.copy(FOLDER / name, tmp_path)
+    rewrite_bundle_file(tmp_path)
+    assert (tmp_path / BUNDLE_FILE).read_text(encoding="utf-8") == (FOLDER / BUNDLE_FILE).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.tiny_planner import PLAN
+from helpers.tiny_planner import KEYED_PLAN, PLAN
 
 from runtime.config.explain import validated
 from runtime.config.plan_spec import PlanSpec
@@ -46,3 +46,33 @@ def test_tokens_stand_for_the_values_of_their_field() -> None:
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         validated(PlanSpec, {**PLAN, **changes}, "plan")
+
+
+def test_a_scale_is_its_modes_steps_above_the_key() -> None:
+    keyed = validated(PlanSpec, KEYED_PLAN, "plan")
+    assert keyed.scale((9, 12, 100, 120)) == 1 << 0 | 1 << 4 | 1 << 7
+    assert keyed.scale((9, 12, 100, 121)) == 1 << 0 | 1 << 3 | 1 << 7
+    assert keyed.scale((8, 13, 110, 120)) == 1 << 10 | 1 << 2 | 1 << 5, "B flat, and over the octave D and F"
+    assert SPEC.scale((9, 12)) == 0b1111_1111_1111
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"scales": []}, "scales and pitches are read together: give both, or neither"),
+        ({"pitches": []}, "scales and pitches are read together: give both, or neither"),
+        ({"header": KEYED_PLAN["header"][:2]}, "header has bpm, meter, expected key once"),
+        ({"header": KEYED_PLAN["header"][:3]}, "header has bpm, meter, key, expected mode once"),
+        ({"scales": [[0, 4, 7]]}, "scales has 1 of them, expected one for each of major, minor"),
+        ({"scales": [[0, 4, 12], [0]]}, "scales.0.2"),
+        ({"pitches": [[0, 1, 4096, 2, 3], [0] * 5]}, "pitches.0.2"),
+        ({"pitches": [[0, 1, -1, 2, 3], [0] * 5]}, "pitches.0.2"),
+        (
+            {"header": [*PLAN["header"], {"name": "key", "first": 100, "values": ["a", "b"]}, KEYED_PLAN["header"][3]]},
+            "values of key are a, b; scales count from c, c#, d, d#",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        validated(PlanSpec, {**KEYED_PLAN, **changes}, "plan")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.factories import tiny_bundle
-from helpers.tiny_planner import FIRST_GROUP, PLAN, SECOND_GROUP, planner_toml
+from helpers.tiny_planner import FIRST_GROUP, KEYED_PLAN, PLAN, SECOND_GROUP, planner_toml
 
 from runtime.config.bundle import load_bundle
 from runtime.config.explain import validated
@@ -73,6 +73,10 @@ def test_a_fields_choices() -> None:
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
         ({"plan": {**PLAN, "clock_markers": {"first": 265, "count": 16}}}, "plan.clock_markers ends at token 281"),
+        (
+            {"plan": {**KEYED_PLAN, "pitches": [[0] * 4]}},
+            r"plan.pitches is for \[4\] tokens, codes.groups have \[5, 5\]",
+        ),
         ({"verify_token": 4}, "did you mean verify_tokens"),
         ({"tokenizer": None}, "thinking and plan need a tokenizer"),
     ],

@@ -212,6 +212,30 @@ def test_a_token_comes_so_often_in_a_row_until_another_came() -> None:
     assert found == [True, True, True, False, True, True, True, False, True]
 
 
+def test_tokens_that_may_not_come_still_come_where_they_are_given() -> None:
+    """As a known code, as a group's fixed token, and nowhere else."""
+    first, second = PLANNED.codes.groups
+    without = (first.first, first.first + 3, second.first + 2)
+    constraint = CodesConstraint(PLANNED, 3, None, [0], (None, second.first + 2), without=without)
+    assert constraint.forced(99) == list(PLANNED.codes.tokens(0)) == [first.first, second.first]
+    for token in constraint.forced(99):
+        constraint.advance(token)
+    for _ in range(2):
+        assert allowed_by(constraint) == {first.first + 1, first.first + 2, first.first + 4}
+        constraint.advance(first.first + 1)
+        assert constraint.forced(1) == [second.first + 2]
+        assert allowed_by(constraint) == {second.first + 2}
+        constraint.advance(second.first + 2)
+    assert constraint.is_done
+
+
+def test_the_end_token_comes_between_codes_also_where_others_may_not() -> None:
+    constraint = CodesConstraint(PLANNED, without=(FIRST_GROUP[0], SECOND_GROUP[0] + 4))
+    assert allowed_by(constraint) == {*span(FIRST_GROUP), END_TOKEN} - {FIRST_GROUP[0]}
+    constraint.advance(FIRST_GROUP[0] + 1)
+    assert allowed_by(constraint) == span(SECOND_GROUP) - {SECOND_GROUP[0] + 4}
+
+
 def test_what_is_forced_is_what_then_comes() -> None:
     """Names and the user's values; never a token too many."""
     exchange = EXCHANGES["the user's bpm, caption and key"]

@@ -1,6 +1,7 @@
 """The shipped bundle through the tick loop: adherence to prompts, pieces of any length, covers, finished audio."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from engine_build.demo_model.evaluation.evaluate import cover_source, held_out_r
 from engine_build.demo_model.evaluation.measure import difference, in_key_energy, layers_present
 from engine_build.demo_model.evaluation.player import Piece, Player, open_player
 from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, levels_from_latents
+from engine_build.demo_model.planner.pages import StructureCodes
 from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.form.plan import FormPlan
+from runtime.pipeline.planning import Planner
 
 FOLDER = ROOT / "configs" / "demo"
 PROMPT = "pads, bass and drums in A minor at 100 bpm"
@@ -57,6 +61,24 @@ def test_a_longer_piece_goes_on_as_it_began(player: Player) -> None:
     assert latents.shape == (500, CHANNELS)
     assert in_key_energy(levels[CANVAS_FRAMES:], 9, "minor") > 0.9
     assert layers_present(levels[CANVAS_FRAMES:]) == layers_present(levels) == {"pad", "bass", "drums"}
+
+
+def test_a_plans_codes_are_in_a_rare_key_because_others_never_come(player: Player) -> None:
+    pipeline, options = player.pipeline, {"seconds": 20.0, "plan": True}
+    assert pipeline.planner is not None
+    assert pipeline.structure is not None
+    spec = pipeline.planner.spec
+    assert spec.plan is not None
+    free = spec.model_copy(update={"plan": spec.plan.model_copy(update={"scales": (), "pitches": ()})})
+    planner = Planner(pipeline.bundle, free, pipeline.loop, pipeline.structure)
+    structure, found = StructureCodes(FOLDER), list[float]()
+    for each in (player, Player(replace(pipeline, planner=planner))):
+        plan = each.begin(Piece("techno, pads, melody, bass, arps, drums, F# blues, 128 bpm", 2, options)).plan
+        assert isinstance(plan, FormPlan)
+        found.append(in_key_energy(structure.decode(np.array(plan.finish())), 6, "blues"))
+        assert (plan.header["key"], plan.header["mode"]) == ("f#", "blues")
+    assert found[0] > 0.95
+    assert found[1] < 0.85
 
 
 def test_a_cover_keeps_harmony_and_rhythm_as_far_as_asked(player: Player) -> None:

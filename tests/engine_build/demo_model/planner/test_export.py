@@ -14,6 +14,7 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 
 from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file  # noqa: E402
+from engine_build.demo_model.corpus.theory import scale_pitch_classes  # noqa: E402
 from engine_build.demo_model.evaluation.player import Piece as PieceRequest  # noqa: E402
 from engine_build.demo_model.evaluation.player import open_player  # noqa: E402
 from engine_build.demo_model.instruments import LAYERS  # noqa: E402
@@ -88,7 +89,10 @@ def test_sixteen_bits_change_logits_a_little(trainer: PlannerTrainer) -> None:
 def likeliest_codes(
     model: Planner, table: "torch.Tensor", structure: StructureCodes, piece: Piece, index: int
 ) -> Codes:
-    """The codes int64 `[Q]` of a section, each token the likeliest, from all tokens before it."""
+    """The codes int64 `[Q]` of a section, each token the likeliest in the song's scale, from all tokens before it."""
+    song = piece.arrangement.song
+    scale = sum(1 << pitch for pitch in scale_pitch_classes(song.root, song.mode))
+    is_outside = torch.tensor(structure.pitches) & ~scale != 0
     tokens, markers = (
         section_prompt(piece, index),
         section_markers(piece, index, recalled_codes(structure, piece, index)),
@@ -100,7 +104,8 @@ def likeliest_codes(
             first = FIRST_CODE_ID + group * GROUP_SIZE
             if layer in piece.arrangement.sections[index].layers:
                 hidden = model(table[torch.tensor([tokens])])[0, -1]
-                tokens.append(first + int((table[first : first + GROUP_SIZE] @ hidden).argmax()))
+                logits = table[first : first + GROUP_SIZE] @ hidden
+                tokens.append(first + int(logits.masked_fill(is_outside[group], -torch.inf).argmax()))
             else:
                 tokens.append(silent)
         found.append(tokens[-len(LAYERS) :])

@@ -7,7 +7,8 @@ import pytest
 from helpers.paths import ROOT
 
 from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.latents import FRAMES_PER_CODE
+from engine_build.demo_model.instruments import LAYERS, pitch_channels
+from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, FRAMES_PER_CODE
 from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement
 from engine_build.demo_model.planner.pages import (
     MAX_PAGE_TOKENS,
@@ -23,6 +24,7 @@ from engine_build.demo_model.planner.pages import (
 )
 from engine_build.demo_model.planner.tokens import (
     FIRST_CODE_ID,
+    GROUP_SIZE,
     NUM_GROUPS,
     TOKEN_IDS,
     TOKENS,
@@ -55,6 +57,37 @@ def test_codes_are_those_of_the_bundle_and_sound_like_the_song(structure: Struct
     written = levels[: len(hints), :55]
     assert np.corrcoef(hints.ravel(), written.ravel())[0, 1] > 0.7
     assert draw_piece(structure, 5, 0).moods == pieces[0].moods
+
+
+def sounded(structure: StructureCodes, channel: int, level: float) -> list[set[int]]:
+    """By layer the pitch classes that the code in the middle of one long note sounds."""
+    levels = np.zeros((5 * FRAMES_PER_CODE, CHANNELS), np.float32)
+    levels[:, channel] = level
+    places = code_tokens(structure.encode(levels))[2] - FIRST_CODE_ID - GROUP_SIZE * np.arange(NUM_GROUPS)
+    found = [structure.pitches[group][place] for group, place in enumerate(places)]
+    return [{pitch for pitch in range(12) if classes >> pitch & 1} for classes in found]
+
+
+@pytest.mark.parametrize("layer", ["arp", "bass", "melody"])
+def test_a_code_sounds_the_note_that_it_was_encoded_from(structure: StructureCodes, layer: str) -> None:
+    for channel in pitch_channels(layer):
+        expected = {layer: {(FIRST_PITCH + channel) % 12}}
+        assert sounded(structure, channel, 0.6) == [expected.get(each, set()) for each in LAYERS]
+
+
+def test_a_pads_code_sounds_its_note_and_others_that_it_is_blurred_with(structure: StructureCodes) -> None:
+    for channel in pitch_channels("pad"):
+        pad, *others = sounded(structure, channel, 1.0)
+        assert (FIRST_PITCH + channel) % 12 in pad
+        assert len(pad) < 5
+        assert others == [set()] * 4
+
+
+def test_neither_silence_nor_drums_sound_a_pitch(structure: StructureCodes) -> None:
+    assert [len(pitches) for pitches in structure.pitches] == [GROUP_SIZE] * NUM_GROUPS
+    for group, token in enumerate(structure.silent.values()):
+        assert structure.pitches[group][token - FIRST_CODE_ID - GROUP_SIZE * group] == 0
+    assert [any(pitches) for pitches in structure.pitches] == [layer != "drums" for layer in LAYERS]
 
 
 def test_the_sections_pages_hold_all_codes_once(pieces: list[Piece]) -> None:

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 from helpers.songs import GRID, PLANNER, SONG, SPEC, items, kinds, sections
-from helpers.tiny_planner import END_TOKEN, planner_spec
+from helpers.tiny_planner import END_TOKEN, KEYED_PLAN, planner_spec
 from helpers.tiny_structure import codes_of, hints_of
 from numpy.typing import NDArray
 
 from engine_build.demo_model.latents import latents_from_levels, levels_from_latents
 from engine_build.demo_model.planner.pages import StructureCodes, draw_piece, recalled_codes, section_page
 from engine_build.demo_model.planner.tokens import header, planner_tables, rhythm_of, song_tokens
+from runtime.config.planner import PlannerSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
 from runtime.pipeline.form.pages import codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt
-from runtime.pipeline.form.sections import Song
+from runtime.pipeline.form.sections import Song, SongSection
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
 
@@ -115,6 +116,67 @@ def test_a_layer_that_sounds_is_silent_for_a_bar_at_most() -> None:
                 runs.add(count)
             constraint.advance(token)
         assert max(runs) in expected
+
+
+def keyed(**changes: Any) -> PlannerSpec:
+    """The planner whose codes sound pitches, with other values in its plan."""
+    return planner_spec(plan={**KEYED_PLAN, **changes}, thinking=None, capacity=1024)
+
+
+def song_in(key: int, mode: int) -> Song:
+    """The song in a key, counted from C, and a mode: 0 is major, 1 minor."""
+    return replace(SONG, header=(*SONG.header, 100 + key, 120 + mode))
+
+
+def choices(planner: PlannerSpec, section: SongSection, others: Sequence[SongSection]) -> list[set[int]]:
+    """By group the tokens that may come in the next code of a section, counted from the group's first."""
+    constraint = codes_page(planner, TINY, section, others, seed=1, most_codes=None).order.constraint
+    for token in constraint.forced(999):
+        constraint.advance(token)
+    found = []
+    for group in planner.codes.groups:
+        allowed = np.zeros(planner.vocabulary, bool)
+        constraint.write_allowed(allowed)
+        tokens = np.flatnonzero(allowed).tolist()
+        found.append({token - group.first for token in tokens})
+        constraint.advance(tokens[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "mode", "first", "second"),
+    [
+        (0, 0, {0, 1, 2}, {2, 3}),
+        (0, 1, {0, 1, 3, 4}, {2, 3}),
+        (4, 0, {1, 2}, {0, 1, 2, 3, 4}),
+        (9, 1, {0, 1, 2}, {2, 3}),
+    ],
+)
+def test_codes_that_sound_another_pitch_than_the_scales_never_come(
+    key: int, mode: int, first: set[int], second: set[int]
+) -> None:
+    (section,) = sections("verse 4", made=0, song=song_in(key, mode))
+    assert choices(keyed(), section, [section]) == [first, second]
+    assert choices(keyed(scales=[], pitches=[]), section, [section]) == [{0, 1, 2, 3, 4}] * 2
+
+
+def test_behind_a_change_of_key_codes_are_in_the_new_one() -> None:
+    """Those that are there already stay, also outside the scale."""
+    (before,) = sections("verse 4", made=0, song=song_in(0, 0))
+    *_, behind = following(SPEC, song_in(4, 0), items("verse 2"), [before])
+    for section, expected in ((before, {0, 1, 2}), (behind, {1, 2})):
+        section.codes[:] = [4, 0, 24]
+        assert choices(keyed(), section, [before, behind])[0] == expected
+        page = codes_page(keyed(), TINY, section, [before, behind], seed=1, most_codes=None)
+        assert page.read(page.order.constraint.forced(999)) == [4, 0, 24]
+
+
+def test_a_group_with_hardly_another_code_keeps_those_outside_the_scale() -> None:
+    (section,) = sections("verse 4", made=0, song=song_in(0, 0))
+    for outside, expected in ((3, {3, 4}), (4, {0, 1, 2, 3, 4}), (5, {0, 1, 2, 3, 4})):
+        second = [1 << 11] * outside + [0] * (5 - outside)
+        planner = keyed(pitches=[KEYED_PLAN["pitches"][0], second])
+        assert choices(planner, section, [section]) == [{0, 1, 2}, expected]
 
 
 def test_a_plan_page_gives_what_is_known() -> None:
