@@ -110,7 +110,7 @@ class SourceStore:
                 self._on_evict()
 
     def _checked_bytes(self, source: Source, field: str) -> bytes:
-        """The bytes of a source, if they are those that its id is the hash of; else it is removed. Raises SourceNotFoundError."""
+        """The bytes of a source, which is removed where its id is not their hash. Raises SourceNotFoundError."""
         data = self._files.read(source)
         if hashlib.sha256(data).hexdigest() == source.id:
             return data
