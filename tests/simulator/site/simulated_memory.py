@@ -143,8 +143,8 @@ class Memory:
     def allocate(self, size: int, kind: str) -> Allocation:
         """Allocate poisoned memory between guards."""
         backing = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT_BYTES, np.uint8)
-        backing.fill(GUARD)
         offset = GUARD_BYTES + -(backing.ctypes.data + GUARD_BYTES) % ALIGNMENT_BYTES
+        backing[:offset] = backing[offset + size :] = GUARD
         address = backing.ctypes.data + offset
         if kind == "device":
             address = self._next
@@ -158,11 +158,11 @@ class Memory:
     def free(self, allocation: Allocation) -> None:
         """Poison the memory. Device bytes are released; pinned bytes stay mapped, see FREED_PINNED_BYTES."""
         allocation.is_freed = True
-        allocation.bytes().fill(POISON)
         if allocation.kind == "device":
             self.device_bytes -= allocation.size
             allocation.backing = None
             return
+        allocation.bytes().fill(POISON)
         self._freed_pinned.append(allocation)
         while sum(freed.size for freed in self._freed_pinned) > FREED_PINNED_BYTES:
             self._forget(self._freed_pinned.pop(0))
