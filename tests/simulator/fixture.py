@@ -15,8 +15,8 @@ import pytest
 from runtime.devices.memory import Block
 
 SITE = Path(__file__).resolve().parent / "site"
-# The simulated modules of cuda hold no state and are loaded once.
-_loaded: dict[str, Any] = {}
+# By version of the simulated TensorRT the modules that were loaded with it: loading them takes longer than most tests.
+_loaded: dict[str, dict[str, Any]] = {}
 REPLACED = (
     "cuda",
     "tensorrt",
@@ -38,12 +38,19 @@ __all__ = ["SITE", "Machine", "RefusedError", "RuleBroken", "child_environment",
 
 
 @contextmanager
-def simulated(**options: Any) -> Iterator[Machine]:
-    """A new machine (options: see simulated_machine); `Machine.finish` checks it if the block raised nothing."""
+def simulated(*, fresh: bool = False, **options: Any) -> Iterator[Machine]:
+    """A new machine (options: see simulated_machine); `Machine.finish` checks it if the block raised nothing.
+
+    fresh: modules are loaded again, and not kept: for blocks that replace some of them.
+    """
     before = _take_modules()
+    version = os.environ.get("SIMULATED_TENSORRT", "")
+    loaded = {} if fresh else _loaded.get(version, {})
     sys.path.insert(0, str(SITE))
     importlib.invalidate_caches()
-    sys.modules.update(_loaded)
+    _put_modules(loaded)
+    if "runtime.engines.tensorrt.library" in loaded:
+        loaded["runtime.engines.tensorrt.library"]._library = None  # the process's TensorRT, of an earlier machine
     try:
         machine = simulated_machine.reset(**options)
         with _watched_blocks(machine):
@@ -51,7 +58,9 @@ def simulated(**options: Any) -> Iterator[Machine]:
         machine.finish()
     finally:
         sys.path.remove(str(SITE))
-        _loaded.update((name, module) for name, module in _take_modules().items() if name.startswith("cuda"))
+        taken = _take_modules()
+        if not fresh:
+            _loaded[version] = taken
         _put_modules(before)
 
 

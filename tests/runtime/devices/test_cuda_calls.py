@@ -77,7 +77,7 @@ def test_a_missing_driver_or_gpu_is_reported_with_a_fix(options: dict[str, Any],
 
 
 def test_without_cuda_python_the_module_imports_and_probe_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated():
+    with simulated(fresh=True):
         for name in ("cuda", "cuda.bindings", "cuda.bindings.runtime"):
             monkeypatch.setitem(sys.modules, name, None)
         from runtime.devices.cuda_calls import probe
