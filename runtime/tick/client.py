@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -21,7 +22,7 @@ from runtime.requests.request import GenerationRequest, StepParameters, merge_pa
 from runtime.requests.validation import check_request
 from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.events import Failed
-from runtime.tick.registry import Listener, Registry
+from runtime.tick.registry import Listener, Registry, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +151,8 @@ class LoopClient:
         if state is not None:
             assert self.engines.planner is not None
             state.check(request, self.engines.planner, self.bundle.planner)
-        self._check_open()
-        self._registry.enter(request, listener, wait=wait, timeout_s=timeout_s, has_left=has_left)
-        self._inbox.put(Submit(request, SequenceWork(request, state)))
-        if self._ended.is_set():
-            self._end_leftovers()
+        with self._place(request, listener, wait=wait, timeout_s=timeout_s, has_left=has_left):
+            self._inbox.put(Submit(request, SequenceWork(request, state)))
         return request.id
 
     def wake(self) -> None:
@@ -221,24 +219,30 @@ class LoopClient:
     ) -> str:
         width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
         check_request(request, self.bundle, self.deployment, width)
-        self._check_open()
         adapters = self._adapters(request.parameters.adapters)
         adapters |= self._adapters(self._registry.overrides(request.session).get("adapters"))
-        self._registry.enter(request, listener, adapters=adapters, wait=wait)
-        try:
-            self._check_open()
+        with self._place(request, listener, adapters=adapters, wait=wait):
             work = self._prepare(request, snapshot)
             with self._resolving:
                 if overrides := self._registry.overrides(request.session):
                     work = self._resolved(work, overrides)
                 self._registry.set_work(request.id, work)
                 self._inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
+        return request.id
+
+    @contextmanager
+    def _place(self, request: Request, listener: Listener, **how: Any) -> Iterator[None]:
+        """A place for what the block submits, freed where that fails. how: as the registry's `enter` takes it."""
+        self._check_open()
+        self._registry.enter(request, listener, **how)
+        try:
+            self._check_open()  # The loop may have begun to drain in the meantime.
+            yield
         except BaseException:
             self._registry.withdraw(request.id)
             raise
         if self._ended.is_set():
             self._end_leftovers()
-        return request.id
 
     def _adapters(self, strengths: Mapping[str, float] | None) -> frozenset[Adapter]:
         return frozenset([use.adapter for use in self.engines.adapters.uses(strengths or {})])
@@ -270,12 +274,12 @@ class LoopClient:
 
     def _end_leftovers(self, unanswered: Sequence[Message] = ()) -> None:
         """End generations and messages that the loop, which has stopped, cannot serve any more."""
-        self._registry.close()
+        error = self._fatal or DrainingError("the server shut down before the generation was finished")
+        self._registry.close(error)
         for message in (*unanswered, *self._inbox.drain()):
             if isinstance(message, Snapshot):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
             elif isinstance(message, Swap):
                 message.reply.set_exception(EngineError("the tick loop has ended"))
-        error = self._fatal or DrainingError("the server shut down before the generation was finished")
         for request_id in self._registry.ids():
             self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")

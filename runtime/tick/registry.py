@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.engines.adapters import Adapter, total_rank
-from runtime.errors import GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
+from runtime.errors import GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event
@@ -48,7 +48,7 @@ class Registry:
         self._num_sequences = sequences
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        self._is_closed = False
+        self._end: TickError | None = None
         self._entries: dict[str, Entry] = {}
         self._sessions: dict[str, _Session] = {}
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
@@ -78,11 +78,14 @@ class Registry:
         """Take a place; `wait` until one is free, for at most `timeout_s`, or until who waits `has_left`: see wake.
 
         Raises QueueFullError, also where the adapters of all generations have too high a rank, QueueTimeoutError and
-        GenerationCancelledError where it waited in vain, and RequestError where the id is in use.
+        GenerationCancelledError where it waited in vain, RequestError where the id is in use, and what `close` was
+        given.
         """
         with self._freed:
             if wait and not request.is_urgent:
                 self._wait(request, timeout_s, has_left)
+            if self._end is not None:
+                raise self._end
             if request.id in self._entries:
                 raise RequestError(f"a generation {request.id!r} is running already", field="id")
             if self._is_full(request) and not request.is_urgent:
@@ -94,10 +97,14 @@ class Registry:
 
     def _wait(self, request: Request, timeout_s: float | None, has_left: Callable[[], bool]) -> None:
         """Until there is a place, or the loop has ended."""
-        is_over = self._freed.wait_for(lambda: self._is_closed or has_left() or not self._is_full(request), timeout_s)
+
+        def is_over() -> bool:
+            return self._end is not None or has_left() or not self._is_full(request)
+
+        in_time = self._freed.wait_for(is_over, timeout_s)
         if has_left():
             raise GenerationCancelledError(f"generation {request.id} was cancelled")
-        if not is_over:
+        if not in_time:
             raise QueueTimeoutError(f"none of {self._slots(request)} slots became free within {timeout_s:g} s")
 
     def _slots(self, request: Request) -> int:
@@ -113,10 +120,10 @@ class Registry:
         with self._freed:
             self._freed.notify_all()
 
-    def close(self) -> None:
-        """The loop has ended: what waits for a place waits no more."""
+    def close(self, error: TickError) -> None:
+        """The loop has ended: who waits for a place, or asks for one, gets this error."""
         with self._freed:
-            self._is_closed = True
+            self._end = self._end or error
             self._freed.notify_all()
 
     def overrides(self, session: str) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from runtime.config.bundle import load_bundle
 from runtime.devices.machine import open_device
 from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines
-from runtime.errors import CheckpointError, EngineError, NonFiniteError, QueueFullError, RequestError
+from runtime.errors import CheckpointError, DrainingError, EngineError, NonFiniteError, QueueFullError, RequestError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.runner import LanguageRunner
 from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
@@ -350,6 +351,29 @@ def test_a_cancel_counts_before_the_next_tick_and_its_rows_are_taken_again(plann
     again = run(loop, sequence("b"), sequence("a"))
     np.testing.assert_array_equal(again.latents("b"), inbox.latents("b"))
     assert again.latents("a")[:3].tolist() == got
+
+
+def test_a_sequence_that_waits_for_a_place_is_refused_where_the_loop_drains(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, waits, refused = planned(planner_sequences=1, queue=0), threading.Event(), list[DrainingError]()
+    loop.submit_sequence(sequence("a"), Inbox())
+    wait = loop._registry._wait
+    monkeypatch.setattr(loop._registry, "_wait", lambda *given: (waits.set(), wait(*given)))
+
+    def submit() -> None:
+        with pytest.raises(DrainingError) as caught:
+            loop.submit_sequence(sequence("late"), Inbox(), wait=True)
+        refused.append(caught.value)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert waits.wait(60)
+    loop.drain(0.0)
+    finish(loop)
+    thread.join(60)
+    assert len(refused) == 1
+    assert not loop._registry.ids()
 
 
 def test_a_row_that_is_not_finite_is_quarantined_alone(planned: Planned) -> None:

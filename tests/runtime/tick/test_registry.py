@@ -7,7 +7,7 @@ import threading
 import pytest
 from helpers.generations import CONDITIONS
 
-from runtime.errors import GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
+from runtime.errors import DrainingError, GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
 from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Cancelled, Event, Progress
@@ -133,4 +133,24 @@ def test_who_waits_for_a_place_waits_no_longer_than_it_wants() -> None:
     registry.wake()
     thread.join(60)
     assert ended == ["c"]
+    assert registry.ids() == ["a"]
+
+
+def test_who_waits_for_a_place_is_told_that_the_loop_has_ended_also_before_the_others_leave() -> None:
+    registry, told = Registry(slots=1, queue=0), list[DrainingError]()
+    registry.enter(request("a"), lambda event: None)
+    ended = DrainingError("the loop has ended")
+
+    def wait() -> None:
+        with pytest.raises(DrainingError) as caught:
+            registry.enter(request("b"), lambda event: None, wait=True)
+        told.append(caught.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    registry.close(ended)
+    thread.join(60)
+    assert told == [ended]
+    with pytest.raises(DrainingError):
+        registry.enter(request("c"), lambda event: None)
     assert registry.ids() == ["a"]

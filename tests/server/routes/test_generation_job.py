@@ -104,13 +104,12 @@ def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Bu
 
     async def think() -> None:
         preparing = asyncio.create_task(job.prepare())
-        while not len(pipeline.loop._registry):
+        while pipeline.loop.tick() is None:
             await asyncio.sleep(0.001)
-        pipeline.loop.tick()
         preparing.cancel()
-        while not job.caller.has_left:
+        while not preparing.done():
             await asyncio.sleep(0.001)
-        pipeline.loop.tick()
+            pipeline.loop.tick()
         with pytest.raises(asyncio.CancelledError):
             await preparing
 
