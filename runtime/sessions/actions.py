@@ -62,9 +62,11 @@ class PlanFacts:
         is_by_layer = len(sizes) == len(facts.choices.layers) and len(set(sizes)) == 1
         if not is_by_layer:
             return facts
-        tokens = [planner.plan.silent.get(layer) for layer in facts.choices.layers]
-        silent = [token - group.first for token, group in zip(tokens, planner.codes.groups, strict=True) if token]
-        return replace(facts, group_size=sizes[0], silent=tuple(silent) if len(silent) == len(sizes) else ())
+        facts, silent, layers = replace(facts, group_size=sizes[0]), planner.plan.silent, facts.choices.layers
+        if any(layer not in silent for layer in layers):
+            return facts
+        pairs = zip(layers, planner.codes.groups, strict=True)
+        return replace(facts, silent=tuple([silent[layer] - group.first for layer, group in pairs]))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class SimulatedForm:
         self._made = 0
         if begin.state is not None:
             values = begin.state.values
-            self._options, self._requests = values["options"], [list(request) for request in values["requests"]]
+            self._options, self._requests = list(values["options"]), [list(request) for request in values["requests"]]
             self._made = values["made"][0]
             self._given = dict(zip(values["given"], begin.state.codes.tolist(), strict=True))
 

@@ -145,6 +145,8 @@ class SessionPlan:
             self.restart(options, self._seed, self.origin)
         else:
             self._options = options
+            if self._changes and self._changes[-1].options is not None:  # Nothing was made of it.
+                self._changes.pop()
             frame = self._code_frame(max(0, canvas_frame - self.origin), up=True)
             self._changes.append(PlanChange(frame, options=options))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
 
+from runtime.config.bundle import load_bundle
+from runtime.config.plan_spec import TokenRange
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.sessions.actions import DecodeWindow, LiveModel
+from runtime.sessions.actions import DecodeWindow, LiveModel, PlanFacts
 
 
 def test_the_facts_of_a_pipeline(built: Built) -> None:
@@ -21,7 +24,21 @@ def test_the_facts_of_a_pipeline(built: Built) -> None:
         assert model.defaults["guidance"] == pipeline.bundle.sampler.guidance
         assert model.defaults["steps"] == pipeline.bundle.sampler.live_steps
         with pytest.raises(ConfigError, match="codec"):
-            LiveModel.of(dataclasses.replace(pipeline, codec=None))
+            LiveModel.of(replace(pipeline, codec=None))
+
+
+def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
+    bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
+    facts, planner = PlanFacts.of(bundle), bundle.planner
+    assert facts is not None
+    assert planner is not None
+    assert planner.plan is not None
+    assert facts.silent == (1, 2)
+    bass = planner.codes.groups[1]
+    codes = planner.codes.model_copy(update={"groups": (TokenRange(first=0, count=bass.count), bass)})
+    plan = planner.plan.model_copy(update={"silent": {**planner.plan.silent, "drums": 0}})
+    moved = bundle.model_copy(update={"planner": planner.model_copy(update={"codes": codes, "plan": plan})})
+    assert PlanFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
 
 
 def test_a_windows_samples() -> None:

@@ -259,6 +259,29 @@ def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: p
     assert simulation.session.underruns == 0
 
 
+def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, hints_of = planned_session(), SimulatedForm.hints
+
+    def hints(form: SimulatedForm, start_frame: int, frames: int) -> Any:
+        if 4.0 < simulation.now_s < 8.0:
+            raise EngineError("failed")
+        return hints_of(form, start_frame, frames)
+
+    monkeypatch.setattr(SimulatedForm, "hints", hints)
+    simulation.run(4.0)
+    for seq in range(1, 31):
+        simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
+        simulation.run(0.1)
+        assert len(session_plan(simulation).store()[0]["changes"]) <= 1
+    simulation.run(8.0)
+    stored, _ = session_plan(simulation).store()
+    assert stored["changes"] == []
+    assert "calm 30" in str(stored["options"]["prompt"])
+    assert len(stored["state"][0]["options"]) == 2, "the first prompt's plan, then that of the last"
+    found = heard_hints(simulation)
+    assert found[max(found)] == simulation.planned(max(found))
+
+
 def test_edits_that_a_source_leaves_without_effect_do_not_hold_up_what_is_complete() -> None:
     simulation = planned_session()
     simulation.run(4.0)
