@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -149,8 +150,11 @@ class RemoteSession:
                 return str(json.load(response)["id"])
         except urllib.error.HTTPError as error:
             raise RequestError(_detail(error), field="source") from None
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise RequestError(f"the file was not uploaded: {error}", field="source") from None
+        except (ValueError, LookupError, TypeError):
+            what = f"{self._urls[0]} answers something else than the id of a source"
+            raise RequestError(what, field="source") from None
 
     def remove_source(self, source_id: str | None) -> None:
         """Uploaded sources stay where they are."""
@@ -182,7 +186,7 @@ class RemoteSession:
                 raise
             except TickError as refused:
                 error = refused
-                self._urls.append(self._urls.pop(0))
+                self._turn()
         raise error
 
     def _open(self, path: str, message: Open) -> tuple[Ready, ClientConnection]:
@@ -217,6 +221,10 @@ class RemoteSession:
             self._follow(closed.url if isinstance(closed, Closed) else None)
         raise error_of(answer)
 
+    def _turn(self) -> None:
+        """Use the next address. Other threads read the list: there is always one in it."""
+        self._urls = [*self._urls[1:], self._urls[0]]
+
     def _follow(self, url: str | None) -> None:
         """Try the address that a server names next, after the one in use."""
         if url is not None:
@@ -237,7 +245,7 @@ class RemoteSession:
             self._is_connected.clear()
             if self._is_ended.is_set():
                 return
-            self._urls.append(self._urls.pop(0))
+            self._turn()
 
     def _resume(self) -> bool:
         """Connect to one address after the other; whether the session goes on. Its receiver gets the error if not."""
@@ -254,7 +262,7 @@ class RemoteSession:
                     self._finish(error)
                     return False
                 self._has_given_up = True
-            self._urls.append(self._urls.pop(0))
+            self._turn()
         if self._is_ended.is_set():
             self._send(Close())
             self._connection.close()

@@ -200,26 +200,32 @@ def test_a_session_that_an_unanswered_attempt_has_taken_is_resumed_once_more(num
     assert num_connections.qsize() == 1 + 2 * num_silent
 
 
-class Busy(BaseHTTPRequestHandler):
-    """An edge that has no server."""
+class Edge(BaseHTTPRequestHandler):
+    """An edge that has no server: it answers uploads by itself."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_error(503)
+        if self.path.startswith("/busy"):
+            self.send_error(503)
+        else:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n<html>welcome</html>")
 
     def log_message(self, *values: object) -> None:
         """Quiet."""
 
 
-def test_an_upload_that_an_edge_refuses_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "says"), [("/busy", "503"), ("", "answers something else than the id of a source")])
+def test_an_upload_that_an_edge_answers_is_an_error(tmp_path: Path, path: str, says: str) -> None:
     (tmp_path / "a.wav").write_bytes(b"audio")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Edge) as server:
         threading.Thread(target=server.serve_forever).start()
         session = RemoteSession.__new__(RemoteSession)
-        session._urls, session._headers = [f"http://127.0.0.1:{server.server_port}"], {}
-        with pytest.raises(RequestError, match="503"):
-            session.add_source("timbre", tmp_path / "a.wav", None)
-        server.shutdown()
+        session._urls, session._headers = [f"http://127.0.0.1:{server.server_port}{path}"], {}
+        try:
+            with pytest.raises(RequestError, match=says):
+                session.add_source("timbre", tmp_path / "a.wav", None)
+        finally:
+            server.shutdown()
 
 
 def test_who_cannot_open_a_session_is_told_why(second: Served) -> None:
