@@ -42,7 +42,7 @@ def up(
     replicas: Annotated[
         str, typer.Option(metavar="N|MIN..MAX", help="How many; a range follows live sessions and queues.")
     ] = "2",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The edge's port.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The edge's port; 0: any free one.")] = 8000,
     edge: Annotated[
         bool | None,
         typer.Option("--edge/--no-edge", help="HAProxy as one address for all. [default: where it is installed]"),
@@ -51,6 +51,8 @@ def up(
 ) -> None:
     """Start replicas of a deployment on this machine, and return once they are ready."""
     cluster = open_cluster(folder)
+    from server.scale.local_cluster import find_program, program
+
     if cluster.members():
         running = cluster.applied
         what = f"a cluster of {running.config} runs{at(running)}" if running else "parts of a cluster run"
@@ -58,13 +60,13 @@ def up(
     counts = replica_counts(replicas)
     deployment = load_deployment(config)
     check_cores(counts[1], deployment)
-    has_edge = is_installed("haproxy") if edge is None else edge
-    if has_edge:
-        open_socket(HOST, port, 65536).close()
+    has_edge = find_program("haproxy") is not None if edge is None else edge
+    for name in ("redis-server", "haproxy") if has_edge else ("redis-server",):
+        program(name)
+    bind = free_address(port) if has_edge else None
     print_line(f"{deployment.path.name}: building engines that are missing")
     build_engines(deployment.path, deployment.target, quiet=True)
     print_line(f"{deployment.path.name}: starting {replicas} replicas (logs: {cluster.folder / 'logs'})")
-    bind = f"{HOST}:{port}" if has_edge else None
     applied = cluster.start(deployment, load_bundle(deployment.bundle).name, counts, bind)
     print_status(cluster)
     print_line(f"ready{at(applied)}")
@@ -87,6 +89,7 @@ def reload(folder: FolderOption = None) -> None:
     applied = running_cluster(cluster)
     build_engines(Path(applied.config), load_deployment(Path(applied.config)).target)
     cluster.reload()
+    print_line("one replica after another opens these engines; `tickrt-cluster status` says RUNNING once all have")
 
 
 @app.command()
@@ -96,16 +99,6 @@ def down(folder: FolderOption = None) -> None:
     found = len(cluster.members())
     cluster.stop()
     print_line(f"ended {found} processes" if found else f"no cluster runs in {cluster.folder}")
-
-
-def is_installed(name: str) -> bool:
-    """Whether a program is installed."""
-    from server.scale.local_cluster import program
-
-    try:
-        return bool(program(name))
-    except ConfigError:
-        return False
 
 
 def open_cluster(folder: Path | None) -> RayCluster:
@@ -140,6 +133,12 @@ def check_cores(replicas: int, deployment: Deployment) -> None:
         raise ConfigError(
             f"{replicas} replicas need a core each, and this machine has {cores}", fix=f"--replicas {cores}"
         )
+
+
+def free_address(port: int) -> str:
+    """The "HOST:PORT" of a port of this machine; port 0: of any free one. Raises ConfigError where it is in use."""
+    with open_socket(HOST, port, 65536) as listener:
+        return f"{HOST}:{listener.getsockname()[1]}"
 
 
 def at(applied: Applied) -> str:

@@ -68,7 +68,8 @@ class LocalCluster:
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of the cluster's processes."""
         # Ray's processes set their titles; SPT_NOENV keeps the environment by which they are found as it is.
-        return {**os.environ, FOLDER: str(self.folder), "SPT_NOENV": "1", **more}
+        ray = {"SPT_NOENV": "1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # 0: it listens on 127.0.0.1 only
+        return {**os.environ, FOLDER: str(self.folder), **ray, **more}
 
     def log_of(self, name: str) -> Path:
         """The log of a process; its folder is made where it is missing."""
@@ -181,9 +182,14 @@ def ask(processes: list[psutil.Process], end: Callable[[psutil.Process], None]) 
             end(process)
 
 
+def find_program(name: str) -> str | None:
+    """The path of a program, also where only root's PATH has it; None where it is not installed."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 def program(name: str) -> str:
-    """The path of a program, also where only root's PATH has it. Raises ConfigError."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    """The path of a program, as find_program() returns it. Raises ConfigError where it is not installed."""
+    found = find_program(name)
     if found is None:
         raise ConfigError(f"{name} is not installed", fix=f"apt-get install {name}")
     return found

@@ -1,3 +1,4 @@
+from helpers.cluster import cluster
 from helpers.http_harness import serve, served, tiny
 
-__all__ = ["serve", "served", "tiny"]
+__all__ = ["cluster", "serve", "served", "tiny"]

@@ -5,11 +5,8 @@ A client plays in real time all the while. What it hears is an uninterrupted ses
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from helpers.cluster import needs_programs, short_folder
+from helpers.cluster import COMMAND_TIMEOUT_S, command, needs_programs, needs_ray, process_of, run_command
 from helpers.http_harness import eventually
 from helpers.paths import ROOT
 from helpers.real_time import RATE_HZ, Player
@@ -31,13 +28,7 @@ from server.scale.lease import Lease
 from server.scale.local_cluster import free_port
 from server.scale.ray_cluster import RayCluster
 
-HAS_RAY = importlib.util.find_spec("ray") is not None
-pytestmark = [
-    pytest.mark.slow,
-    needs_programs("haproxy", "redis-server"),
-    pytest.mark.skipif(not HAS_RAY, reason="needs Ray (pip install 'tickrt[scale]'; make test-scale)"),
-]
-START_S = 300.0
+pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server"), needs_ray()]
 # A session takes half of a replica's places: two of them ask for a second replica. Ray Serve hears of them each second.
 SETTINGS = {
     "TICKRT_MAX_SESSIONS": "2",
@@ -46,43 +37,8 @@ SETTINGS = {
 }
 
 
-def command(cluster: RayCluster, *words: object) -> list[str]:
-    program = "from server.scale.cli import main; main()"
-    return [sys.executable, "-c", program, *(str(word) for word in words), "--folder", str(cluster.folder)]
-
-
-def run(cluster: RayCluster, *words: object) -> str:
-    """Run tickrt-cluster; its output."""
-    environment = {**os.environ, **SETTINGS}
-    done = subprocess.run(
-        command(cluster, *words), env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=START_S
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-@pytest.fixture
-def cluster() -> Iterator[RayCluster]:
-    with short_folder() as folder:
-        cluster = RayCluster(folder)
-        yield cluster
-        cluster.stop()
-
-
 def ready(cluster: RayCluster) -> list[Lease]:
     return [lease for lease in cluster.leases() if lease.state in ("ready", "full")]
-
-
-def process_of(cluster: RayCluster, lease: Lease) -> int:
-    """The process that listens at a lease's address."""
-    port = int(lease.address.rpartition(":")[2])
-    (found,) = (
-        process.pid
-        for process in cluster.members()
-        for connection in process.net_connections("tcp")
-        if connection.status == "LISTEN" and connection.laddr.port == port
-    )
-    return found
 
 
 def reloads(cluster: RayCluster) -> int:
@@ -109,7 +65,7 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
 ) -> None:
     config, port = built(depth=1, max_rows=16).path, free_port()
     started_s = time.monotonic()
-    text = run(cluster, "up", config, "--replicas", "1..2", "--port", port)
+    text = run_command(cluster, "up", config, "--replicas", "1..2", "--port", port, **SETTINGS)
     print(f"\nup: {time.monotonic() - started_s:.1f} s")
     client = tickrt.TickRT(url := f"http://127.0.0.1:{port}")
     assert url in text
@@ -125,7 +81,7 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
 
         hear_until("a second replica for two sessions", lambda: len(ready(cluster)) == 2)
         (owner,) = (lease for lease in ready(cluster) if lease.sessions == 2)
-        os.kill(process_of(cluster, owner), signal.SIGKILL)
+        process_of(cluster, owner).kill()
         hear_until(
             "a new replica after kill -9",
             lambda: len(ready(cluster)) == 2 and owner.name not in {lease.name for lease in ready(cluster)},
@@ -145,10 +101,10 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
     with client.live("a", mode="extend", seed=3) as live:
         np.testing.assert_allclose(audio, live.read(len(audio)), atol=1e-4)
 
-    assert f"Ray Serve: {cluster.applied.app} is RUNNING" in run(cluster, "status")  # type: ignore[union-attr]
+    assert f"Ray Serve: {cluster.applied.app} is RUNNING" in run_command(cluster, "status")  # type: ignore[union-attr]
     (redis,) = (process for process in cluster.members() if "redis-server" in process.name())
     redis.kill()
-    run(cluster, "down")
+    run_command(cluster, "down")
     assert cluster.members() == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
@@ -157,9 +113,9 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
 def test_an_interrupted_start_leaves_nothing(built: Callable[..., Deployment], cluster: RayCluster) -> None:
     words = command(cluster, "up", built(depth=1, max_rows=16).path, "--replicas", "1", "--no-edge")
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as starting:
-        eventually(lambda: (cluster.folder / "ray").is_dir(), timeout_s=START_S)
+        eventually(lambda: (cluster.folder / "ray").is_dir(), timeout_s=COMMAND_TIMEOUT_S)
         starting.send_signal(signal.SIGINT)
-        _, errors = starting.communicate(timeout=START_S)
+        _, errors = starting.communicate(timeout=COMMAND_TIMEOUT_S)
     assert starting.returncode == 130
     assert "interrupted" in errors
     assert cluster.members() == []

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cluster import cluster
 from helpers.paths import ROOT
+
+__all__ = ["browser", "cluster", "open_page", "serve", "server"]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = "install one (apt-get install chromium) or name it: TICKRT_BROWSER=/path/to/chrome make test-page"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 
 import pytest
-from helpers.cluster import APPLIED, short_folder
+from helpers.cluster import APPLIED
 from helpers.paths import DEMO
 from typer.testing import CliRunner
 
@@ -19,13 +18,10 @@ from server.scale.ray_cluster import RayCluster
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    """An empty folder's cluster. These tests need no Ray."""
+def cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    """A cluster of which nothing runs yet. These tests need no Ray."""
     monkeypatch.setattr(cli, "need_packages", lambda *names, extra: None)
-    with short_folder() as folder:
-        cluster = RayCluster(folder)
-        yield cluster
-        cluster.stop()
+    return cluster
 
 
 def run(cluster: RayCluster, *arguments: object) -> tuple[int, str]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.cluster import APPLIED, short_folder
+from helpers.cluster import APPLIED
 
 from runtime.errors import TickError
 from server.scale.ray_cluster import RayCluster, serve_config
-
-
-@pytest.fixture
-def cluster() -> Iterator[RayCluster]:
-    with short_folder() as folder:
-        cluster = RayCluster(folder)
-        yield cluster
-        cluster.stop()
 
 
 def test_what_ray_serve_is_told() -> None:

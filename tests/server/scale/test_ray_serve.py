@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.cluster import APPLIED
+from helpers.cluster import APPLIED, needs_ray
 from helpers.paths import ROOT
 
 from runtime.errors import TickError
@@ -32,9 +32,9 @@ CONFIGS = {
 }
 
 
+@needs_ray()
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_ray_serve_takes_the_configuration_and_the_application_its_arguments(config: dict[str, Any]) -> None:
-    pytest.importorskip("ray", reason="needs Ray (pip install 'tickrt[scale]'; make test-scale)")
     from ray.serve.schema import ServeDeploySchema
 
     ray_serve = importlib.import_module("server.scale.ray_serve")
@@ -50,8 +50,8 @@ def test_ray_serve_takes_the_configuration_and_the_application_its_arguments(con
         ServeDeploySchema.model_validate(broken)
 
 
+@needs_ray()
 def test_only_a_changed_user_config_reloads_and_what_fails_keeps_the_replica(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("ray", reason="needs Ray (pip install 'tickrt[scale]'; make test-scale)")
     ray_serve = importlib.import_module("server.scale.ray_serve")
     reloaded: list[int] = []
 

@@ -1,0 +1,3 @@
+from helpers.cluster import cluster
+
+__all__ = ["cluster"]
