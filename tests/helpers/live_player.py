@@ -11,14 +11,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from helpers.http_harness import Served, open_websocket
+from helpers.http_harness import TIMEOUT_S, Served, open_websocket
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from runtime.sessions.frames import AudioChunk, decode_chunk
 from runtime.sessions.messages import Closed, Ready, ServerMessage, parse_server_message
-
-TIMEOUT_S = 20.0
 
 
 class Player:

@@ -21,7 +21,7 @@ def client(served: Served, data: bytes, source: tuple[str, int] = ("127.0.0.1", 
     """A client with a small receive buffer that has sent `data`."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.bind(source)
         connection.connect(("127.0.0.1", served.port))
         connection.sendall(data)

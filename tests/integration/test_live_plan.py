@@ -31,7 +31,7 @@ from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.sqlite_store import open_sqlite_store
 from tickrt.model import Model
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 MARGIN = 2 * 320  # Samples: the codec's margin of a frame, from any place in a frame.
 
 

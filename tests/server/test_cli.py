@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.factories import tiny_deployment
-from helpers.http_harness import Served
+from helpers.http_harness import TIMEOUT_S, Served
 from helpers.paths import DEMO_BUNDLE, ROOT
 from typer.testing import CliRunner
 
@@ -119,7 +119,7 @@ def test_the_printed_command_writes_a_wav(served: Served, tmp_path: Path, capsys
     print_ready(served.url, ServerSettings(), served.pipeline.bundle)
     address, line = capsys.readouterr().out.strip().splitlines()
     assert served.url in address
-    done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=20, check=False)
+    done = subprocess.run(shlex.split(line), cwd=tmp_path, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0
     assert (tmp_path / "out.wav").read_bytes().startswith(b"RIFF")
 

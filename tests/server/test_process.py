@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 import safetensors.numpy
-from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, read_all
+from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, eventually, problem, raw_request, read_all
 from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment, load_deployment
@@ -66,19 +65,17 @@ def config(built: Callable[..., Deployment]) -> Path:
 def stream(url: str, steps: int, seconds: float) -> socket.socket:
     """A connection that has sent a request."""
     host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
     connection.sendall(raw_request(f'{{"prompt": "a", "steps": {steps}, "seconds": {seconds}}}'.encode()))
     return connection
 
 
 def test_an_idle_server_exits_with_0_on_sigint(config: Path) -> None:
-    with process(config, "--port", 0) as child:
+    with process(config, "--port", 0, TICKRT_DRAIN_S="600") as child:
         url = ready_url(child)
         assert httpx.get(url + "/health/ready").status_code == 200
         child.send_signal(signal.SIGINT)
-        started_s = time.monotonic()
-        assert child.wait(40) == 0
-        assert time.monotonic() - started_s < 20.0
+        assert child.wait(TIMEOUT_S) == 0
 
 
 def test_a_busy_server_refuses_new_work_finishes_work_in_flight_and_exits_with_0(config: Path) -> None:
@@ -95,7 +92,7 @@ def test_a_busy_server_refuses_new_work_finishes_work_in_flight_and_exits_with_0
             assert child.poll() is None
             is_whole = read_all(busy).endswith(b"\r\n0\r\n\r\n")
         assert is_whole
-        assert child.wait(40) == 0
+        assert child.wait(TIMEOUT_S) == 0
 
 
 def test_generations_that_outlast_the_drain_time_are_aborted_and_counted(serve: Serve) -> None:
@@ -120,26 +117,22 @@ def test_generations_that_outlast_the_drain_time_are_aborted_and_counted(serve: 
 
 
 def test_a_server_busy_beyond_the_drain_time_exits_with_0(config: Path) -> None:
-    settings = {"TICKRT_DRAIN_S": "0.3", "TICKRT_SEND_BUFFER_BYTES": "4096"}
+    settings = {"TICKRT_DRAIN_S": "0.3", "TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_SEND_TIMEOUT_S": "600"}
     with process(config, "--port", 0, **settings) as child, stream(ready_url(child), 200, 600) as busy:
         assert busy.recv(15) == b"HTTP/1.1 200 OK"
-        started_s = time.monotonic()
         child.send_signal(signal.SIGTERM)
-        assert child.wait(40) == 0
-        assert time.monotonic() - started_s < 20.0
+        assert child.wait(TIMEOUT_S) == 0
 
 
 def test_the_second_signal_exits_immediately(config: Path) -> None:
-    with process(config, "--port", 0, TICKRT_DRAIN_S="60") as child:
+    with process(config, "--port", 0, TICKRT_DRAIN_S="600", TICKRT_SEND_TIMEOUT_S="600") as child:
         url = ready_url(child)
         with stream(url, 200, 600) as busy:
             assert busy.recv(15) == b"HTTP/1.1 200 OK"
             child.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(url + "/health/ready").status_code == 503)
             child.send_signal(signal.SIGTERM)
-            started_s = time.monotonic()
-            assert child.wait(40) == 128 + signal.SIGTERM
-            assert time.monotonic() - started_s < 20.0
+            assert child.wait(TIMEOUT_S) == 128 + signal.SIGTERM
 
 
 def engine_hash(url: str) -> str:
@@ -189,7 +182,7 @@ def test_sighup_during_loading_is_ignored(config: Path) -> None:
         child.send_signal(signal.SIGHUP)
         assert ready_url(child)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(40) == 0
+        assert child.wait(TIMEOUT_S) == 0
 
 
 def test_sigterm_before_the_server_runs_ends_it_without_a_traceback(config: Path) -> None:
@@ -197,7 +190,7 @@ def test_sigterm_before_the_server_runs_ends_it_without_a_traceback(config: Path
         assert child.stdout is not None
         assert "opening engines" in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
-        assert child.wait(40) in (0, EXIT_INTERRUPTED, -signal.SIGTERM)
+        assert child.wait(TIMEOUT_S) in (0, EXIT_INTERRUPTED, -signal.SIGTERM)
         assert child.stderr is not None
         assert "Traceback" not in child.stderr.read()
 
@@ -207,7 +200,7 @@ def test_missing_engines_exit_with_the_command_that_builds_them(config: Path, tm
     other = tmp_path / "tiny.toml"
     other.write_text(config.read_text())
     with process(other, "--port", 0) as child:
-        assert child.wait(40) == 3
+        assert child.wait(TIMEOUT_S) == 3
         assert child.stderr is not None
         assert "tickrt-build" in child.stderr.read()
 
@@ -225,10 +218,10 @@ def test_more_idle_connections_than_open_files_keep_no_client_out(config: Path) 
         url = ready_url(child)
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(400):
-            stack.enter_context(socket.create_connection(address, timeout=20))
-        assert httpx.get(url + "/health/live", timeout=20).status_code == 200
+            stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_S))
+        assert httpx.get(url + "/health/live", timeout=TIMEOUT_S).status_code == 200
         child.send_signal(signal.SIGTERM)
-        assert child.wait(40) == 0
+        assert child.wait(TIMEOUT_S) == 0
         assert child.stderr is not None
         log = child.stderr.read()
     assert "300 open files allow 150 connections" in log
@@ -260,7 +253,7 @@ def test_connections_for_which_no_file_is_left_are_logged_once(serve: Serve, cap
 
 
 def test_a_server_that_drained_after_a_stall_exits_with_0(serve: Serve) -> None:
-    served = serve(tick_timeout_s=0.3, drain_s=30.0)
+    served = serve(tick_timeout_s=0.3, drain_s=60.0)
     served.pause()
     with connected(served) as busy:
         busy.sendall(raw_request(b'{"prompt": "a", "stream": false}'))

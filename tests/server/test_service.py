@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.http_harness import Served
+from helpers.http_harness import TIMEOUT_S, Served
 
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
@@ -73,7 +73,7 @@ def test_a_reload_that_fails_keeps_the_engines(
         raise ConfigError("the engine is for another machine")
 
     monkeypatch.setattr(Pipeline, "reload", refuse)
-    asyncio.run_coroutine_threadsafe(served.service.reload(), served.event_loop).result(10)
+    asyncio.run_coroutine_threadsafe(served.service.reload(), served.event_loop).result(TIMEOUT_S)
     assert "for another machine" in caplog.text
     is_the_same = served.post().content == before
     assert is_the_same

@@ -22,7 +22,7 @@ from runtime.sessions.redis_store import open_redis_store
 from runtime.sessions.store import STORE_FORMAT
 
 SOON_S = 0.05
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

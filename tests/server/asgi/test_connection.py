@@ -9,9 +9,9 @@ from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
 import pytest
-from helpers.http_harness import PROBLEM, Served, connected, eventually, raw_request, read_all
+from helpers.http_harness import PROBLEM, TIMEOUT_S, Served, connected, eventually, raw_request, read_all
 
-from server.asgi.connection import FLUSH_S, MAX_PIPELINED_BYTES, abort_of
+from server.asgi.connection import MAX_PIPELINED_BYTES, abort_of
 
 Serve = Callable[..., Served]
 
@@ -41,24 +41,22 @@ def test_malformed_http_is_answered_with_a_problem(served: Served, data: bytes) 
 
 
 def test_headers_have_a_deadline(serve: Serve) -> None:
-    served = serve(header_timeout_s=0.2)
+    served = serve(header_timeout_s=0.2, keep_alive_s=600)
     for sent in (b"", b"GET /health/live HT"):
         with connected(served) as connection:
             connection.sendall(sent)
             started_s = time.monotonic()
             assert read_all(connection) == b""
-            assert 0.1 < time.monotonic() - started_s < 8.0
+            assert time.monotonic() - started_s > 0.1
 
 
 def test_a_second_request_on_a_connection_has_the_same_deadline(serve: Serve) -> None:
-    served = serve(header_timeout_s=0.2)
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    served = serve(header_timeout_s=0.2, keep_alive_s=600)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
     connection.request("GET", "/health/live")
     assert connection.getresponse().read()
     connection.sock.sendall(b"GET /health/live HT")
-    started_s = time.monotonic()
     assert read_all(connection.sock) == b""
-    assert time.monotonic() - started_s < 8.0
     connection.close()
 
 
@@ -69,22 +67,20 @@ def test_the_header_deadline_does_not_bound_the_response(serve: Serve) -> None:
 
 
 def test_connections_are_kept_alive_and_closed_when_idle(serve: Serve) -> None:
-    served = serve(keep_alive_s=1)
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    served = serve(keep_alive_s=1, header_timeout_s=600.0)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
     for _ in range(3):
         connection.request("GET", "/health/live")
         response = connection.getresponse()
         assert (response.status, len(response.read()) > 0) == (200, True)
         assert len(served.server.server_state.connections) == 1
-    started_s = time.monotonic()
     assert read_all(connection.sock) == b""
-    assert time.monotonic() - started_s < 8.0
     connection.close()
     eventually(lambda: not served.server.server_state.connections)
 
 
 def test_a_closing_connection_ends_although_the_client_does_not_read(serve: Serve) -> None:
-    served = serve(send_buffer_bytes=4096, send_timeout_s=30.0, drain_s=0.0)
+    served = serve(send_buffer_bytes=4096, send_timeout_s=600.0, drain_s=0.0)
     with socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", served.port))
@@ -92,9 +88,7 @@ def test_a_closing_connection_ends_although_the_client_does_not_read(serve: Serv
         stalled.sendall(raw_request(body, headers="connection: close\r\n"))
         eventually(lambda: served.metrics()["tickrt_generations_total{outcome=ok}"] == 1)
         eventually(lambda: len(served.server.server_state.connections) == 1)
-        started_s = time.monotonic()
         eventually(lambda: not served.server.server_state.connections)
-        assert time.monotonic() - started_s < FLUSH_S + 6.0
 
 
 def test_beyond_the_limit_the_connections_idle_for_the_longest_time_are_closed(serve: Serve) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
-from helpers.http_harness import Served, connected, eventually, open_websocket, read_all, refused_websocket
+from helpers.http_harness import TIMEOUT_S, Served, connected, eventually, open_websocket, read_all, refused_websocket
 from websockets.exceptions import ConnectionClosed
 
 from runtime.errors import RequestError
@@ -72,7 +72,7 @@ def code_of(served: Served, text: str) -> int:
     with open_websocket(served, ECHO) as websocket:
         websocket.send(text)
         with pytest.raises(ConnectionClosed) as error:
-            websocket.recv(10)
+            websocket.recv(TIMEOUT_S)
     return error.value.rcvd.code if error.value.rcvd else 1006
 
 
@@ -84,7 +84,7 @@ def test_messages_go_both_ways_and_the_handshake_is_counted(served: Callable[...
         assert "sec-websocket-extensions" not in websocket.response.headers
         for text in ("a", "ä" * 100_000):
             websocket.send(text)
-            assert websocket.recv(10) == text
+            assert websocket.recv(TIMEOUT_S) == text
     name = "tickrt_http_requests_total{method=WEBSOCKET}{route=/test/echo}{status=101}"
     eventually(lambda: server.metrics().get(name) == 1)
 
@@ -95,7 +95,7 @@ def test_a_websocket_outlives_the_header_deadline(served: Callable[..., Served])
         with pytest.raises(TimeoutError):
             websocket.recv(0.4)
         websocket.send("still here")
-        assert websocket.recv(10) == "still here"
+        assert websocket.recv(TIMEOUT_S) == "still here"
 
 
 def test_compression_is_not_negotiated(served: Callable[..., Served]) -> None:
@@ -141,7 +141,7 @@ def test_shutdown_closes_with_1001(served: Callable[..., Served]) -> None:
     with open_websocket(server, ECHO) as websocket:
         server.server.drain()
         with pytest.raises(ConnectionClosed) as error:
-            websocket.recv(10)
+            websocket.recv(TIMEOUT_S)
     assert error.value.rcvd is not None
     assert error.value.rcvd.code == 1001
     eventually(lambda: DISCONNECTS == [1001])
@@ -159,7 +159,7 @@ def test_an_endpoint_sees_the_drain_before_the_server_closes(served: Callable[..
     server.app.add_api_websocket_route("/test/farewell", farewell)
     with open_websocket(server, "/test/farewell") as websocket:
         server.server.drain()
-        assert websocket.recv(10) == "closed"
+        assert websocket.recv(TIMEOUT_S) == "closed"
 
 
 def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
@@ -193,7 +193,7 @@ def test_bytes_that_are_no_frames_end_the_connection_and_not_the_server(served: 
         read_all(connection)
     with open_websocket(server, ECHO) as websocket:
         websocket.send("a")
-        assert websocket.recv(10) == "a"
+        assert websocket.recv(TIMEOUT_S) == "a"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_many_abrupt_disconnects_leave_nothing(served: Callable[..., Served]) ->
             connection.sendall(b"\x81\x81\0\0\0\0a")
     eventually(lambda: not server.server.server_state.connections)
     tasks = asyncio.run_coroutine_threadsafe(_num_tasks(), server.event_loop)
-    assert tasks.result(10) < 10
+    assert tasks.result(TIMEOUT_S) < 10
 
 
 async def _num_tasks() -> int:

@@ -79,6 +79,17 @@ def test_audio_expires_and_its_task_says_so(serve: Serve, monkeypatch: pytest.Mo
         assert wrapped(http.get("/v1/stats"))["jobs"]["total"] == 2
 
 
+def test_no_task_is_taken_while_the_server_drains(serve: Serve) -> None:
+    served = serve(depth=1, drain_s=60.0)
+    served.pause()
+    with served.client() as http:
+        AceStepClient(http).release(json=SHORT)
+        eventually(lambda: len(served.service.admission.permits) == 1)
+        served.server.drain()
+        assert "shutting down" in refusal(http.post("/release_task", json=SHORT), 503)
+    served.resume()
+
+
 def test_a_task_ends_when_the_server_stops(serve: Serve) -> None:
     served = serve(depth=1, drain_s=0.2)
     served.tick_s = 0.05
@@ -87,7 +98,6 @@ def test_a_task_ends_when_the_server_stops(serve: Serve) -> None:
         AceStepClient(http).release(json={**SHORT, "audio_duration": 60})
         eventually(lambda: len(served.service.admission.permits) == 1)
         served.server.drain()
-        assert "shutting down" in refusal(http.post("/release_task", json=SHORT), 503)
     eventually(lambda: not served.service.admission.permits)
     eventually(lambda: not folder.exists())
     drained = metrics.registry.get_sample_value("tickrt_generations_total", {"outcome": "drained"})

@@ -151,7 +151,7 @@ def test_another_thread_wakes_the_taker() -> None:
         outbox = Outbox(lambda: None)
         thread = threading.Thread(target=outbox.on_message, args=(Applied(seq=1),))
         asyncio.get_running_loop().call_later(0.01, thread.start)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await outbox.take()
 
     assert asyncio.run(run()) == Applied(seq=1)

@@ -16,8 +16,8 @@ import safetensors.numpy
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
-from helpers.http_harness import Served, eventually, open_websocket, problem, refused_websocket, serving
-from helpers.live_player import TIMEOUT_S, is_audio, player
+from helpers.http_harness import TIMEOUT_S, Served, eventually, open_websocket, problem, refused_websocket, serving
+from helpers.live_player import is_audio, player
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed

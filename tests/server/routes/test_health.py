@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.http_harness import GENERATIONS, Served, eventually, problem
+from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, eventually, problem
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
@@ -39,7 +39,7 @@ def test_a_loading_server_is_live_and_not_ready(tiny: Callable[..., Deployment])
     loaded = threading.Event()
 
     def slow() -> Pipeline:
-        loaded.wait(10)
+        loaded.wait(TIMEOUT_S)
         pipeline = open_pipeline(tiny())
         pipeline.start()
         return pipeline
@@ -109,7 +109,8 @@ def test_a_hanging_tick_loop_is_not_live_until_it_runs_again(serve: Serve) -> No
 def test_an_idle_loop_is_live(serve: Serve) -> None:
     served = serve(tick_timeout_s=0.1)
     served.post()
-    time.sleep(0.3)
+    eventually(lambda: served.pipeline.loop.stats().is_idle)
+    time.sleep(0.2)
     with served.client() as client:
         assert client.get("/health/live").json()["tick_age_s"] is None
 

@@ -63,7 +63,7 @@ def test_leaving_a_stream_cancels_it(model: tickrt.Model) -> None:
 
     def wait_after_the_first_segment(record: TickRecord) -> None:
         if loop.stats().outcomes["ok"] > before["ok"]:
-            left.wait(30)
+            left.wait(60)
 
     loop.observers.append(wait_after_the_first_segment)
     for _ in model.stream("a", seconds=60):

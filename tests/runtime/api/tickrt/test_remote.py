@@ -29,7 +29,7 @@ from tickrt.remote import RemoteSession, retry_delay_s
 
 RATE_HZ = 8000
 KEY = "the-key"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 SUBPROTOCOLS = [Subprotocol(SUBPROTOCOL)]
 
 

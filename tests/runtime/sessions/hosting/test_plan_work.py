@@ -16,7 +16,7 @@ from runtime.sessions.actions import MakePlan, PlanBeginning, PlanChange, PlanPa
 from runtime.sessions.hosting.plan_work import PlanWork
 
 BEGIN = PlanBeginning(GenerationOptions(prompt=""), 1)
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class WaitingForm(SimulatedForm):

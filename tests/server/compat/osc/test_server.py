@@ -27,7 +27,7 @@ from runtime.sessions.messages import Applied, Changed, Problem
 from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
 from server.live.connection import MAX_PROBLEMS
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 END = "/tickrt/?/end"
 
 
