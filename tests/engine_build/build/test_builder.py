@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,10 +86,18 @@ def path(tmp_path: Path) -> Path:
     return tiny_deployment(tmp_path, more=FEW)
 
 
-@pytest.fixture
-def folder(path: Path) -> Path:
-    """Its engines, built."""
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The same small deployment, built once; tests copy its engines."""
+    path = tiny_deployment(tmp_path_factory.mktemp("small"), more=FEW)
     run(path)
+    return load_deployment(path)
+
+
+@pytest.fixture
+def folder(path: Path, small: Deployment) -> Path:
+    """Its engines, built."""
+    shutil.copytree(small.engines, load_deployment(path).engines)
     return load_deployment(path).engine_folder()
 
 

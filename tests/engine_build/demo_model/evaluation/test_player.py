@@ -29,7 +29,7 @@ def player() -> Iterator[Player]:
 
 
 def test_it_plays_what_it_is_asked_for(player: Player) -> None:
-    requests = held_out_requests(8)
+    requests = held_out_requests(4)
     rolls = levels_from_latents(player.play([request.prompt for request in requests], seed=50))
     scores = score(requests, rolls)
     assert scores.in_key > 0.9
