@@ -41,7 +41,7 @@ from runtime.tick.events import Event, Failed, Finished
 # Times are multiples of this, so that sums of them are exact: a ramp has the same values in another process.
 TICK_S = 1 / 64
 STEPS = 256
-EVERY = 4  # Of the commits this many-th is restored, another one for each seed.
+EVERY = 6  # Of the commits this many-th is restored, another one for each seed.
 OTHER_CLOCK_S = 4096.0
 PROMPTS = ("calm piano", "fast drums", "warm synth arpeggio")
 TIMEOUT_S = 60.0

@@ -12,6 +12,7 @@ import sys
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import httpx
 import pytest
 import soundfile
 from helpers.paths import ROOT
+
+from runtime.config.deployment import Deployment
 
 SOURCES = ("configs", "engine_build", "profiling", "runtime", "server", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -56,12 +59,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     (folder / "source").mkdir()
     for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / "source" / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns(".engines"))
+        else:
+            shutil.copy(ROOT / name, folder / "source" / name)
     build = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
     run(sys.executable, "-c", build, cwd=folder / "source")
     (sdist,) = folder.glob("*.tar.gz")
-    run(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(sdist))
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    run(sys.executable, "-c", build.replace("sdist", "wheel"), cwd=unpacked)
     (wheel,) = folder.glob("*.whl")
     environment = folder / "environment"
     venv.create(environment, symlinks=True)
@@ -69,7 +76,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     dependencies = [path for path in sys.path if path.endswith("-packages")]
     (site / "dependencies.pth").write_text("\n".join(dependencies))
     python = ("--python", str(environment / "bin" / "python"))
-    run(*PIP, *python, "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
+    run(*PIP, *python, "install", "--no-deps", "--no-index", "--no-compile", "--ignore-installed", str(wheel))
     folders = [folder / name for name in ("work", "cache", "home")]
     for path in folders:
         path.mkdir()
@@ -80,9 +87,13 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def url(installed: Installed) -> Iterator[str]:
-    """A server of the demo model, ready."""
+@pytest.fixture(scope="module")
+def url(installed: Installed, built_demo: Deployment) -> Iterator[str]:
+    """A server of the demo model, ready. Of the engines, it finds all but the decoder's."""
+    engines = installed.cache / "engines" / metadata.version("tickrt") / "demo"
+    shutil.copytree(built_demo.engines, engines)
+    for file in (engines / "cpu").glob("decoder.*"):
+        file.unlink()
     command = [str(installed.environment / "bin" / "tickrt-serve"), "demo", "--port", "0"]
     process = subprocess.Popen(
         command, cwd=installed.work, env=installed.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -95,7 +106,8 @@ def url(installed: Installed) -> Iterator[str]:
     assert process.returncode == 0, errors
 
 
-def test_the_server_takes_the_name_and_builds_what_is_missing(url: str) -> None:
+def test_the_server_takes_the_name_and_builds_what_is_missing(url: str, installed: Installed) -> None:
+    assert [name for name in files(installed.cache) if name.endswith("/demo/cpu/decoder.onnx")]
     assert httpx.get(f"{url}/health/ready").status_code == 200
     body = {"prompt": "warm synth", "seconds": 1, "steps": 2, "stream": False}
     response = httpx.post(f"{url}/v1/audio/generations", json=body, timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,19 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A deployment, built for cpu."""
-    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, more=FEW)
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deployment, built for cpu; tests copy its folder."""
+    path = tiny_deployment(tmp_path_factory.mktemp("built"), codec=False, text_encoder=False, more=FEW)
     build_deployment(load_deployment(path))
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, built_once: Path) -> Path:
+    """A deployment of the test's own, built for cpu."""
+    shutil.copytree(built_once.parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path / built_once.name
 
 
 @pytest.fixture
