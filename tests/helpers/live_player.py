@@ -74,7 +74,8 @@ class Player:
 
 @contextmanager
 def player(served: Served, path: str = "/v1/live", **options: Any) -> Iterator[Player]:
-    with open_websocket(served, path, **options) as websocket:
+    """A player that is connected. Where audio is left unread at the end, the closing handshake waits in vain."""
+    with open_websocket(served, path, **{"close_timeout": 1.0, **options}) as websocket:
         yield Player(websocket)
 
 
