@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
@@ -75,10 +76,10 @@ def ask(other: Lease, method: str, path: str, headers: Mapping[str, str]) -> byt
         if error.code == NOT_FOUND:
             return None
         raise _silent(other, error) from None
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise _silent(other, error) from None
 
 
-def _silent(other: Lease, error: OSError) -> ProblemError:
+def _silent(other: Lease, error: Exception) -> ProblemError:
     what = f"replica {other.name} may have what is asked for and does not answer: {error}"
     return unavailable("replica_silent", what, retry_after_s=LEASE_S)

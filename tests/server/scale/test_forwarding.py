@@ -20,15 +20,17 @@ KEY = (b"x-api-key", b"secret")
 
 
 @contextmanager
-def replica(name: str, status: int, body: bytes = b"") -> Iterator[tuple[Lease, list[tuple[str, Message]]]]:
-    """A server that answers everything so, its lease, and the requests that it got."""
+def replica(
+    name: str, status: int, body: bytes = b"", missing_bytes: int = 0
+) -> Iterator[tuple[Lease, list[tuple[str, Message]]]]:
+    """A server that answers everything so, its lease, and the requests that it got. missing_bytes: it ends before."""
     asked: list[tuple[str, Message]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append((self.path, self.headers))
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + missing_bytes))
             self.end_headers()
             self.wfile.write(body)
 
@@ -72,9 +74,9 @@ def test_what_is_passed_on_is_not_passed_on_again() -> None:
 
 
 def test_one_that_does_not_answer_or_fails_is_named() -> None:
-    with replica("one", 404) as (one, _), replica("two", 500) as (two, _):
+    with replica("one", 404) as (one, _), replica("two", 500) as (two, _), replica("cut", 200, b"{", 9) as (cut, _):
         assert asyncio.run(ask_owner(request(), [one])) is None
-        for silent in (GONE, two):
+        for silent in (GONE, two, cut):
             for ask in (ask_owner, ask_all):
                 with pytest.raises(ProblemError, match=f"replica {silent.name}") as error:
                     asyncio.run(ask(request(), [one, silent]))
