@@ -70,8 +70,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def built_demo(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    """The shipped demo with engines of its own; read-only."""
+    """The shipped demo with engines of its own; read-only. One thread per engine: other tests use the other cores."""
     demo = load_deployment(DEMO)
+    demo = demo.model_copy(update={"runtime": demo.runtime.model_copy(update={"threads": 1})})
 
     def make(folder: Path) -> None:
         build_deployment(demo.model_copy(update={"engines": folder}))

@@ -109,10 +109,14 @@ def parse(words: list[str]) -> Any:
 
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[Path]:
-    """A folder with the repository's configs and built engines, where commands leave files; the working directory."""
+    """A folder with the repository's configs and built engines, where commands leave files; the working directory.
+
+    One thread per engine: threads that wait for each other use the cores of other tests.
+    """
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").mkdir()
-    shutil.copy(ROOT / "configs" / "demo.toml", folder / "configs")
+    demo = (ROOT / "configs" / "demo.toml").read_text(encoding="utf-8")
+    (folder / "configs" / "demo.toml").write_text(demo.replace("[runtime]\n", "[runtime]\nthreads = 1\n"))
     shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
     (folder / "configs" / "demo").symlink_to(ROOT / "configs" / "demo")
     with pytest.MonkeyPatch.context() as patch:

@@ -124,15 +124,15 @@ def test_every_command_documents_its_exit_statuses_and_its_version(module: Any) 
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "arguments", "is_closed", "message"),
     [
-        ("engine_build.cli", ["list", "demo", "--json"]),
-        ("engine_build.cli", ["list", "demo"]),
-        ("runtime.cli", ["--help"]),
-        ("server", ["--version"]),
+        ("engine_build.cli", ["list", "demo", "--json"], False, "error: No space left on device\n"),
+        ("engine_build.cli", ["list", "demo"], True, ""),
+        ("runtime.cli", ["--help"], True, ""),
+        ("runtime.cli", ["--help"], False, "error: No space left on device\n"),
+        ("server", ["--version"], True, ""),
     ],
 )
-@pytest.mark.parametrize(("is_closed", "message"), [(True, ""), (False, "error: No space left on device\n")])
 def test_standard_output_that_takes_nothing_is_no_traceback(
     name: str, arguments: list[str], is_closed: bool, message: str
 ) -> None:
