@@ -41,9 +41,9 @@ class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
     `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
-    codec. `store` keeps live sessions for the next start; None where the settings
-    name no place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
-    All but the pipeline is used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
+    codec. `store` keeps live sessions for the next start; None where the settings name no place. `draining` is set soon
+    after draining began: what is open without an end, a live session, ends then. All but `pipeline`, `sources` and
+    `host` is used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
     """
 
     def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:

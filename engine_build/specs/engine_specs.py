@@ -30,7 +30,8 @@ from engine_build.specs.shape_ranges import (
     tick_ranges,
     token_ranges,
 )
-from runtime.config.bundle import Bundle, CodecSpec, DecoderInputs
+from runtime.config.bundle import Bundle, DecoderInputs
+from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment
 from runtime.config.structure import StructureSpec

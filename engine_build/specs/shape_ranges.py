@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from engine_build.specs.engine_spec import Range, Sizes
-from runtime.config.bundle import CodecDecodeSpec, CodecEncodeSpec
+from runtime.config.codec import CodecDecodeSpec, CodecEncodeSpec
 from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
 from runtime.requests.request import MAX_CONDITIONS
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import Section, read_toml, validated
@@ -26,7 +27,6 @@ from runtime.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
-WINDOW_FRAMES = 256
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 
@@ -103,65 +103,6 @@ class ContextSpec(Section):
     layout: Literal["known+mask"] = "known+mask"
     silence: tuple[float, ...] | str
     overlap_frames: int = Field(default=64, ge=1)
-
-
-class CodecDecodeTensors(Section):
-    """Role -> tensor name. latents `[B,T,C]`, start_frame `[B]` int64 absolute frame of the first frame."""
-
-    latents: str
-    start_frame: str | None = None
-
-
-class CodecEncodeTensors(Section):
-    """Role -> tensor name. audio `[B,channels,N*hop]` float32."""
-
-    audio: str
-
-
-class CodecDecodeOutputs(Section):
-    """Role -> tensor name. audio `[B,channels,T*hop]` float32."""
-
-    audio: str
-
-
-class CodecEncodeOutputs(Section):
-    """Role -> tensor name. latents `[B,N,C]` float32."""
-
-    latents: str
-
-
-class CodecDecodeSpec(Section):
-    """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
-
-    window_frames: the most frames that one execute decodes, without margins; it bounds the memory.
-    """
-
-    graph: str
-    margin_frames: int = Field(default=0, ge=0)
-    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
-    inputs: CodecDecodeTensors
-    outputs: CodecDecodeOutputs
-
-
-class CodecEncodeSpec(Section):
-    """Audio -> latents, in windows as for decoding."""
-
-    graph: str
-    margin_frames: int = Field(default=0, ge=0)
-    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
-    inputs: CodecEncodeTensors
-    outputs: CodecEncodeOutputs
-
-
-class CodecSpec(Section):
-    """Audio <-> latents: `hop_samples` samples per frame and channel. gain_db: what live audio is amplified by."""
-
-    sample_rate_hz: int = Field(ge=1)
-    channels: int = Field(ge=1, le=8)
-    hop_samples: int = Field(ge=1)
-    gain_db: float = Field(default=0.0, ge=-24.0, le=24.0)
-    decode: CodecDecodeSpec
-    encode: CodecEncodeSpec | None = None
 
 
 class DcwSpec(Section):

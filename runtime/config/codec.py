@@ -1,0 +1,68 @@
+"""`[codec]` in bundle.toml: latents to audio, and audio to latents."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from runtime.config.explain import Section
+
+WINDOW_FRAMES = 256
+
+
+class CodecDecodeTensors(Section):
+    """Role -> tensor name. latents `[B,T,C]`, start_frame `[B]` int64 absolute frame of the first frame."""
+
+    latents: str
+    start_frame: str | None = None
+
+
+class CodecEncodeTensors(Section):
+    """Role -> tensor name. audio `[B,channels,N*hop]` float32."""
+
+    audio: str
+
+
+class CodecDecodeOutputs(Section):
+    """Role -> tensor name. audio `[B,channels,T*hop]` float32."""
+
+    audio: str
+
+
+class CodecEncodeOutputs(Section):
+    """Role -> tensor name. latents `[B,N,C]` float32."""
+
+    latents: str
+
+
+class CodecDecodeSpec(Section):
+    """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
+
+    window_frames: the most frames that one execute decodes, without margins; it bounds the memory.
+    """
+
+    graph: str
+    margin_frames: int = Field(default=0, ge=0)
+    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
+    inputs: CodecDecodeTensors
+    outputs: CodecDecodeOutputs
+
+
+class CodecEncodeSpec(Section):
+    """Audio -> latents, in windows as for decoding."""
+
+    graph: str
+    margin_frames: int = Field(default=0, ge=0)
+    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
+    inputs: CodecEncodeTensors
+    outputs: CodecEncodeOutputs
+
+
+class CodecSpec(Section):
+    """Audio <-> latents: `hop_samples` samples per frame and channel. gain_db: what live audio is amplified by."""
+
+    sample_rate_hz: int = Field(ge=1)
+    channels: int = Field(ge=1, le=8)
+    hop_samples: int = Field(ge=1)
+    gain_db: float = Field(default=0.0, ge=-24.0, le=24.0)
+    decode: CodecDecodeSpec
+    encode: CodecEncodeSpec | None = None
