@@ -18,6 +18,7 @@ from profiling.bench_runs import Bench
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Target, load_deployment
+from runtime.errors import ConfigError
 from runtime.sessions.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
@@ -203,6 +204,8 @@ def bench(
         deployment = with_runtime(loaded, fused_guidance=False) if two_pass else loaded
         load = workload_of(deployment, depth, frames, steps, guidance=scale, dcw=dcw, features=names, sessions=sessions)
         script = Script(mode, interval, 60.0 * minutes)
+        if plan and not live:
+            raise ConfigError("--plan compares live sessions", fix="--live 1 --mode extend --plan")
         played = LiveLoad(parse_sessions(live), script, plan) if live else None
         clustered = ClusterLoad(sessions or SESSIONS, script) if cluster else None
         comes = churn_load(deployment, churn, load, frames) if churn else None

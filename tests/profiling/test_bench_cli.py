@@ -135,6 +135,7 @@ def test_the_grid_of_budgets_can_be_saved_compared_and_checked(built: Built, tmp
         (["CONFIG", "--budgets", "--ablations"], 2, "different runs"),
         (["CONFIG", "--live", "1", "--sweep", "depth=1"], 2, "different runs"),
         (["CONFIG", "--peers", "--ablations"], 2, "different runs"),
+        (["CONFIG", "--plan"], 2, "--plan compares live sessions"),
         (["CONFIG", "--live", "none"], 2, "--live none: expected numbers of sessions"),
         (["CONFIG", "--live", "2", "--plot", "a.svg"], 2, "several numbers of live sessions"),
         (["UNBUILT", "--live", "1"], 3, "ended with status 3"),
