@@ -63,7 +63,10 @@ def build(
     with locked(folder):
         decisions = check_rebuilds(request, target, force=force, environment=environment)
         check_graphs(decisions)
-        manifests = [_build_or_reuse(decision, request, folder, environment, report) for decision in decisions]
+        with Worker() as worker:
+            manifests = [
+                _build_or_reuse(decision, request, folder, environment, worker, report) for decision in decisions
+            ]
         for name in remove_unwanted(folder, decisions):
             if report is not None:
                 report.removed(name)
@@ -76,15 +79,20 @@ def build_engine(
     folder: Path,
     environment: BuildEnvironment,
     log: BuildLog | None = None,
+    worker: Worker | None = None,
 ) -> Manifest:
-    """Compile, verify and publish one engine in `folder`. Raises BuildError; on any failure the folder is unchanged."""
+    """Compile, verify and publish one engine in `folder`. Raises BuildError; on any failure the folder is unchanged.
+
+    worker: that of the whole build; None for one of its own.
+    """
     compiler, name = COMPILERS[decision.wanted.target], decision.spec.name
     started = time.monotonic()
-    contexts = partial_folder(folder, name), graph_in_precision(decision, folder), Worker()
-    with contexts[0] as partial, contexts[1] as graph, contexts[2] as worker:
+    own_worker = Worker() if worker is None else contextlib.nullcontext(worker)
+    contexts = partial_folder(folder, name), graph_in_precision(decision, folder), own_worker
+    with contexts[0] as partial, contexts[1] as graph, contexts[2] as used:
         engine = partial / f"{name}{compiler.suffix}"
         task = BuildTask(
-            decision, graph, engine, request.deployment, request.options, environment, worker, log or BuildLog()
+            decision, graph, engine, request.deployment, request.options, environment, used, log or BuildLog()
         )
         manifest = _manifest(task, compiler.compile(task))
         # The runtime opens an engine only with a manifest beside it, also to measure it.
@@ -141,6 +149,7 @@ def _build_or_reuse(
     request: BuildRequest,
     folder: Path,
     environment: BuildEnvironment,
+    worker: Worker,
     report: Report | None,
 ) -> Manifest:
     if decision.action == "reuse" and decision.last is not None:
@@ -149,7 +158,7 @@ def _build_or_reuse(
         return decision.last
     log = BuildLog()
     with report.building(decision) if report is not None else contextlib.nullcontext():
-        manifest = build_engine(decision, request, folder, environment, log)
+        manifest = build_engine(decision, request, folder, environment, log, worker)
     if report is not None:
         report.built(decision, manifest)
         for line in log.summary():

@@ -110,6 +110,8 @@ class Worker:
 
     def _start(self) -> Connection[Any, Any]:
         """In a session of its own: Ctrl-C reaches the parent only. What libraries print goes to the stderr file."""
+        self._stderr.seek(0)
+        self._stderr.truncate()
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
