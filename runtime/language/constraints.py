@@ -48,7 +48,10 @@ class Constraint(Protocol):
         """For snapshots."""
 
     def restore(self, state: Sequence[int]) -> None:
-        """Go on from what `state` gave, of a constraint that was made with the same arguments."""
+        """Go on from what `state` gave, of a constraint that was made with the same arguments.
+
+        Raises ValueError or IndexError where it is of another kind.
+        """
 
 
 class CodesConstraint:
@@ -136,7 +139,8 @@ class CodesConstraint:
     def restore(self, state: Sequence[int]) -> None:
         """As `state` gave."""
         self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
-        self._repeated = tuple(zip(state[3::2], state[4::2], strict=True))
+        pairs = zip(state[3::2], state[4::2], self._codes.groups, strict=True)
+        self._repeated = tuple((token, count) for token, count, _ in pairs)
         self._given = self._given_tokens()
 
     @property

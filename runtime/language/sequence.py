@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,11 @@ class SequenceState:
         rows, is_constrained = len(request.prompts), request.constraint is not None
         if not 0 <= self.count < request.max_tokens or bool(self.constraint) != is_constrained:
             raise CheckpointError(f"the state of a sequence with {self.count} tokens is not one of this request")
+        if request.constraint is not None:
+            try:
+                copy.copy(request.constraint).restore(self.constraint)
+            except (ValueError, IndexError):
+                raise CheckpointError("the constraint's state is not one of this request's constraint") from None
         graphs = zip(self.caches, (spec, spec.draft), (engines.planner, engines.draft), strict=False)
         for caches, graph, engine in graphs:
             if graph is None or engine is None:

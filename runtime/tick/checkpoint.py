@@ -18,7 +18,7 @@ from runtime.errors import CheckpointError, RequestError
 from runtime.language.sequence import SequenceState
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
-FORMAT, SEQUENCE_FORMAT = "tickrt-slot-1", "tickrt-sequence-1"
+FORMAT, SEQUENCE_FORMAT = "tickrt-slot-1", "tickrt-sequence-2"
 NESTED = {"mask": LatentMask, "target": Target, "parameters": StepParameters, "dcw": Dcw}
 LISTS = ("conditions", "negatives")
 META = "__meta__"
@@ -119,8 +119,10 @@ def _opened(data: bytes, kind: str) -> tuple[dict[str, Any], dict[str, NDArray[A
         expected = head.pop("sha256")
     except (SafetensorError, KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not a checkpoint: {error}") from error
-    if head.get("format") != kind or _digest(head, arrays) != expected:
+    if _digest(head, arrays) != expected:
         raise CheckpointError("the checkpoint is damaged: its checksum does not match")
+    if head.get("format") != kind:
+        raise CheckpointError(f"the checkpoint has the format {head.get('format')}, this version reads {kind}")
     return head, arrays
 
 

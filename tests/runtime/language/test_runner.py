@@ -316,6 +316,8 @@ def test_a_state_that_does_not_fit_is_refused(planned: Planned) -> None:
         (replace(request, **GUIDED), state),
         (request, replace(state, caches=())),
         (request, replace(state, caches=small)),
+        (replace(request, constraint=CodesConstraint(loop.bundle.planner, 9)), state),
+        (replace(request, constraint=CodesConstraint(loop.bundle.planner, 9)), replace(state, constraint=(0, 0, 0))),
     ]:
         with pytest.raises(CheckpointError):
             loop.submit_sequence(replace(other, id="b"), inbox, changed)

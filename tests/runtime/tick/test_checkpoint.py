@@ -109,3 +109,8 @@ def test_a_sequence_comes_back_bit_for_bit_and_is_refused_by_another_model() -> 
             loads_sequence(other, "tiny")
     with pytest.raises(CheckpointError, match="another"):
         loads_sequence(data, "another")
+
+
+def test_a_checkpoint_of_another_kind_names_both_formats() -> None:
+    with pytest.raises(CheckpointError, match=r"has the format tickrt-slot-1, this version reads tickrt-sequence-2"):
+        loads_sequence(DATA, "tiny")
