@@ -18,6 +18,7 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError, StoreError, TickError
 from runtime.pipeline.building import build_engines
 from runtime.terminal import print_line
+from server.config import load_settings
 from server.process import open_socket
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def up(
     counts = replica_counts(replicas)
     deployment = load_deployment(config)
     check_cores(counts[1], deployment)
+    load_settings(deployment.tables.get("server", {}), deployment.path.parent)
     has_edge = find_program("haproxy") is not None if edge is None else edge
     for name in ("redis-server", "haproxy") if has_edge else ("redis-server",):
         program(name)
@@ -89,7 +91,9 @@ def reload(folder: FolderOption = None) -> None:
     applied = running_cluster(cluster)
     build_engines(Path(applied.config), load_deployment(Path(applied.config)).target)
     cluster.reload()
-    print_line("one replica after another opens these engines; `tickrt-cluster status` says RUNNING once all have")
+    print_line(
+        f"the replicas were told to open these engines, one after another (logs: {cluster.ray_logs}/worker-*.err)"
+    )
 
 
 @app.command()

@@ -6,14 +6,16 @@ Ray is used by its commands, in processes of their own.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from runtime.config.deployment import Deployment
 from runtime.errors import TickError
-from server.scale.local_cluster import LocalCluster, free_port
+from server.scale.local_cluster import START_S, LocalCluster, free_port
 
 RECORD = "cluster.json"
 OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum; nothing is kept there.
@@ -63,8 +65,19 @@ def serve_config(applied: Applied, redis: str) -> dict[str, Any]:
     return {"proxy_location": "Disabled", "applications": [application]}
 
 
+def cause(message: str) -> str:
+    """What a replica's own error says, of what Ray Serve says with its traceback; all of it where there is none."""
+    found = re.search(r"^runtime\.errors\.\w+: (.+)$", message, re.MULTILINE)
+    return found[1] if found else message
+
+
 class RayCluster(LocalCluster):
     """A cluster in `folder`, whose file cluster.json says what it was started with."""
+
+    @property
+    def ray_logs(self) -> Path:
+        """The folder of Ray's logs; worker-*.err are those of the replicas."""
+        return self.folder / "ray/session_latest/logs"
 
     @property
     def applied(self) -> Applied | None:
@@ -91,6 +104,7 @@ class RayCluster(LocalCluster):
                 self.start_edge(bind)
             self._start_ray(applied)
             self.deploy(applied)
+            self._wait_deployed()
             self.wait_ready(replicas[0], has_edge=bind is not None)
         except BaseException:
             self.stop()
@@ -119,21 +133,34 @@ class RayCluster(LocalCluster):
         self.run("serve", *SERVE, "run", str(path), "--non-blocking", "--address", applied.ray)
         self._record(applied)
 
+    def _wait_deployed(self) -> None:
+        """Wait until Ray Serve has done what it was told. Raises TickError with the error of a replica that fails."""
+        for name, (status, message) in self.serve_status(wait_s=START_S).items():
+            if status != "RUNNING":
+                raise TickError(f"{name} is {status}: {message}", fix=f"see {self.ray_logs}")
+
     def reload(self) -> None:
-        """Replace the engines by the current builds, one replica after another; returns before that is done."""
+        """Replace the engines by the current builds, one replica after another.
+
+        One that cannot open them keeps the old ones, and logs why.
+        """
         applied = self.applied
         assert applied is not None
         self.deploy(replace(applied, builds=applied.builds + 1))
+        self._wait_deployed()
 
-    def serve_status(self) -> dict[str, tuple[str, str]]:
-        """What Ray Serve says of each application: its status, and why. Raises TickError where it does not answer."""
+    def serve_status(self, wait_s: float = 0.0) -> dict[str, tuple[str, str]]:
+        """What Ray Serve says of each application: its status, and why. Raises TickError where it does not answer.
+
+        wait_s: how long it may wait for what is being deployed.
+        """
         applied = self.applied
         assert applied is not None
-        command = [sys.executable, "-m", "server.scale.ray_serve", applied.ray]
+        command = [sys.executable, "-m", "server.scale.ray_serve", applied.ray, str(wait_s)]
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise TickError("Ray Serve does not answer", fix="tickrt-cluster down, and up again")
-        return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}
+        return {name: (status, cause(message)) for name, (status, message) in json.loads(done.stdout).items()}
 
     def run(self, name: str, *arguments: str) -> None:
         """Run a Python program of the cluster to its end. Raises TickError where it fails."""

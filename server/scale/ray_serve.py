@@ -1,7 +1,7 @@
 """A Ray Serve application per model: Ray Serve places, restarts and scales replicas; each runs our own server.
 
 No request and no audio goes through Ray Serve: clients reach the servers through the edge, which follows their leases.
-serve.yaml deploys it; `python -m server.scale.ray_serve ADDRESS` prints what Ray Serve says of it.
+serve.yaml deploys it; `python -m server.scale.ray_serve ADDRESS SECONDS` prints what Ray Serve says of it.
 """
 
 # Ray Serve reads the annotation of app()'s parameter: it must be a class, not a string.
@@ -16,6 +16,7 @@ import ray
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
+from ray.serve.schema import ApplicationStatusOverview
 
 from runtime.errors import TickError
 from server.cli import log_to_stderr
@@ -24,6 +25,7 @@ from server.scale.replica import ReplicaServer
 
 # The lease says so once it is renewed, the edge reads the leases once a second, and checks a new replica.
 EDGE_S = RENEW_S + RENEW_S + 0.5
+POLL_S = 0.2
 logger = logging.getLogger("tickrt.scale")
 
 
@@ -96,7 +98,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """Ray Serve stops the replica: hand its sessions over."""
-        await self._server.drain()
+        if hasattr(self, "_server"):  # it also stops one whose server could not be opened
+            await self._server.drain()
 
 
 def app(arguments: Arguments) -> Application:
@@ -105,10 +108,24 @@ def app(arguments: Arguments) -> Application:
 
 
 def main() -> None:
-    """Print the state of all applications of the Ray instance at an address as JSON: {name: [state, message]}."""
-    ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
-    found = serve.status().applications
-    print(json.dumps({name: [state.status, state.message] for name, state in found.items()}))
+    """Print the state of all applications of the Ray instance at an address as JSON: {name: [state, message]}.
+
+    It waits until none of them is being deployed, for so many seconds at most.
+    """
+    address, seconds = sys.argv[1:]
+    ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    until_s = time.monotonic() + float(seconds)
+    while True:
+        found = serve.status().applications
+        if all(state.status != "DEPLOYING" for state in found.values()) or time.monotonic() > until_s:
+            break
+        time.sleep(POLL_S)
+    print(json.dumps({name: [state.status, explanation(state)] for name, state in found.items()}))
+
+
+def explanation(state: ApplicationStatusOverview) -> str:
+    """What Ray Serve says of an application and its deployments, with the tracebacks of replicas that do not start."""
+    return "\n".join(filter(None, [state.message, *(each.message for each in state.deployments.values())]))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def ready(cluster: RayCluster) -> list[Lease]:
 
 def reloads(cluster: RayCluster) -> int:
     """How often its replicas have replaced their engines, by their logs."""
-    logs = cluster.folder.glob("ray/session_latest/logs/worker-*.err")
+    logs = cluster.ray_logs.glob("worker-*.err")
     return sum(log.read_text("utf-8").count("engines reloaded") for log in logs)
 
 

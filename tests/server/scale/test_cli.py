@@ -84,6 +84,25 @@ def test_a_port_in_use_and_too_few_cores_are_reported_before_anything_starts(clu
     assert cluster.members() == []
 
 
+def test_what_a_replica_cannot_start_with_is_reported_before_anything_starts(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.scale.local_cluster.find_program", lambda name: None)
+    code, text = run(cluster, "up", DEMO)
+    assert (code, "redis-server is not installed" in text) == (2, True)
+    assert "building" not in text
+    monkeypatch.setenv("TICKRT_MAX_SESSIONS", "many")
+    code, text = run(cluster, "up", DEMO)
+    assert (code, "max_sessions: expected an integer" in text) == (2, True)
+    assert cluster.members() == []
+
+
+def test_port_0_is_a_free_one() -> None:
+    host, _, port = cli.free_address(0).rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
 def test_the_table_of_replicas(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

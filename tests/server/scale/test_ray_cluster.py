@@ -10,7 +10,7 @@ import pytest
 from helpers.cluster import APPLIED
 
 from runtime.errors import TickError
-from server.scale.ray_cluster import RayCluster, serve_config
+from server.scale.ray_cluster import RayCluster, cause, serve_config
 
 
 def test_what_ray_serve_is_told() -> None:
@@ -50,6 +50,12 @@ def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(cluster: Ray
     assert RayCluster(cluster.folder).applied == APPLIED
     cluster.stop()
     assert cluster.applied is None
+
+
+def test_of_what_ray_serve_says_a_replicas_own_error_is_reported() -> None:
+    text = "Failed to start: \n  raise ConfigError(what)\nruntime.errors.ConfigError: no GPU\n  fix: add one\n"
+    assert cause(text) == "no GPU"
+    assert cause("no such module") == "no such module"
 
 
 def test_a_command_that_fails_is_reported_with_its_last_line(cluster: RayCluster) -> None:
