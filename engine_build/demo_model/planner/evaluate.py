@@ -25,7 +25,6 @@ from runtime.pipeline.form.sections import PlannedSection
 from runtime.pipeline.generation import LongGeneration
 
 NUM_PROMPTS: Final = 32
-NUM_HEARD: Final = 8
 SONG_S: Final = 180.0
 HELD_OUT_SEED: Final = 2_000_081
 NOTE_CHANNELS: Final = 55
@@ -43,11 +42,11 @@ def evaluate(player: Player, structure: StructureCodes, count: int = NUM_PROMPTS
     """Figures of songs of held-out prompts, generated in a live session's steps.
 
     Of the hints of the planner's codes; ceiling: of the corpus' codes; shuffled: of the hints, held against plans out
-    of order; generated and unplanned: of what the decoder plays with the first `NUM_HEARD` plans, and without.
+    of order; generated and unplanned: of what the decoder plays with the plans, and without.
     """
     pieces = [draw_piece(structure, HELD_OUT_SEED, index) for index in range(count)]
     planned = _begun(player, pieces, song_s, is_planned=True)
-    unplanned = _begun(player, pieces[:NUM_HEARD], song_s, is_planned=False)
+    unplanned = _begun(player, pieces, song_s, is_planned=False)
     plans = [generation.plan for generation in planned if isinstance(generation.plan, FormPlan)]
     with ThreadPoolExecutor() as pool:
         codes = list(pool.map(FormPlan.finish, plans))
@@ -57,8 +56,8 @@ def evaluate(player: Player, structure: StructureCodes, count: int = NUM_PROMPTS
         "": (forms, hints),
         "ceiling_": ([piece.arrangement for piece in pieces], [structure.decode(piece.codes) for piece in pieces]),
         "shuffled_": (shuffled(forms), hints),
-        "generated_": (forms[:NUM_HEARD], [levels_from_latents(each) for each in player.finish(planned[:NUM_HEARD])]),
-        "unplanned_": (forms[:NUM_HEARD], [levels_from_latents(each) for each in player.finish(unplanned)]),
+        "generated_": (forms, [levels_from_latents(each) for each in player.finish(planned)]),
+        "unplanned_": (forms, [levels_from_latents(each) for each in player.finish(unplanned)]),
     }
     return {
         f"{prefix}{name}": value
