@@ -20,7 +20,7 @@ def test_an_object_is_parsed(text: bytes | str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        json.dumps({f"k{number}": number for number in range(500_000)}).encode(),
+        b"{" + b'"a": 0, ' * 500_000 + b'"a": 0}',
         b"[" * 200_000,
         b'{"a":' * 40_000,
         b'{"a": [' + b"{}," * 40_000 + b"{}]}",
