@@ -88,8 +88,9 @@ def test_a_session_is_heard_through_all_that_happens_to_its_cluster(
         )
         before = reloads(cluster)
         with subprocess.Popen(command(cluster, "reload"), cwd=ROOT, stdout=subprocess.DEVNULL) as reloading:
-            hear_until("engines of both reloaded", lambda: reloads(cluster) == before + 2)
+            hear_until("engines of both reloaded", lambda: reloading.poll() is not None)
         assert reloading.returncode == 0
+        assert reloads(cluster) == before + 2
         old = {lease.name for lease in ready(cluster)}
         with replacing(cluster):
             hear_until(
