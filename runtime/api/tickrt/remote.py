@@ -26,6 +26,7 @@ from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions.frames import decode_chunk
+from runtime.sessions.generations.backoff import backoff_s
 from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.services import Reply
 from runtime.sessions.messages import (
@@ -193,17 +194,7 @@ class RemoteSession:
         """Connect to `_urls[0]` and wait for `ready`; a server that names another one is followed. Raises TickError."""
         self._connection.close()
         try:
-            socket: ClientConnection = self._connection.enter_context(
-                connect(
-                    f"ws{self._urls[0].removeprefix('http')}{path}",
-                    additional_headers=self._headers,
-                    subprotocols=[Subprotocol(SUBPROTOCOL)],
-                    compression=None,
-                    max_size=MAX_MESSAGE_BYTES,
-                    open_timeout=CONNECT_S,
-                    close_timeout=CLOSE_S,
-                )
-            )
+            socket = self._connection.enter_context(self._connect(path))
             socket.send(message_text(message))
             answer = parse_server_message(socket.recv(CONNECT_S))
             if isinstance(answer, Ready):
@@ -220,6 +211,18 @@ class RemoteSession:
             closed = parse_server_message(socket.recv(CONNECT_S))
             self._follow(closed.url if isinstance(closed, Closed) else None)
         raise error_of(answer)
+
+    def _connect(self, path: str) -> ClientConnection:
+        """Raises what a connection raises that is refused."""
+        return connect(
+            f"ws{self._urls[0].removeprefix('http')}{path}",
+            additional_headers=self._headers,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            open_timeout=CONNECT_S,
+            close_timeout=CLOSE_S,
+        )
 
     def _turn(self) -> None:
         """Use the next address. Other threads read the list: there is always one in it."""
@@ -343,4 +346,4 @@ def retry_delay_s(attempt: int, num_addresses: int) -> float:
     rounds = attempt // num_addresses
     if not rounds:
         return random.uniform(0.0, JITTER_S)
-    return min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**rounds) * random.uniform(0.5, 1.5)
+    return backoff_s(rounds, FIRST_RETRY_S, LONGEST_RETRY_S) * random.uniform(0.5, 1.5)

@@ -15,6 +15,7 @@ from runtime.requests.segments import Latents, Segment
 from runtime.sessions.actions import GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import NEEDS_SOURCE_NAMES
+from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
@@ -22,7 +23,6 @@ from runtime.sessions.protocol.plan import SetPlan
 
 UPDATE_INTERVAL_S = 0.02
 ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8
-RETRY_MAX_S = 30.0
 
 Key = tuple[GenerationOptions, int]
 
@@ -133,8 +133,8 @@ class Generations(ABC):
         failed = self._take(job_id)
         if failed is None:
             return False
+        self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
         self._num_failed += 1
-        self._retry_s = now_s + min(2.0 ** (self._num_failed - 1), RETRY_MAX_S)
         if failed.basis is self._latest and not failed.is_append:
             self._latest = None
         return True

@@ -20,13 +20,13 @@ from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
+from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.protocol.plan import SetPlan
 
 STEP_S = 2.0
 # A generation waits so long for the first part of a plan.
 PATIENCE_S = 10.0
-RETRY_MAX_S = 30.0
 STEPS_NOTED = 8
 MAX_EDITS = 16
 
@@ -197,8 +197,8 @@ class SessionPlan:
         if isinstance(error, RequestError) and asked.work.change is not None:
             self._changes.popleft()
         else:
+            self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
             self._num_failed += 1
-            self._retry_s = now_s + min(2.0 ** (self._num_failed - 1), RETRY_MAX_S)
         self._is_begun = False
         return True
 

@@ -147,12 +147,15 @@ class HostedSession:
         reply: Reply | None = None,
         sender: SessionListener | None = None,
     ) -> None:
-        """Handle a message, now or after those before it whose latents are being loaded."""
+        """Handle a message, now or after those before it whose latents are being loaded.
+
+        After the end the client hears of changes that were not made; that it has ended, `closed` says.
+        """
         received = Received(message, pcm, reply, sender)
-        if self.is_ended:
-            self._refuse(received, DrainingError("the session has ended"))
-        else:
+        if not self.is_ended:
             self._messages.put(received)
+        elif reply is not None or sender is not None or hasattr(message, "seq"):
+            self._refuse(received, DrainingError("the session has ended"))
 
     def _handle(self, received: Received, latents: Latents | None = None) -> None:
         try:

@@ -66,6 +66,9 @@ def test_a_failure_is_tried_again_after_longer_and_longer_times() -> None:
         now_s += wait_s
         assert loop.generations.wanted_s(now_s) == now_s
     assert not loop.generations.fail("unknown", now_s)
+    for _ in range(1100):  # many hours
+        assert loop.generations.fail(loop.generations.start("s", now_s).id, now_s)
+    assert loop.generations.due_s(now_s) == now_s + 30.0
 
 
 def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None:

@@ -259,6 +259,16 @@ def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: p
     assert simulation.session.underruns == 0
 
 
+def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
+    plan, now_s = session_plan(planned_session()), 0.0
+    for _ in range(1100):
+        work = plan.work(0, 0, now_s)
+        assert work is not None
+        assert plan.failed(work.number, EngineError("failed"), now_s)
+        assert plan.work(0, 0, now_s) is None
+        now_s += 30.0
+
+
 def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation, hints_of = planned_session(), SimulatedForm.hints
 

@@ -141,6 +141,17 @@ def test_no_number_is_larger_than_the_protocol_has(drive: Drive) -> None:
     assert [problem.field for problem in [*surface.of(Problem), *client.of(Problem)]] == ["seq", "seq"]
 
 
+def test_of_what_comes_after_the_end_only_a_change_is_refused(drive: Drive) -> None:
+    """A client acknowledges all the time, also while its session is handed over: it is no fault of it."""
+    driven = drive()
+    session, client = driven.open()
+    driven.host.end(session.id, "deleted")
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.host.post(session.id, SetControls(seq=7, values={}))
+    driven.run()
+    assert [problem.seq for problem in client.of(Problem)] == [7]
+
+
 def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
     driven = drive()
     session, _ = driven.open()
