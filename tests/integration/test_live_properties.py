@@ -18,7 +18,7 @@ from runtime.sessions.messages import LivePrompt
 from runtime.sessions.protocol.plan import NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0
-STATEFUL = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+STATEFUL = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TIMES_S = st.sampled_from([0.005, 0.02, 0.06, 0.15, 0.4, 1.0])
 
 

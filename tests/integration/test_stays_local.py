@@ -62,7 +62,7 @@ def home(tmp_path: Path) -> Path:
 def run(home: Path, tmp_path: Path) -> Run:
     """`run(code, *arguments, before=(...))`: Python code in a process of its own, with that home folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ORT_"))}
-    places = {"HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/api'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    places = {"HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/api'}"}
 
     def start(code: str, *arguments: object, before: tuple[str, ...] = ()) -> None:
         script = tmp_path / "script.py"

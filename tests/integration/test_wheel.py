@@ -136,6 +136,7 @@ def test_the_demo_model_plays_and_its_engines_are_in_the_cache_folder(installed:
     before = files(configs)
     runtime, tickrt, shape = json.loads(installed.run("python", "-c", PROGRAM))
     assert all(Path(file).is_relative_to(installed.environment) for file in (runtime, tickrt))
+    assert all(Path(file).with_name("py.typed").is_file() for file in (runtime, tickrt))
     assert shape == [96_000, 2]
     assert files(installed.work) == {"piano.flac"}
     assert soundfile.info(installed.work / "piano.flac").frames == 96_000
@@ -175,6 +176,7 @@ with tickrt.open("demo") as model:
 """
 
 
+@pytest.mark.slow
 def test_type_checkers_know_the_options(installed: Installed) -> None:
     (installed.work / "typed.py").write_text(TYPED)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", os.devnull, "--python-executable"]

@@ -13,7 +13,7 @@ DEMO = ROOT / "configs/demo.toml"
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead at 120 bpm")
 
 
-@pytest.mark.parametrize(("recipe", "limit"), [("bf16", 0.05), ("fp16", 0.01)])
+@pytest.mark.parametrize(("recipe", "limit"), [pytest.param("bf16", 0.05, marks=pytest.mark.slow), ("fp16", 0.01)])
 def test_four_steps_in_low_precision_stay_close(recipe: str, limit: float) -> None:
     """Within 5% (bf16) and 1% (fp16) of the latents' standard deviation, with guidance."""
     found = compare_end_to_end(load_deployment(DEMO), recipe, PROMPTS, steps=4)

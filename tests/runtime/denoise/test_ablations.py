@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built, Loops, resized
-from helpers.backends import BACKENDS, SIMULATED, Backend
+from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.generations import FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
@@ -28,7 +28,7 @@ CAPTURED, PLAIN = SIMULATED[:2]
 NAMES = ("plain", "guided_all", "rcfg_initialize", "two_conditions", "two_negatives", "everything", "dcw_double", "sde")
 
 
-@pytest.fixture(params=BACKENDS, ids=str)
+@pytest.fixture(params=[CPU, CAPTURED, *REAL], ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     wanted: Backend = request.param
     return wanted.skip_where_it_is_missing()
