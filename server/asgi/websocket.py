@@ -9,6 +9,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from server.asgi.connection import ABORT_EXTENSION, FLUSH_S
 from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
@@ -40,14 +41,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Close because the server stops."""
-        if not self.handshake_complete or self.close_sent:
+        if not self.handshake_complete:
             super().shutdown()
             return
-        self.stop_keepalive()
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
-        self._send_close(GOING_AWAY)
-        self.transport.close()
+        if not self.close_sent:
+            self.stop_keepalive()
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
+            self._send_close(GOING_AWAY)
+        # Closing with something of the client unread would reset the connection, and lose what the client has not read.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
         self._limit_closing()
+
+    def handle_close(self, event: Frame) -> None:
+        """End the connection once both sides have closed."""
+        super().handle_close(event)
+        if self.close_sent:
+            self.transport.close()
 
     def keepalive_timeout(self) -> None:
         """Close because the client did not answer a ping."""
