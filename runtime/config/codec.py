@@ -34,25 +34,27 @@ class CodecEncodeOutputs(Section):
     latents: str
 
 
-class CodecDecodeSpec(Section):
-    """Latents -> audio. A window with `margin_frames` on both sides, trimmed, equals the full decode.
+class CodecGraphSpec(Section):
+    """One direction, in windows: one with `margin_frames` on both sides, trimmed, equals the whole.
 
-    window_frames: the most frames that one execute decodes, without margins; it bounds the memory.
+    window_frames: the most frames that one execute takes, without margins; it bounds the memory.
     """
 
     graph: str
     margin_frames: int = Field(default=0, ge=0)
     window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
+
+
+class CodecDecodeSpec(CodecGraphSpec):
+    """Latents -> audio."""
+
     inputs: CodecDecodeTensors
     outputs: CodecDecodeOutputs
 
 
-class CodecEncodeSpec(Section):
-    """Audio -> latents, in windows as for decoding."""
+class CodecEncodeSpec(CodecGraphSpec):
+    """Audio -> latents."""
 
-    graph: str
-    margin_frames: int = Field(default=0, ge=0)
-    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
     inputs: CodecEncodeTensors
     outputs: CodecEncodeOutputs
 
