@@ -28,6 +28,8 @@ def kinds(annotation: Any) -> frozenset[Any]:
     """What an annotation accepts, in one form for models and TypedDicts: numbers or lists of numbers are a CURVE."""
     if get_origin(annotation) is Annotated:
         return kinds(get_args(annotation)[0])
+    if alias := getattr(get_origin(annotation), "__value__", None):  # NDArray, from numpy 2.5
+        return kinds(alias[get_args(annotation)])
     if get_origin(annotation) in (Union, UnionType):
         return _merged(frozenset().union(*map(kinds, get_args(annotation))))
     if get_origin(annotation) in (list, Sequence):
