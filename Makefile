@@ -1,11 +1,14 @@
 # TickRT. `make help` lists the targets; each one sets up the environment that it needs, once.
 
 # The interpreter that makes the environments: the first fit one, or yours (make PYTHON=python3.13 demo).
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+GIVEN := $(filter command environment,$(origin PYTHON))
+PYTHON ?= $$(for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c '$(FIT)' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 # The torch that test-export installs. A CPU build is enough.
 TORCH ?= torch==2.13.0
 CONFIG ?= configs/demo.toml
+# Where demo serves; without it, the port of CONFIG.
+PORT ?=
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
 GPU_CHECK_ARGS ?=
@@ -33,9 +36,9 @@ PACKAGES := runtime server engine_build profiling
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
-demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127.0.0.1:8000
+demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127.0.0.1:8000 (PORT=8001: on another port)
 	$(BIN)/tickrt-build $(CONFIG)
-	exec $(BIN)/tickrt-serve $(CONFIG)
+	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
 	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients" $(PARALLEL) $(PYTEST_ARGS)
@@ -143,8 +146,17 @@ build/clients/.installed:
 	$(GPU_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[tensorrt,export,test]'
 	@touch $@
 
-%/bin/python:
-	@$(PYTHON) -c '$(FIT)' 2>/dev/null || { echo "TickRT needs Python 3.11, 3.12, 3.13 or 3.14;" \
-		"$(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
-		echo "  fix: install one of them and name it: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
-	$(PYTHON) -m venv $*
+# An environment that is there is kept, or refused where PYTHON asks for another build: what was put into it is its user's.
+%/bin/python: FORCE
+	@its_maker() { $(PYTHON) "$$@"; }; has=$$($@ -VV 2>/dev/null); \
+	if [ -n "$$has" ] && [ -z "$(GIVEN)" ]; then exit; fi; \
+	its_maker -c '$(FIT)' 2>/dev/null || { echo "TickRT needs Python 3.11, 3.12, 3.13 or 3.14;" \
+		"$(PYTHON) is $$(its_maker --version 2>/dev/null || echo missing)."; \
+		echo "  fix: install one of them and name it: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2; \
+	if [ -n "$$has" ] || [ -e $*/.installed ]; then \
+		if [ "$$has" = "$$(its_maker -VV)" ]; then exit; fi; \
+		echo "$* was made by another Python: it has $${has:-no interpreter that runs}, $(PYTHON) is $$(its_maker -VV)."; \
+		echo "  fix: remove it with all that is installed in it, and make again: rm -rf $*"; exit 1; fi >&2; \
+	echo "Making $* with $$(its_maker --version) ..."; its_maker -m venv $*
+
+FORCE:

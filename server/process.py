@@ -71,7 +71,7 @@ def open_socket(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        fix = "stop the process that listens there, or set another --port (0: any free one)"
+        fix = "stop the process that listens there, or set another --port (0: any free one; make demo PORT=8001)"
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"port {port} on {host} is in use", fix=fix) from None
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}", fix=fix) from None

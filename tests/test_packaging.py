@@ -113,22 +113,31 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make without what an outer make hands down."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "PYTHON"}
+    ours = ("MAKE", "PYTHON", "PORT")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     command = ["make", "-C", str(folder), "--no-print-directory", *arguments]
     return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
 
 
-def fake_python(path: Path, version: str) -> str:
-    """An interpreter that says it is too old."""
+def fake_python(path: Path, version: str, is_fit: bool = True) -> str:
+    """An interpreter that only says its version, and whether it is fit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "Python {version}"; exit; }}\nexit 1\n', encoding="utf-8"
+        f"""#!/bin/sh
+case "$1" in
+-VV | --version) echo "Python {version}" ;;
+-c) exit {int(not is_fit)} ;;
+*) exit 3 ;;
+esac
+""",
+        encoding="utf-8",
     )
     path.chmod(0o755)
     return str(path)
 
 
 def test_an_unfit_python_is_refused_by_name(checkout: Path) -> None:
-    result = make(checkout, f"PYTHON={fake_python(checkout / 'old-python', '3.10.12')}", "demo")
+    result = make(checkout, f"PYTHON={fake_python(checkout / 'old-python', '3.10.12', is_fit=False)}", "demo")
     assert result.returncode != 0
     assert "needs Python 3.11, 3.12, 3.13 or 3.14" in result.stderr
     assert "Python 3.10.12" in result.stderr
@@ -140,6 +149,56 @@ def test_an_absent_python_is_refused_by_name(checkout: Path) -> None:
     result = make(checkout, "PYTHON=no-such-python", "test")
     assert result.returncode != 0
     assert "no-such-python is missing" in result.stderr
+
+
+@pytest.mark.parametrize("given", [[], ["PYTHON=asked/python"]], ids=["no PYTHON", "the same"])
+def test_an_environment_is_kept(checkout: Path, given: list[str]) -> None:
+    fake_python(checkout / ".venv/bin/python", "3.12.1")
+    fake_python(checkout / "asked/python", "3.12.1")
+    result = make(checkout, *given, ".venv/bin/python")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_environment_of_another_python_is_refused(checkout: Path) -> None:
+    own = Path(fake_python(checkout / ".venv/bin/python", "3.12.1"))
+    text = own.read_text(encoding="utf-8")
+    asked = fake_python(checkout / "asked/python", "3.13.0")
+    for stamp in STAMPS:
+        (checkout / stamp).touch()
+    result = make(checkout, f"PYTHON={asked}", "test")
+    assert result.returncode != 0
+    assert f".venv was made by another Python: it has Python 3.12.1, {asked} is Python 3.13.0." in result.stderr
+    assert "fix:" in result.stderr
+    assert "rm -rf .venv" in result.stderr
+    assert "pytest" not in result.stdout
+    assert own.read_text(encoding="utf-8") == text
+
+
+def test_an_environment_whose_python_is_gone_is_refused(checkout: Path) -> None:
+    for stamp in STAMPS[1:]:
+        (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / stamp).touch()
+    (checkout / ".venv/bin").mkdir()
+    (checkout / ".venv/bin/python").symlink_to(checkout / "gone")
+    result = make(checkout, "test")
+    assert result.returncode != 0
+    assert "it has no interpreter that runs" in result.stderr
+    assert "rm -rf .venv" in result.stderr
+
+
+@pytest.mark.parametrize("python", ["~/bin/python", "asked/python", "python"])
+def test_a_python_is_named_as_the_shell_names_it(checkout: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("bin", "asked"):
+        fake_python(checkout / folder / "python", "3.13.0")
+    fake_python(checkout / ".venv/bin/python", "3.13.0")
+    monkeypatch.setenv("HOME", str(checkout))
+    monkeypatch.setenv("PATH", f"{checkout / 'bin'}:{os.environ['PATH']}")
+    assert make(checkout, f"PYTHON={python}", ".venv/bin/python").returncode == 0
+
+
+def test_the_demo_takes_a_port(checkout: Path) -> None:
+    assert "tickrt-serve configs/demo.toml --port 8001" in make(checkout, "--dry-run", "demo", "PORT=8001").stdout
+    assert "--port" not in make(checkout, "--dry-run", "demo").stdout
 
 
 def test_a_second_make_installs_nothing(checkout: Path) -> None:
