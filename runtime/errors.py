@@ -187,6 +187,15 @@ class DrainingError(TickError):
     status = 503
 
 
+class InternalError(TickError):
+    """A defect of the server has ended one unit of work; its log has the traceback."""
+
+    code = "internal_error"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, fix="the server's log has the cause")
+
+
 class NonFiniteError(TickError):
     """A generation's latents became NaN or infinite; only that generation fails."""
 

@@ -43,6 +43,7 @@ CLOSE_CODES = {
     "violation": 1008,
     "too_large": 1009,
     "engine": 1011,
+    "internal": 1011,
     "unavailable": 1013,
     "moved": 4307,
     "taken": 4409,

@@ -51,6 +51,9 @@ def not_live(service: Service) -> ProblemError | None:
     stats = service.pipeline.loop.stats()
     if not stats.is_alive:
         return ProblemError(503, "engine_dead", "the tick loop has stopped", fix="restart the server; its log says why")
+    if service.host is not None and service.host.has_died:
+        what = "the thread of live sessions has ended"
+        return ProblemError(503, "engine_dead", what, fix="restart the server; its log says why")
     age_s = tick_age_s(stats)
     if age_s is not None and age_s > service.settings.tick_timeout_s:
         return ProblemError(503, "tick_overdue", f"work is in flight and the last tick was {age_s:.1f} s ago")

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from runtime.sessions.actions import DecodeWindow
 from runtime.sessions.messages import WriteAudio
 
 Call = Callable[[Callable[[], None]], None]
-PcmDone = Callable[[Pcm | TickError], None]
-LatentsDone = Callable[[Latents | TickError], None]
+# What work in a thread gave, or the error that it raised: `expected` tells which.
+PcmDone = Callable[[Pcm | BaseException], None]
+LatentsDone = Callable[[Latents | BaseException], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +72,12 @@ class CodecWork:
             decoding = heapq.heappop(self._windows)[-1]
             if decoding.is_wanted():
                 self._is_decoding = True
-                self._decoding_thread.submit(self._decode, decoding).add_done_callback(Future.result)
+                decoded = self._decoding_thread.submit(self._decode, decoding.window)
+                decoded.add_done_callback(partial(report, self._call, partial(self._decoded, decoding)))
 
     def encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
         """Run `work`, which may take long, in the encoding thread; in the order of the calls."""
-        self._encoding_thread.submit(self._encode, work, done).add_done_callback(Future.result)
+        self._encoding_thread.submit(work).add_done_callback(partial(report, self._call, done))
 
     def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
         """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
@@ -85,24 +89,23 @@ class CodecWork:
         part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
         return self._codec.encode(audio)
 
-    def _decode(self, decoding: _Decoding) -> None:
+    def _decode(self, window: DecodeWindow) -> Pcm:
         """In the decoding thread."""
-        try:
-            decoded = self._codec.decode(decoding.window.values, decoding.window.start_frame)
-            pcm: Pcm | TickError = soft_limited(decoded, self._gain)
-        except TickError as error:
-            pcm = error
-        self._call(partial(self._decoded, decoding, pcm))
+        pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)
+        return pcm[window.trim_begin : window.trim_end]
 
-    def _decoded(self, decoding: _Decoding, pcm: Pcm | TickError) -> None:
+    def _decoded(self, decoding: _Decoding, pcm: Pcm | BaseException) -> None:
         self._is_decoding = False
-        window = decoding.window
-        decoding.done(pcm if isinstance(pcm, TickError) else pcm[window.trim_begin : window.trim_end])
+        decoding.done(pcm)
 
-    def _encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
-        """In the encoding thread."""
-        try:
-            latents: Latents | TickError = work()
-        except TickError as error:
-            latents = error
-        self._call(partial(done, latents))
+
+def report(call: Call, done: Callable[[Any], None], ended: Future[Any]) -> None:
+    """Let the host's thread take what work in another one gave or raised."""
+    call(partial(done, ended.exception() or ended.result()))
+
+
+def expected(given: T | BaseException) -> T | TickError:
+    """What work in a thread gave, or TickRT's error. Raises any other error, where it ends one session alone."""
+    if isinstance(given, BaseException) and not isinstance(given, TickError):
+        raise given
+    return given

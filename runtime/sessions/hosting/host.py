@@ -4,6 +4,9 @@ Only that thread touches sessions once they are open. Everything that reaches it
 generations, decoded audio, is a call in one queue. After the calls that are there it advances the sessions that changed
 or are due, hands out free slots, and starts the most urgent decoding. It sleeps until the next call, or until a session
 is due.
+
+What one session does is a unit of work, which `_attempt` carries out: an error that is none of TickRT's ends that
+session alone. Any other error ends the thread, and with it the server: `has_died`.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import (
     DrainingError,
     EngineDeadError,
+    InternalError,
     RequestError,
     SessionsFullError,
     StoreError,
@@ -50,7 +54,9 @@ from runtime.sessions.session import LiveSession
 from runtime.sessions.store import SessionSnapshot, SessionStore
 from runtime.tick.record import TickRecord
 
-MIN_WAIT_S = 0.001
+MIN_WAIT_S, MAX_WAIT_S = 0.001, 60.0
+P = ParamSpec("P")
+T = TypeVar("T")
 logger = logging.getLogger("tickrt.sessions")
 
 
@@ -60,7 +66,7 @@ class SessionHost:
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
     process. clock: seconds, monotonic. control_observers: get the kind of a change ("step", "generation"), the stage
     ("first", "full") and the seconds until it is heard, on the host's thread. Methods may be called from any thread.
-    Raises ConfigError where the pipeline's bundle has no codec.
+    has_died: an error has ended the thread. Raises ConfigError where the pipeline's bundle has no codec.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class SessionHost:
             sources=sources,
             store=store,
             call=self._calls.put,
+            attempt=self._attempt,
             fail=self._fail,
             untaken=self.model.untaken,
         )
@@ -97,6 +104,7 @@ class SessionHost:
         self._ended: Counter[str] = Counter()
         self._num_opened = self._past_underruns = 0
         self._is_stopped = False
+        self.has_died = False
         self._refusal: TickError | None = None
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
         if store is not None:
@@ -131,7 +139,7 @@ class SessionHost:
         with self._lock:
             self._check_room(client)
             self._add(hosted)
-        self._calls.put(partial(hosted.attach, listener))
+        self._calls.put(partial(self._attempt, hosted, hosted.attach, listener))
         return session_id
 
     def resume(self, session_id: str, token: str, listener: SessionListener, client: str = "") -> str:
@@ -144,7 +152,7 @@ class SessionHost:
         if not hosted.session.has_token(token):
             raise _unknown(session_id)
         hosted.client = hosted.client or client
-        self._calls.put(partial(hosted.attach, listener, token))
+        self._calls.put(partial(self._attempt, hosted, hosted.attach, listener, token))
         return session_id
 
     def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
@@ -191,7 +199,7 @@ class SessionHost:
     def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> bool:
         hosted = self._sessions.get(session_id)
         if hosted is not None:
-            self._calls.put(partial(call, hosted))
+            self._calls.put(partial(self._attempt, hosted, call, hosted))
         return hosted is not None
 
     def sessions(self) -> list[SessionInfo]:
@@ -296,6 +304,8 @@ class SessionHost:
                 continue  # The store has reported that it is damaged.
             except TickError as error:
                 logger.error("session %s is not restored: %s", name, error)
+            except Exception:
+                logger.exception("session %s is not restored", name)
 
     # The host's thread.
 
@@ -305,9 +315,12 @@ class SessionHost:
             while not self._is_stopped:
                 self.run_once(self.timeout_s())
             self._take_calls(0.0)
+        except Exception:
+            self.has_died = True
+            self._fail(EngineDeadError("the thread of live sessions has ended"))
+            raise
         finally:
             self._pipeline.loop.observers.remove(self._note_tick)
-            self._refusal = self._refusal or EngineDeadError("the thread of live sessions has ended")
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for a call, at most `timeout_s`, and do everything that is to be done then."""
@@ -333,23 +346,33 @@ class SessionHost:
         for hosted in list(self._sessions.values()):
             due_s = hosted.session.due_s() if hosted.clock is self._clock else None
             times += [time_s for time_s in (due_s, hosted.expires_s) if time_s is not None]
-        return max(MIN_WAIT_S, min(times) - self._clock()) if times else None
+        return min(max(MIN_WAIT_S, min(times) - self._clock()), MAX_WAIT_S) if times else None
 
     def _due_sessions(self) -> list[HostedSession]:
         """The sessions that calls have changed and those whose time has come; ends those that have expired."""
         now_s, due = self._clock(), self._services.changed.copy()
         self._services.changed.clear()
         for hosted in list(self._sessions.values()):
-            due_s = hosted.session.due_s()
-            if due_s is not None and due_s <= hosted.clock():
+            if self._attempt(hosted, hosted.is_due):
                 due[hosted.id] = None
             if hosted.expires_s is not None and hosted.expires_s <= now_s:
-                self._end(hosted, "expired")
+                self._attempt(hosted, self._end, hosted, "expired")
         return [self._sessions[name] for name in due if name in self._sessions]
 
     def _advance(self, hosted: HostedSession, *, may_generate: bool = False, may_draft: bool = False) -> None:
-        if not hosted.is_ended and hosted.advance(may_generate=may_generate, may_draft=may_draft):
-            self._end(hosted, "closed")
+        if hosted.is_ended:
+            return
+        if self._attempt(hosted, hosted.advance, may_generate=may_generate, may_draft=may_draft):
+            self._attempt(hosted, self._end, hosted, "closed")
+
+    def _attempt(self, hosted: HostedSession, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """Carry out work of one session; None where the session has ended of it."""
+        try:
+            return work(*args, **options)
+        except Exception:
+            logger.exception("session %s has failed", hosted.id)
+            self._attempt(hosted, self._end, hosted, "internal", error=InternalError("the session has failed"))
+            return None
 
     def _grant_slots(self) -> None:
         """Let sessions that want a slot have one, as long as there are slots for live sessions.
@@ -358,23 +381,27 @@ class SessionHost:
         """
         demands = {hosted.id: hosted.demand for hosted in list(self._sessions.values())}
         while (name := next_session(demands.values(), self._capacity)) is not None:
-            hosted, held = self._sessions[name], demands[name].held
+            held = demands[name].held
+            if (hosted := self._sessions.get(name)) is None:  # All have ended with the tick loop.
+                return
             num_held = sum(demand.held for demand in demands.values())
             self._advance(hosted, may_generate=True, may_draft=num_held <= self._capacity // 2)
             has_started = not hosted.is_ended and hosted.demand.held > held
             demands[name] = hosted.demand if has_started else Demand(name, held)
 
-    def _end(self, hosted: HostedSession, reason: str, *, is_resumable: bool = False) -> None:
+    def _end(
+        self, hosted: HostedSession, reason: str, *, is_resumable: bool = False, error: TickError | None = None
+    ) -> None:
         if hosted.is_ended:
             return
-        del self._sessions[hosted.id]
+        self._sessions.pop(hosted.id, None)
         self._ended[reason] += 1
         self._past_underruns += _underruns(hosted)
-        hosted.end(reason, is_resumable=is_resumable)
+        hosted.end(reason, is_resumable=is_resumable, error=error)
 
     def _end_all(self, reason: str) -> None:
         for hosted in list(self._sessions.values()):
-            self._end(hosted, reason, is_resumable=self._store is not None)
+            self._attempt(hosted, self._end, hosted, reason, is_resumable=self._store is not None)
 
     def _fail(self, error: TickError) -> None:
         """The tick loop has ended: so do all sessions."""

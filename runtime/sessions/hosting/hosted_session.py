@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from runtime.audio.formats import Latents, Pcm
-from runtime.errors import DrainingError, EngineDeadError, QueueFullError, RequestError, TickError
+from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.requests.options import StepOptions
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
+from runtime.sessions.hosting.codec_work import expected
 from runtime.sessions.hosting.control_times import ControlTimes
 from runtime.sessions.hosting.controllers import Change, Controllers
 from runtime.sessions.hosting.message_queue import MessageQueue, Received
@@ -61,7 +64,7 @@ class HostedSession:
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
-        self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse)
+        self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse, self._attempted)
         if clock is not services.clock:
             session.wait_for_plan()
         self._plans = PlanWork(self._open_form, services.call)
@@ -77,10 +80,10 @@ class HostedSession:
         if self.is_ended:
             listener.on_message(Closed(reason="ended", resumable=False))
             return
-        if self.listener is not None:
-            self.listener.on_message(Closed(reason="another connection resumed it", resumable=False))
+        before, self.listener, self.expires_s = self.listener, listener, None
+        if before is not None:
+            before.on_message(Closed(reason="another connection resumed it", resumable=False))
             self.session.detach(self.clock())
-        self.listener, self.expires_s = listener, None
         listener.on_message(self.session.attach(self._token, self.clock(), keep_s=self._services.keep_s))
         self._change()
 
@@ -92,22 +95,38 @@ class HostedSession:
         self.session.detach(self.clock())
         self._change()
 
-    def end(self, reason: str, *, is_resumable: bool) -> None:
-        """Stop what runs and close the connection. In the store it is saved before, if `is_resumable`, else deleted."""
+    def end(self, reason: str, *, is_resumable: bool, error: TickError | None = None) -> None:
+        """Stop what runs and close the connection. In the store it is saved before, if `is_resumable`, else deleted.
+
+        error: why, for the client.
+        """
         self.is_ended = True
         self._plans.close()
         for job_id in self._jobs:
             self._services.pipeline.loop.cancel(job_id)
-        closed = Closed(reason=reason, resumable=is_resumable)
-        self.controllers.close(closed)
-        store = self._services.store
-        if store is not None and is_resumable:
-            store.save(self.id, self.session.snapshot(self.clock()))
-            store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
-            return
-        self._send(closed)
-        if store is not None:
-            store.delete(self.id)
+        closed, store = Closed(reason=reason, resumable=is_resumable), self._services.store
+        try:
+            self._messages.close()
+            if store is not None and is_resumable:
+                store.save(self.id, self.session.snapshot(self.clock()))
+                store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
+                return
+            if store is not None:
+                store.delete(self.id)
+            if error is not None:
+                self._send(problem_of(error))
+            self._send(closed)
+        finally:
+            self.controllers.close(closed)
+
+    def is_due(self) -> bool:
+        """Whether the time has come to advance it."""
+        due_s = self.session.due_s()
+        return due_s is not None and due_s <= self.clock()
+
+    def _attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Carry out work of this session, called by others on the host's thread."""
+        return self._services.attempt(self, work, *arguments)
 
     def _change(self) -> None:
         """Let the host advance this session next."""
@@ -164,6 +183,10 @@ class HostedSession:
         except RequestError as error:
             self._refuse(received, error)
             return
+        except Exception:
+            if received.reply is not None:
+                received.reply(InternalError("the session has failed"))
+            raise
         if received.sender is not None and hasattr(message, "seq"):
             self.session.client_seqs.add(message.seq)
         self.controllers.note(received.sender)
@@ -221,7 +244,7 @@ class HostedSession:
             case actions.Generate(job):
                 self._submit(job)
             case actions.MakePlan():
-                self._plans.start(action, partial(self._planned, action.number))
+                self._plans.start(action, partial(self._attempted, self._planned, action.number))
             case actions.UpdateSteps():
                 self._update(action)
             case actions.Cancel(job_id):
@@ -258,15 +281,19 @@ class HostedSession:
         lead = window.start_sample - self.session.playhead_sample(self.clock())
         deadline_s = self._services.clock() + lead / self._services.sample_rate_hz
         self._services.codec_work.decode(
-            window, deadline_s, partial(self._is_wanted, window), partial(self._decoded, window)
+            window,
+            deadline_s,
+            partial(self._attempted, self._is_wanted, window),
+            partial(self._attempted, self._decoded, window),
         )
 
     def _is_wanted(self, window: DecodeWindow) -> bool:
         return not self.is_ended and self.session.is_current(window)
 
-    def _decoded(self, window: DecodeWindow, pcm: Pcm | TickError) -> None:
+    def _decoded(self, window: DecodeWindow, decoded: Pcm | BaseException) -> None:
         if self.is_ended:
             return
+        pcm = expected(decoded)
         if isinstance(pcm, EngineDeadError):
             self._services.fail(pcm)
         elif isinstance(pcm, TickError):
@@ -281,9 +308,9 @@ class HostedSession:
         assert planner is not None
         return planner.form_plan(begin.options, begin.seed, client=self.id, state=begin.state)
 
-    def _planned(self, number: int, made: actions.PlanPart | TickError) -> None:
+    def _planned(self, number: int, made: actions.PlanPart | BaseException) -> None:
         if not self.is_ended:
-            self.session.plan_made(number, made, self.clock())
+            self.session.plan_made(number, expected(made), self.clock())
             self._change()
 
     # Generations.
@@ -301,6 +328,9 @@ class HostedSession:
             services.pipeline.loop.submit(replace(request, id=job.id, is_urgent=True), self._publish)
         except TickError as error:
             self._lose(job.id, error)
+        except Exception:
+            self._remove(job.id, "failed")
+            raise
 
     def _update(self, action: actions.UpdateSteps) -> None:
         options = StepOptions.model_validate(dict(action.patch))
@@ -319,7 +349,7 @@ class HostedSession:
     def _publish(self, event: Event) -> None:
         """On the tick thread."""
         if not isinstance(event, (Started, Progress)):
-            self._services.call(partial(self._take, event))
+            self._services.call(partial(self._attempted, self._take, event))
 
     def _take(self, event: Event) -> None:
         job_id, job = event.request_id, self._jobs[event.request_id]

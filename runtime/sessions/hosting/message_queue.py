@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from runtime.audio.formats import Latents, Pcm
-from runtime.errors import RequestError, TickError
+from runtime.errors import DrainingError, RequestError, TickError
+from runtime.sessions.hosting.codec_work import expected
 from runtime.sessions.hosting.services import HostServices, Reply, SessionListener
 from runtime.sessions.messages import SetReference, WriteAudio
 
@@ -40,6 +41,7 @@ class MessageQueue:
     """Passes messages on, those that change sound in their order. The host's thread calls all methods.
 
     write_region: as LiveSession's. handle: takes a message and its latents; refuse: takes one that cannot be handled.
+    attempt: as that of HostServices, of this session.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class MessageQueue:
         write_region: Callable[[WriteAudio], tuple[int, Latents]],
         handle: Callable[[Received, Latents | None], None],
         refuse: Callable[[Received, TickError], None],
+        attempt: Callable[..., Any],
     ) -> None:
         self._services, self._write_region = services, write_region
         self._handle, self._refuse = handle, refuse
+        self._done = partial(attempt, self._loaded)
         self._waiting: deque[Received] = deque()
 
     def put(self, received: Received) -> None:
@@ -64,6 +68,12 @@ class MessageQueue:
             self._waiting.append(received)
             if len(self._waiting) == 1:
                 self._load_next()
+
+    def close(self) -> None:
+        """The session has ended: refuse what waits."""
+        waiting, self._waiting = self._waiting, deque()
+        for received in waiting:
+            self._refuse(received, DrainingError("the session has ended"))
 
     def _waiting_s(self, received: Received) -> float:
         """Seconds of audio that wait to be encoded, with those of `received`."""
@@ -81,7 +91,7 @@ class MessageQueue:
         except RequestError as error:
             self._loaded(error)
         else:
-            self._services.codec_work.encode(work, self._loaded)
+            self._services.codec_work.encode(work, self._done)
 
     def _loading(self, received: Received) -> Callable[[], Latents]:
         """What loads the latents of a message, in another thread. Raises RequestError."""
@@ -92,10 +102,12 @@ class MessageQueue:
             raise RequestError("the audio is missing", field="samples")
         return partial(self._services.codec_work.write, message, pcm, *self._write_region(message))
 
-    def _loaded(self, latents: Latents | TickError) -> None:
-        received = self._waiting.popleft()
-        if isinstance(latents, TickError):
-            self._refuse(received, latents)
+    def _loaded(self, latents: Latents | BaseException) -> None:
+        if not self._waiting:
+            return  # The session has ended.
+        loaded, received = expected(latents), self._waiting.popleft()
+        if isinstance(loaded, TickError):
+            self._refuse(received, loaded)
         else:
-            self._handle(received, latents)
+            self._handle(received, loaded)
         self._load_next()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol
 
-from runtime.errors import TickError
+from runtime.errors import DrainingError
 from runtime.pipeline.form.sections import PlannedSection, SectionRequest
 from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import MakePlan, PlanBeginning, PlanPart
-from runtime.sessions.hosting.codec_work import Call
+from runtime.sessions.hosting.codec_work import Call, report
 
-PlanDone = Callable[[PlanPart | TickError], None]
+# As codec_work's.
+PlanDone = Callable[[PlanPart | BaseException], None]
 
 
 class Form(Protocol):
@@ -77,7 +77,7 @@ class PlanWork:
             self._begun = work
             if self._form is not None:
                 self._form.close()
-        self._thread.submit(self._make, work, done).add_done_callback(Future.result)
+        self._thread.submit(self._make, work).add_done_callback(lambda made: self._report(done, made))
 
     def close(self) -> None:
         """End what is being made; nothing is reported any more."""
@@ -86,18 +86,17 @@ class PlanWork:
             self._form.close()
         self._thread.shutdown(wait=False)
 
-    def _make(self, work: MakePlan, done: PlanDone) -> None:
+    def _make(self, work: MakePlan) -> PlanPart:
         """In the thread."""
         if self._is_closed:
-            return
-        try:
-            if work.begin is not None:
-                self._form = self._open_form(work.begin)
-                if self._is_closed or self._begun is not work:
-                    self._form.close()
-            assert self._form is not None
-            made: PlanPart | TickError = make_part(self._form, work)
-        except TickError as error:
-            made = error
+            raise DrainingError("the session has ended")
+        if work.begin is not None:
+            self._form = self._open_form(work.begin)
+            if self._is_closed or self._begun is not work:
+                self._form.close()
+        assert self._form is not None
+        return make_part(self._form, work)
+
+    def _report(self, done: PlanDone, made: Future[PlanPart]) -> None:
         if not self._is_closed:
-            self._call(partial(done, made))
+            report(self._call, done, made)

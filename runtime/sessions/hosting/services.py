@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
@@ -39,8 +39,10 @@ class SessionListener(Protocol):
 class HostServices:
     """What the sessions of one host share.
 
-    call: puts a call into the queue of the host's thread; from any thread. changed: the sessions to advance next, by
-    id. fail: ends all sessions, because the tick loop has ended with this error. untaken: as LiveModel has it.
+    call: puts a call into the queue of the host's thread; from any thread. attempt: carries out a session's work there
+    (the session, a function, its arguments): an error that is none of TickRT's ends that session alone. changed: the
+    sessions to advance next, by id. fail: ends all sessions, because the tick loop has ended with this error. untaken:
+    as LiveModel has it.
     """
 
     pipeline: Pipeline
@@ -52,6 +54,7 @@ class HostServices:
     sources: Sources | None
     store: SessionStore | None
     call: Callable[[Callable[[], None]], None]
+    attempt: Callable[..., Any]
     fail: Callable[[TickError], None]
     untaken: frozenset[str] = frozenset()
     control_observers: list[Observer] = field(default_factory=list)

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, eventually, problem
+from helpers.scripted_sessions import Client
 
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.sessions.messages import Closed, Open
 from runtime.terminal import EXIT_ENGINE
 from server.app import create_app
 from server.config import ServerSettings
+from server.routes.health import not_live, not_ready
 
 Serve = Callable[..., Served]
 
@@ -131,6 +134,26 @@ def test_a_dead_tick_loop_ends_all_generations_and_the_process(serve: Serve) -> 
         for future in pending:
             problem(future.result(), 503)
     eventually(lambda: served.server.exit_code == EXIT_ENGINE)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_of_live_sessions_ends_the_process(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die() -> None:
+        raise RuntimeError("a defect of the host")
+
+    served = serve()
+    host = served.service.host
+    assert host is not None
+    assert not_live(served.service) is None
+    monkeypatch.setattr(host, "_grant_slots", die)
+    client = Client()
+    host.open(Open(), client)
+    eventually(lambda: served.server.exit_code == EXIT_ENGINE)
+    for problem_of in (not_live, not_ready):
+        error = problem_of(served.service)
+        assert error is not None
+        assert error.document().code in ("engine_dead", "draining")  # it drains, to end
+    assert [message.reason for message in client.of(Closed)] == ["engine"]
 
 
 def test_metrics_are_in_the_text_format(served: Served) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from helpers.scripted_sessions import Client, Driven, wait_for
+from helpers.http_harness import eventually
+from helpers.scripted_sessions import Client, Driven, ScriptedSession, wait_for
 
 from runtime.errors import (
     DrainingError,
@@ -18,6 +20,7 @@ from runtime.errors import (
     StoreError,
     UnknownSessionError,
 )
+from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
@@ -28,8 +31,10 @@ from runtime.sessions.messages import (
     Applied,
     Closed,
     Open,
+    Problem,
     Ready,
     SetControls,
+    SetSource,
     State,
 )
 from runtime.sessions.store import SessionSnapshot
@@ -342,6 +347,130 @@ class TestStore:
         assert store.ids() == ["a"]
 
 
+WINDOW = DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 9, 0, 0, 0)
+
+
+def defect(*arguments: Any, **options: Any) -> NoReturn:
+    raise ZeroDivisionError("a defect")
+
+
+def is_settled(host: SessionHost) -> bool:
+    """Whether every generation that was started has ended."""
+    stats = host.stats()
+    return stats.generations_started == sum(stats.generations_ended.values())
+
+
+class TestDefects:
+    """An error that nothing expects, in the work of one session."""
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            "attach",
+            "handle",
+            "due_s",
+            "advance",
+            "wanted_s",
+            "snapshot",
+            "playhead_sample",
+            "is_current",
+            "decoded",
+            "generation_finished",
+        ],
+    )
+    def test_of_a_session_ends_it_alone(
+        self, method: str, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        driven = drive(store=Store())
+        bad, client = driven.open()
+        good, other = driven.open()
+        monkeypatch.setattr(bad, method, defect)
+        for session in (bad, good):
+            session.wants = 1
+            session.next_actions = [Commit(), Decode(WINDOW)]
+            driven.host.resume(session.id, session.token, client if session is bad else other)
+            driven.host.post(session.id, Ack(playhead_sample=0))
+        driven.run(lambda: bool(driven.host.stats().ended and good.of("finished") and good.of("decoded")))
+        assert [message.code for message in client.of(Problem)] == ["internal_error"]
+        assert client.of(Closed)[-1] == Closed(reason="internal", resumable=False)
+        assert driven.host.stats().ended == {"internal": 1}
+        (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert (line.getMessage(), line.exc_info and line.exc_info[0]) == (
+            f"session {bad.id} has failed",
+            ZeroDivisionError,
+        )
+        driven.run(lambda: is_settled(driven.host))
+        assert [info.id for info in driven.host.sessions()] == [good.id]
+
+    @pytest.mark.parametrize("owner", ["codec", "composer", "listener"])
+    def test_of_what_serves_it_ends_it_alone(
+        self, owner: str, drive: Drive, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driven = drive()
+        bad, client = driven.open()
+        good, _ = driven.open()
+        bad.wants = owner == "composer"
+        bad.next_actions = [Decode(WINDOW)]
+        with monkeypatch.context() as patch:
+            if owner == "codec":
+                patch.setattr(pipeline.codec, "decode", defect)
+            elif owner == "composer":
+                patch.setattr(RequestComposer, "compose", defect)
+            else:
+                bad.next_actions = [SendMessage(Applied(seq=1))]
+                patch.setattr(client, "on_message", defect)
+            driven.host.post(bad.id, Ack(playhead_sample=0))
+            driven.run(lambda: driven.host.stats().ended == {"internal": 1})
+        assert is_settled(driven.host)
+        good.next_actions = [Decode(WINDOW)]
+        driven.host.post(good.id, Ack(playhead_sample=0))
+        driven.run(lambda: bool(good.of("decoded")))
+
+    def test_replies_that_wait_are_given(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+        driven = drive(sources=defect)
+        session, _ = driven.open()
+        replies: list[Any] = []
+        driven.host.post(session.id, SetSource(seq=1, id="a"), reply=replies.append)
+        driven.host.post(session.id, SetControls(seq=2, values={}), reply=replies.append)
+        driven.run(lambda: len(replies) == 2)
+        assert driven.host.stats().ended == {"internal": 1}
+        session, _ = driven.open()
+        monkeypatch.setattr(session, "handle", defect)
+        driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
+        driven.run()
+        assert [error.code for error in replies] == ["draining", "draining", "internal_error"]
+
+    def test_of_one_stored_session_leaves_the_others(
+        self, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = Store()
+        store.saved = {name: SessionSnapshot({"token": name}, {}) for name in ("a", "b")}
+        restored = ScriptedSession.restore
+        monkeypatch.setattr(
+            ScriptedSession,
+            "restore",
+            lambda snapshot, *given: defect() if snapshot.meta["token"] == "a" else restored(snapshot, *given),
+        )
+        driven = drive(store=store)
+        driven.run()
+        assert [info.id for info in driven.host.sessions()] == ["b"]
+        assert "session a is not restored" in caplog.text
+        assert store.ids() == ["a", "b"]
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_of_the_host_ends_all_sessions_and_shows(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+        driven = drive()
+        session, client = driven.open()
+        assert not driven.host.has_died
+        monkeypatch.setattr(driven.host, "_grant_slots", defect)
+        driven.host.post(session.id, Ack(playhead_sample=0))
+        driven.host.start()
+        eventually(lambda: driven.host.has_died and client.of(Closed))
+        assert client.of(Closed) == [Closed(reason="engine", resumable=False)]
+        with pytest.raises(EngineDeadError):
+            driven.host.open(Open(), Client())
+
+
 class TestEnd:
     def test_nothing_is_opened_after_the_end(self, drive: Drive) -> None:
         driven = drive()
@@ -366,10 +495,11 @@ class TestEnd:
             raise EngineDeadError("the device is lost")
 
         driven = drive()
-        (one, first), (_, second) = driven.open(), driven.open()
+        (one, first), (other, second) = driven.open(), driven.open()
         monkeypatch.setattr(pipeline.loop, "submit", fail)
-        one.wants = 1
+        one.wants = other.wants = 1
         driven.host.post(one.id, Ack(playhead_sample=0))
+        driven.host.post(other.id, Ack(playhead_sample=0))
         driven.run()
         for client in (first, second):
             assert client.of(Closed) == [Closed(reason="engine", resumable=False)]

@@ -26,7 +26,9 @@ class Queue:
         self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         work = SimpleNamespace(encode=lambda *call: self.waiting.append(call), write=lambda *_: LATENTS)
         services: Any = SimpleNamespace(sample_rate_hz=RATE_HZ, codec_work=work, reference=self._reference)
-        self.queue = MessageQueue(services, lambda message: (0, LATENTS), self._handle, self._refuse)
+        self.queue = MessageQueue(
+            services, lambda message: (0, LATENTS), self._handle, self._refuse, lambda work, *given: work(*given)
+        )
 
     def put(self, *messages: ClientMessage, pcm: Any = None) -> None:
         for message in messages:
