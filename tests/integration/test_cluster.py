@@ -197,6 +197,7 @@ def test_what_one_replica_has_is_found_through_the_edge(lasting: Cluster, tmp_pa
             for _ in range(2 * len(lasting.replicas)):  # each of them is asked
                 assert edge.get(f"/v1/sessions/{session}").json()["connected"]
                 assert [card["id"] for card in edge.get("/v1/sessions").json()["data"]] == [session]
+                assert edge.get("/%6detrics").status_code == 403
             for level in (0.1, 0.2, 0.4):  # uploaded to any replica
                 (tmp_path / "source.wav").write_bytes(wav_file(1.0, level))
                 live.source(tmp_path / "source.wav", 0.5)

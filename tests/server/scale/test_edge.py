@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
-from helpers.http_harness import eventually
+from helpers.http_harness import Served, eventually, serving
 from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
+from runtime.config.deployment import Deployment
 from server.scale.edge import BACKENDS, AdminSocket, Slot, commands, parse_slots, run
 from server.scale.lease import Lease
 from server.scale.leases import Leases
@@ -83,7 +85,7 @@ def test_more_replicas_than_slots_are_reported(caplog: pytest.LogCaptureFixture)
     assert "replica 8004 finds no free slot in backend sessions" in caplog.text
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def haproxy() -> str:
     path = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if path is None:
@@ -130,18 +132,35 @@ def test_the_configuration_is_valid(haproxy: str, tmp_path: Path) -> None:
     assert "[WARNING]" not in done.stderr
 
 
+@dataclass
+class Edge:
+    """A HAProxy that runs haproxy.cfg: its port and its admin socket, at `path`."""
+
+    port: int
+    path: Path
+    admin: AdminSocket
+
+
+@contextmanager
+def started_edge(haproxy: str, folder: Path) -> Iterator[Edge]:
+    path, port = folder / "edge.sock", free_port()
+    environment = {**os.environ, "EDGE_BIND": f"127.0.0.1:{port}", "EDGE_SOCKET": str(path)}
+    process = subprocess.Popen([haproxy, "-db", "-f", str(CONFIG)], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        eventually(path.exists)
+        yield Edge(port, path, AdminSocket(path))
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -> None:
-    path, bind = tmp_path / "edge.sock", f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "EDGE_BIND": bind, "EDGE_SOCKET": str(path)}
     with ExitStack() as running:
         replicas = [running.enter_context(replica(name)) for name in ("one", "two")]
         leases = [item.lease for item in replicas]
-        process = subprocess.Popen([haproxy, "-db", "-f", str(CONFIG)], env=environment, stderr=subprocess.DEVNULL)
-        running.callback(process.wait)
-        running.callback(process.kill)
-        eventually(path.exists)
-        client = running.enter_context(httpx.Client(base_url=f"http://{bind}"))
-        admin = AdminSocket(path)
+        edge = running.enter_context(started_edge(haproxy, tmp_path))
+        client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{edge.port}"))
+        path, admin = edge.path, edge.admin
 
         def names(*paths: str) -> Counter[str]:
             return Counter(client.get(path).text for path in paths)
@@ -186,6 +205,106 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         replicas[0].server.server_close()
         time.sleep(0.01)
         assert names(*sessions, "/work", "/v1/live") == {"two": 42}
+
+
+# Each of these is a page of a replica's own, to a replica that is asked itself.
+PRIVATE = (
+    *("/metrics", "/%6detrics", "/m%65trics", "/metrics?x", "/metrics/", "/metrics%2f", "/metrics%0a", "%2fmetrics"),
+    *("/admin/drain", "/%61dmin/drain", "/%61dmin/profile", "/admin%2fdrain", "/admin%2Fdrain", "/admin/%64rain/"),
+)
+# These are no page of anything.
+ODD = (
+    *("//metrics", "/./metrics", "/x/../metrics", "/page/%2e%2e/metrics", "/METRICS", "/%256detrics", "/metrics;x"),
+    *("/metrics%00", "/metrics%", "http://127.0.0.1/%6detrics", "metrics", "*", "//admin/drain", "/%61dmin/./drain"),
+    *("/%61dmin/drain%zz", "/%2561dmin/drain", "/%c1%a1dmin/drain"),
+)
+PUBLIC = ("/", "/v1/schema", "/v1/sch%65ma", "/health/live?x=%zz")
+
+
+@pytest.fixture(scope="module")
+def fronted(
+    haproxy: str, tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Deployment]
+) -> Iterator[tuple[int, Served]]:
+    """The port of an edge, and the server behind it."""
+    with serving(tiny(), admin_key="k") as served, started_edge(haproxy, tmp_path_factory.mktemp("edge")) as edge:
+        edge.admin.follow([replace(ONE, address=f"127.0.0.1:{served.port}")])
+        yield edge.port, served
+
+
+def answer(port: int, data: bytes) -> str:
+    """What comes until the connection ends, or is silent."""
+    parts = []
+    with socket.create_connection(("127.0.0.1", port), timeout=60.0) as connection:
+        connection.sendall(data)
+        with suppress(TimeoutError, ConnectionResetError):
+            while part := connection.recv(65536):
+                parts.append(part)
+                connection.settimeout(0.3)
+    return b"".join(parts).decode("latin-1")
+
+
+def statuses(port: int, targets: Iterable[str]) -> dict[str, int]:
+    requests = {target: f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" for target in targets}
+    return {target: int(answer(port, text.encode())[9:12]) for target, text in requests.items()}
+
+
+@pytest.mark.slow
+def test_no_spelling_of_a_replicas_own_pages_passes_the_edge(fronted: tuple[int, Served]) -> None:
+    port, served = fronted
+    assert set(statuses(served.port, PRIVATE).values()) <= {200, 307, 405}
+    assert set(statuses(served.port, ODD).values()) == {404}
+    assert set(statuses(port, PRIVATE).values()) <= {400, 403}
+    assert set(statuses(port, ODD).values()) <= {400, 403, 404}
+    assert set(statuses(port, PUBLIC).values()) == {200}
+    for method in ("CONNECT 127.0.0.1:80", "CONNECT /", "OPTIONS *"):
+        assert answer(port, f"{method} HTTP/1.1\r\nhost: 127.0.0.1:80\r\n\r\n".encode()).startswith("HTTP/1.1 400 ")
+
+
+SECOND = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
+N = str(len(SECOND)).encode()
+CHUNKED, END = b"transfer-encoding: chunked", b"0\r\n\r\n"
+CHUNK = b"%x\r\n%s\r\n" % (len(SECOND), SECOND)
+# Headers and a body in which there is a second request to one who reads its length in another way.
+DISGUISED = {
+    "both": ([b"content-length: %d" % (len(END) + len(SECOND)), CHUNKED], END + SECOND),
+    "both, short": ([CHUNKED, b"content-length: 4"], CHUNK + END),
+    "two lengths": ([b"content-length: 0", b"content-length: " + N], SECOND),
+    "two lengths, reversed": ([b"content-length: " + N, b"content-length: 0"], SECOND),
+    "a list of lengths": ([b"content-length: 0, " + N], SECOND),
+    "a sign": ([b"content-length: +" + N], SECOND),
+    "hexadecimal": ([b"content-length: 0x%x" % len(SECOND)], SECOND),
+    "space before the colon": ([b"transfer-encoding : chunked", b"content-length: " + N], END + SECOND),
+    "length, space before the colon": ([b"content-length : " + N], SECOND),
+    "chunked is not last": ([b"transfer-encoding: chunked, identity"], END + SECOND),
+    "chunked twice": ([CHUNKED, b"transfer-encoding: identity"], END + SECOND),
+    "no coding": ([b"transfer-encoding: xchunked", b"content-length: " + N], SECOND),
+    "vertical tab": ([b"transfer-encoding: \x0bchunked", b"content-length: " + N], END + SECOND),
+    "folded": ([b"x: y", b" transfer-encoding: chunked", b"content-length: " + N], SECOND),
+    "folded length": ([b"content-length: 0", b" " + N], SECOND),
+    "line feed": ([b"x: y\ntransfer-encoding: chunked", b"content-length: %d" % len(END)], CHUNK + END),
+    "carriage return": ([b"x: y\rtransfer-encoding: chunked", b"content-length: " + N], SECOND),
+    "underscore": ([b"transfer_encoding: chunked", b"content-length: " + N], SECOND),
+    "chunk extension": ([CHUNKED], b"2;\nxx\r\n%x\r\n0\r\n\r\n%s\r\n0\r\n\r\n" % (len(SECOND) + 5, SECOND)),
+    "chunk without its end": ([CHUNKED], b"2\r\nabXX" + END + SECOND),
+    "chunk of 2^64": ([CHUNKED], b"10000000000000000\r\n" + END + SECOND),
+    "request as trailer": ([CHUNKED], b"2\r\nab\r\n0\r\n" + SECOND),
+    "upgrade": ([b"connection: upgrade", b"upgrade: websocket", b"content-length: " + N], SECOND),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines_and_body", DISGUISED.values(), ids=DISGUISED)
+def test_no_body_holds_a_request_past_the_edge(
+    fronted: tuple[int, Served], lines_and_body: tuple[list[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    port, _ = fronted
+    lines, body = lines_and_body
+    caplog.set_level("INFO", "tickrt.access")
+    head = b"\r\n".join([b"POST /v1/schema HTTP/1.1", b"host: localhost", *lines, b"", b""])
+    assert answer(port, head + body).startswith("HTTP/1.1 ")
+    assert "/smuggled" not in caplog.text
+    assert answer(port, b"GET /v1/schema HTTP/1.1\r\nhost: localhost\r\n\r\n" + SECOND).count("HTTP/1.1 ") == 2
+    eventually(lambda: "/smuggled" in caplog.text)
 
 
 def test_an_edge_of_one_model_follows_its_replicas_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
