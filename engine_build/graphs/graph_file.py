@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import helper
 
 from runtime.engines.manifest import TensorInfo, file_sha256
 from runtime.errors import BuildError, ConfigError
+from runtime.untrusted import quoted
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def data_files(graph: Graph) -> list[Path]:
     if not graph.has_data_files:
         return []
     model = _parse(graph.source) if isinstance(graph.source, Path) else onnx.load_model_from_string(graph.source)
-    entries = (item for tensor in _initializers(model.graph) for item in tensor.external_data)
+    entries = (item for tensor in _tensors(model) for item in tensor.external_data)
     return [graph.folder / location for location in sorted({item.value for item in entries if item.key == "location"})]
 
 
@@ -123,25 +125,50 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> dict[str, int]:
     """Bytes of external data by location; each must be in the graph's folder and long enough."""
     ends: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    for tensor in _initializers(model.graph):
+    for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entry = {item.key: item.value for item in tensor.external_data}
-            location, size = entry["location"], int(entry.get("length", _tensor_bytes(tensor)))
-            ends[location] = max(int(entry.get("offset", 0)) + size, ends.get(location, 0))
+            location, offset, size = _external_span(tensor, path)
+            ends[location] = max(offset + size, ends.get(location, 0))
             sizes[location] = sizes.get(location, 0) + size
     for location, end in ends.items():
         _check_data_file(path, location, end)
     return sizes
 
 
+def _external_span(tensor: onnx.TensorProto, path: Path) -> tuple[str, int, int]:
+    """Location, offset and bytes of a tensor's external data."""
+    entry = {item.key: item.value for item in tensor.external_data}
+    offset, length = entry.get("offset", "0"), entry.get("length", str(_tensor_bytes(tensor)))
+    if len(entry) < len(tensor.external_data) or not (
+        entry.get("location") and _is_count(offset) and _is_count(length)
+    ):
+        raise BuildError(
+            f"{path}: the external data of tensor {quoted(tensor.name)} is {quoted(entry)}, expected one location, and "
+            "offset and length in bytes",
+            fix="export it again",
+        )
+    return entry["location"], int(offset), int(length)
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) < 20
+
+
 def _check_data_file(path: Path, location: str, end: int) -> None:
     data = path.parent / location
-    if not data.resolve().is_relative_to(path.parent.resolve()):
-        raise BuildError(f"{path} has external data in {location!r}, expected a file in its own folder")
-    if not data.is_file():
+    if not _is_beside(path, data):
+        raise BuildError(f"{path} has external data in {quoted(location)}, expected a file in its own folder")
+    if not os.path.isfile(data):  # False where no file can have the name
         raise BuildError(f"{path} has external data in {data}, which does not exist", fix=f"copy {location} beside it")
     if data.stat().st_size < end:
         raise BuildError(f"{data} is truncated: {_size(data)}, {path.name} needs {end} bytes", fix="copy it again")
+
+
+def _is_beside(path: Path, data: Path) -> bool:
+    try:
+        return data.resolve().is_relative_to(path.parent.resolve())
+    except (OSError, ValueError):  # a loop of links, a zero byte
+        return False
 
 
 def _sha256(path: Path, data: Sequence[Path]) -> str:
@@ -152,23 +179,26 @@ def _sha256(path: Path, data: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join([file_sha256(path), *lines]).encode()).hexdigest()
 
 
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that may be external: initializers and constants, also those of subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _initializers(inner)
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model, wherever it is: what loads the model opens the external data of each."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in (value,) if isinstance(value, Message) else value:
+                if isinstance(inner, onnx.TensorProto):
+                    yield inner
+                else:
+                    yield from _tensors(inner)
 
 
 def _weights_bytes(model: onnx.ModelProto) -> int:
-    return sum(_tensor_bytes(tensor) for tensor in _initializers(model.graph))
+    return sum(_tensor_bytes(tensor) for tensor in _tensors(model))
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    return int(prod(tensor.dims)) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    try:
+        return int(prod(tensor.dims)) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    except KeyError:
+        raise BuildError(f"the graph's tensor {quoted(tensor.name)} has ONNX data type {tensor.data_type}") from None
 
 
 def _tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:

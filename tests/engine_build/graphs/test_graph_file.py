@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -90,17 +91,101 @@ def test_truncated_external_data_is_noticed(tmp_path: Path) -> None:
         read_graph(path)
 
 
-def test_external_data_stays_in_the_graphs_folder(tmp_path: Path) -> None:
-    path = external(tmp_path / "bundle")
-    model = onnx.load(path, load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = "../decoder.onnx.data"
+def outside(location: str) -> onnx.TensorProto:
+    """A tensor of two numbers whose data is elsewhere."""
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def sparse(location: str) -> onnx.SparseTensorProto:
+    indices = helper.make_tensor("indices", TensorProto.INT64, [2], [0, 1])
+    return onnx.SparseTensorProto(values=outside(location), indices=indices, dims=[4])
+
+
+def subgraph(location: str) -> onnx.GraphProto:
+    return helper.make_graph([], "inner", [], [], [outside(location)])
+
+
+def with_attribute(node: onnx.NodeProto, **value: object) -> None:
+    node.attribute.append(onnx.AttributeProto(name="hidden", **value))
+
+
+def with_function(model: onnx.ModelProto, **value: object) -> None:
+    node = helper.make_node("Constant", [], ["y"])
+    with_attribute(node, **value)
+    model.functions.append(onnx.FunctionProto(name="f", domain="local", output=["y"], node=[node]))
+
+
+# Where a tensor may be in a model.
+PLACES: dict[str, Callable[[onnx.ModelProto, str], object]] = {
+    "initializer": lambda model, where: model.graph.initializer.append(outside(where)),
+    "sparse initializer": lambda model, where: model.graph.sparse_initializer.append(sparse(where)),
+    "constant": lambda model, where: with_attribute(model.graph.node[0], t=outside(where)),
+    "constants": lambda model, where: with_attribute(model.graph.node[0], tensors=[outside(where)]),
+    "sparse constant": lambda model, where: with_attribute(model.graph.node[0], sparse_tensor=sparse(where)),
+    "sparse constants": lambda model, where: with_attribute(model.graph.node[0], sparse_tensors=[sparse(where)]),
+    "subgraph": lambda model, where: with_attribute(model.graph.node[0], g=subgraph(where)),
+    "subgraphs": lambda model, where: with_attribute(model.graph.node[0], graphs=[subgraph(where)]),
+    "function": lambda model, where: with_function(model, t=outside(where)),
+    "subgraph of a function": lambda model, where: with_function(model, g=subgraph(where)),
+    "default of a function": lambda model, where: model.functions.append(
+        onnx.FunctionProto(name="f", attribute_proto=[onnx.AttributeProto(name="a", t=outside(where))])
+    ),
+    "training": lambda model, where: model.training_info.append(
+        onnx.TrainingInfoProto(algorithm=subgraph(where), initialization=subgraph(where))
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_external_data_stays_in_the_graphs_folder(
+    place: Callable[[onnx.ModelProto, str], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle" / "decoder.onnx"
+    path.parent.mkdir()
+    (tmp_path / "weights").write_bytes(bytes(8))
+    (path.parent / "weights").write_bytes(bytes(8))
+    (path.parent / "link").symlink_to(tmp_path / "weights")
+    for location in ("../weights", str(tmp_path / "weights"), "link", "x/../../weights", "weights\0"):
+        model = tiny_decoder(TinySpec())
+        place(model, location)
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(BuildError, match="in its own folder"):
+            read_graph(path)
+    model = tiny_decoder(TinySpec())
+    place(model, "weights")
     path.write_bytes(model.SerializeToString())
-    path.with_name("decoder.onnx.data").rename(tmp_path / "decoder.onnx.data")
-    with pytest.raises(BuildError, match="in its own folder"):
-        read_graph(path)
+    assert data_files(read_graph(path)) == [path.parent / "weights"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        {"location": "weights", "offset": "-8"},
+        {"location": "weights", "length": "0x8"},
+        {"location": "weights", "offset": "9" * 5000},
+    ],
+)
+def test_external_data_that_says_no_span_is_refused(entries: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(8))
+    model, tensor = tiny_decoder(TinySpec()), outside("weights")
+    del tensor.external_data[:]
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    model.graph.initializer.append(tensor)
+    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BuildError, match=r"tensor 'w' is .*expected one location"):
+        read_graph(tmp_path / "decoder.onnx")
+
+
+def test_a_tensor_of_a_type_that_onnx_does_not_have_is_refused(tmp_path: Path) -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.initializer.add(name="w", data_type=999, dims=[2])
+    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BuildError, match="tensor 'w' has ONNX data type 999"):
+        read_graph(tmp_path / "decoder.onnx")
 
 
 def test_a_missing_graph_lists_the_existing_ones(tmp_path: Path) -> None:
