@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -44,7 +45,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             super().shutdown()
             return
-        if not self.close_sent:
+        if not self.close_sent and not self.transport.is_closing():
             self.stop_keepalive()
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self._send_close(GOING_AWAY)
@@ -65,6 +66,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Close because the client did not answer a ping."""
         super().keepalive_timeout()
         self._limit_closing()
+
+    async def send(self, message: Any) -> None:
+        """Take a message of the endpoint's. Raises ClientDisconnected where the connection was closed below it."""
+        await self.writable.wait()
+        if self.close_sent:
+            raise ClientDisconnected
+        await super().send(message)
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"][ABORT_EXTENSION] = self.abort

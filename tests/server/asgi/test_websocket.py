@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
@@ -184,6 +185,38 @@ def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(serve
         eventually(lambda: not connection.writable.is_set())
         server.event_loop.call_soon_threadsafe(connection.keepalive_timeout)
         eventually(lambda: not server.server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        lambda connection: connection.keepalive_timeout(),
+        lambda connection: connection.shutdown(),
+        lambda connection: connection.data_received(b"\xff" * 10),
+        lambda connection: (connection.data_received(b"\x88\x80\0\0\0\0"), connection.shutdown()),
+    ],
+    ids=["keepalive", "shutdown", "no frames", "shutdown after the client's close"],
+)
+def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disconnect(
+    closing: Callable[[Any], object], served: Callable[..., Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, ends = served(), list[BaseException]()
+
+    async def late(websocket: WebSocket) -> None:
+        await websocket.accept()
+        (connection,) = server.server.server_state.connections
+        try:
+            closing(connection)
+            await websocket.send_text("late")
+        except BaseException as error:
+            ends.append(error)
+
+    server.app.add_api_websocket_route("/test/late", late)
+    with open_websocket(server, "/test/late") as websocket, pytest.raises(ConnectionClosed):
+        websocket.recv(TIMEOUT_S)
+    eventually(lambda: ends and not server.server.server_state.connections)
+    assert [type(error) for error in ends] == [WebSocketDisconnect]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_bytes_that_are_no_frames_end_the_connection_and_not_the_server(served: Callable[..., Served]) -> None:
