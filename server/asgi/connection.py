@@ -1,24 +1,36 @@
 """uvicorn's HTTP/1.1 protocol with additions: deadlines for headers, for writing and for closing, a connection limit,
-clients that send no more but still read, problem documents for malformed requests, and an abort by which an endpoint
-ends a response visibly incomplete.
+bounds on what is read at once and after a response, clients that send no more but still read, problem documents for
+malformed requests, and an abort by which an endpoint ends a response visibly incomplete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import h11
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 ABORT_EXTENSION = "tickrt.abort"
+REFUSAL_EXTENSION = "tickrt.refusal"
 FLUSH_S = 2.0
+# What one turn of the event loop takes of a connection: asyncio's own 256 KiB are 0.2 s of parsing where they are
+# frames or chunks of a few bytes.
+READ_BYTES = 16 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
+# Of a chunked body that is framing for the most part.
+MAX_FRAMING_BYTES = 64 * 1024
+# What is read of a request after its response, without being parsed.
+LINGER_S = 1.0
+LINGER_BYTES = 64 * 1024
 FIRST_PROBE_S = 0.05
 MAX_PROBE_S = 2.0
 
@@ -29,54 +41,86 @@ def make_protocol(header_timeout_s: float, write_timeout_s: float, max_connectio
     return type("TickProtocol", (BoundedProtocol,), {**limits, "max_connections": max_connections, "idle": {}})
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
+    """A protocol whose data_received gets at most READ_BYTES per turn of the event loop, with and without TLS."""
+
+    _buffer = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have arrived."""
+        data, self._buffer = bytes(self._buffer[:nbytes]), memoryview(b"")
+        self.data_received(data)
+
+
+class BoundedProtocol(H11Protocol, BoundedReads):
     """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
-    Above `max_connections` the connection is closed that has been without a request for the longest time, which may be
-    the new one. The socket is read while a response is made, so that a disconnect is seen: what the client sends then
-    waits for the end of the response, up to MAX_PIPELINED_BYTES. A client that sends no more (half-closed) gets its
-    response; probes show whether it is still there.
+    Above `max_connections` one is closed that has no request: of the client address with the most of them, the one that
+    has been without for the longest time; a WebSocket until its handshake is complete. The socket is read while a
+    response is made, so that a disconnect is seen: what the client sends then waits for the end of the response, up to
+    MAX_PIPELINED_BYTES. A client that sends no more (half-closed) gets its response; probes show whether it is still
+    there. One that is still sending at the end of its response has LINGER_S to read that; what it sends is dropped, and
+    not read any more after LINGER_BYTES.
     """
 
     header_timeout_s: float = 10.0
     write_timeout_s: float = 20.0
     max_connections: int = 1024
-    idle: ClassVar[dict[BoundedProtocol, None]] = {}  # without a request, the longest first
+    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # without a request, by address, the longest first
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_half_closed = False
+        self._refusal: ProblemError | None = None
+        self._framing_bytes = self._payload_bytes = 0
+        self._dropped_bytes: int | None = None
+        self._is_early = False
         self.app = self._with_abort(self.app)
+        if self.ws_protocol_class is not None:
+            kind: Any = self.ws_protocol_class
+            self.ws_protocol_class = partial(kind, on_opened=self._end_waiting)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected; start the deadline for its first request's headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        self.idle[self] = None
+        self._wait_for_request()
         self._start_header_timer()
         if len(self.connections) > self.max_connections:
-            longest_idle = next(iter(self.idle))
-            del self.idle[longest_idle]
+            most = max(self.idle.values(), key=len)
+            longest_idle = next(iter(most))
+            longest_idle._end_waiting()
             longest_idle.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
-        self.idle.pop(self, None)
-        self._stop_header_timer()
+        self._end_waiting()
         self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; every further request on the connection has the same header deadline."""
+        if self._dropped_bytes is not None:
+            self._drop(data)
+            return
         if self._is_answering():
             self._keep_for_later(data)
             return
         if self.cycle is None or self.cycle.response_complete:
             self._start_header_timer()
+        cycle, kept = self.cycle, 0 if self.cycle is None else len(self.cycle.body)
         super().data_received(data)
+        if self.cycle is not cycle:
+            self._framing_bytes = self._payload_bytes = kept = 0
         if self.cycle is not None and not self.cycle.response_complete:
-            self.idle.pop(self, None)
+            self._leave_idle()
+            self._count_framing(len(data), len(self.cycle.body) - kept)
         if self._is_answering():
             self.flow.resume_reading()
 
@@ -99,7 +143,7 @@ class BoundedProtocol(H11Protocol):
         """A response was sent: take the next request of the connection, or wait for one."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self.idle[self] = None
+            self._wait_for_request()
             if self._is_half_closed:
                 self.transport.close()
                 self._limit_closing()
@@ -113,12 +157,6 @@ class BoundedProtocol(H11Protocol):
         """The client caught up."""
         self._stop_write_timer()
         super().resume_writing()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection to the WebSocket protocol; it has no deadline of ours any more."""
-        self._stop_header_timer()
-        self.idle.pop(self, None)
-        super().handle_websocket_upgrade(event)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that was idle for the keep-alive time."""
@@ -157,10 +195,51 @@ class BoundedProtocol(H11Protocol):
                 self.send_400_response("the request has both Transfer-Encoding and Content-Length")
                 return
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
-            await app(scope, receive, send)
+            scope["extensions"][REFUSAL_EXTENSION] = self._refusal
+            await app(scope, receive, partial(self._send, send))
+            if self._is_early:
+                await self._linger()
+                await send({"type": "http.response.body"})
             self._limit_closing()
 
         return with_abort
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a part of the response, without its end while the client is still sending."""
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        self._is_early = is_last and self.cycle.more_body
+        await send({**message, "more_body": True} if self._is_early else message)
+
+    async def _linger(self) -> None:
+        """Let the client read the response before the connection is closed, which may also happen to make room."""
+        cycle, self._dropped_bytes = self.cycle, 0
+        self._wait_for_request()
+        self.flow.resume_reading()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while not cycle.disconnected:
+                    cycle.message_event.clear()
+                    await cycle.message_event.wait()
+
+    def _drop(self, data: bytes) -> None:
+        """Bytes of a request that was answered; its connection is about to be closed."""
+        self._dropped_bytes = (self._dropped_bytes or 0) + len(data)
+        if self._dropped_bytes >= LINGER_BYTES:
+            self.flow.pause_reading()
+
+    def _count_framing(self, received: int, payload: int) -> None:
+        """Refuse a body that is framing for the most part. `received`: bytes, of which `payload` are the body's."""
+        self._payload_bytes += payload
+        self._framing_bytes += received - payload
+        if self.cycle.more_body and self._framing_bytes > max(MAX_FRAMING_BYTES, self._payload_bytes):
+            self.send_400_response("the chunks of the body are too small: their framing is larger than what is in them")
+
+    def _should_upgrade(self) -> bool:
+        """Whether the WebSocket protocol takes the request; a handshake that it could not read is answered as HTTP."""
+        is_upgrade = super()._should_upgrade()
+        target = self.scope["raw_path"] + self.scope["query_string"]
+        self._refusal = handshake_problem(target, self.headers) if is_upgrade else None
+        return is_upgrade and self._refusal is None
 
     def _is_answering(self) -> bool:
         """Whether a whole request has arrived and its response has not been sent."""
@@ -193,6 +272,25 @@ class BoundedProtocol(H11Protocol):
         if self.transport.is_closing():
             self.loop.call_later(FLUSH_S, self.transport.abort)
 
+    def _wait_for_request(self) -> None:
+        """Take a place among the connections without a request."""
+        self.idle.setdefault(self._address, {})[self] = None
+
+    def _leave_idle(self) -> None:
+        others = self.idle.get(self._address, {})
+        others.pop(self, None)
+        if not others:
+            self.idle.pop(self._address, None)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _end_waiting(self) -> None:
+        """The connection has its request, or ends: no deadline for headers, no place among those without."""
+        self._stop_header_timer()
+        self._leave_idle()
+
     def _start_header_timer(self) -> None:
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_timeout_s, self._on_header_timeout)
@@ -217,6 +315,22 @@ def has_two_lengths(scope: Scope) -> bool:
     """Whether a request states its length in two ways, of which a proxy may follow the other one (RFC 9112, 6.1)."""
     names = {name for name, _ in scope["headers"]}
     return {b"transfer-encoding", b"content-length"} <= names
+
+
+def handshake_problem(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> ProblemError | None:
+    """Why the WebSocket protocol cannot read a handshake; None: it can."""
+    if any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers):
+        return ProblemError(400, "malformed_http", "a WebSocket's handshake has no body", fix="send no Content-Length")
+    lines = [b"GET %b? HTTP/1.1\r\n" % target, *(b"%b: %b\r\n" % header for header in headers)]
+    longest = max(len(line) for line in lines)
+    if len(headers) <= MAX_NUM_HEADERS and longest <= MAX_LINE_LENGTH:
+        return None
+    return ProblemError(
+        431,
+        "headers_too_large",
+        f"the handshake has {len(headers)} headers, and its longest line {longest} bytes",
+        fix=f"send at most {MAX_NUM_HEADERS} headers and {MAX_LINE_LENGTH} bytes a line",
+    )
 
 
 def abort_of(scope: Scope) -> Callable[[bool], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
@@ -11,13 +10,12 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.asgi.connection import REFUSAL_EXTENSION
 from server.asgi.problems import REQUEST_ID_HEADER, problem_response, request_id_from, unavailable
 from server.asgi.websocket import WebSocketExchange
 from server.metrics import Metrics
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
-LINGER_S = 1.0
-LINGER_BYTES = 16 * 2**20
 # Requests of monitoring; the access log has them at debug level.
 MONITORING_PATHS = ("/health/", "/metrics")
 MAX_LOGGED_PATH = 200
@@ -29,8 +27,7 @@ class RequestContextMiddleware:
     """The outermost layer: request ids, counting, the access log, HEAD as GET without a body, a limit on requests and
     WebSockets.
 
-    A response sent before the request's body was read closes the connection, but reads and drops the rest of the body
-    for up to LINGER_S first: a client that is still sending can then read the response.
+    A response sent before the request's body was read closes the connection.
     """
 
     app: ASGIApp
@@ -58,8 +55,10 @@ class RequestContextMiddleware:
             _log_access(exchange, status, time.monotonic() - started_s)
 
     async def _forward(self, exchange: TrackedExchange | WebSocketExchange, scope: Scope) -> None:
-        if self.active > self.max_connections:
+        problem = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
+        if problem is None and self.active > self.max_connections:
             problem = unavailable("busy", f"this server answers {self.max_connections} requests at a time")
+        if problem is not None:
             await problem_response(problem, exchange.request_id)(scope, exchange.receive, exchange.send)
             return
         await self.app(exchange.scope, exchange.receive, exchange.send)
@@ -123,10 +122,6 @@ class TrackedExchange:
         if self.method == "HEAD":
             message = {**message, "body": b""}
         self.sent_bytes += len(message.get("body", b""))
-        if self.has_unread_body and not message.get("more_body", False):
-            await self.outer_send({**message, "more_body": True})
-            await self._linger()
-            message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self.outer_send(message)
 
     async def _send_start(self, message: Message) -> None:
@@ -137,12 +132,3 @@ class TrackedExchange:
         if self.has_unread_body:
             headers["Connection"] = "close"
         await self.outer_send({**message, "headers": headers.raw})
-
-    async def _linger(self) -> None:
-        dropped = 0
-        try:
-            async with asyncio.timeout(LINGER_S):
-                while self.has_unread_body and dropped < LINGER_BYTES:
-                    dropped += len((await self.receive()).get("body", b""))
-        except TimeoutError:
-            return

@@ -1,35 +1,54 @@
-"""WebSockets below the routes: a protocol whose closing is bounded, handshakes refused as problems, subprotocols."""
+"""WebSockets below the routes: a protocol that bounds closing and what clients send, handshakes refused as problems,
+subprotocols.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.datastructures import Headers as HandshakeHeaders
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
 
-from server.asgi.connection import ABORT_EXTENSION, FLUSH_S
-from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
+from runtime.sessions.messages import MAX_MESSAGES_PER_S
+from server.asgi.connection import ABORT_EXTENSION, FLUSH_S, BoundedReads
+from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 
 GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
 INTERNAL_ERROR = 1011
+TRY_AGAIN_LATER = 1013
 SUBPROTOCOL_HEADER = "Sec-WebSocket-Protocol"
+# Fragments of a message: at least this large where they are no more than so many, smaller ones count as messages do.
+FRAGMENT_BYTES, MAX_FRAGMENTS = 1024, 4096
+# Messages of which a part has arrived, over all connections, without those up to the first size.
+SMALL_UNFINISHED_BYTES, MAX_UNFINISHED_BYTES = 64 * 1024, 64 * 2**20
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
     """One WebSocket connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
     An endpoint that ends without closing it closes it with 1011, the server's shutdown with 1001. A client that does
-    not read cannot keep a closing connection open for more than FLUSH_S.
+    not read cannot keep a closing connection open for more than FLUSH_S. What reaches no endpoint is bounded here: more
+    than MAX_MESSAGES_PER_S pings, pongs and small fragments, or MAX_FRAGMENTS of one message, close with 1008; where
+    unfinished messages of all connections have more than MAX_UNFINISHED_BYTES, the longest closes with 1013.
+    `on_opened` is called once the handshake is complete or the connection has ended.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, on_opened: Callable[[], None] = lambda: None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # its debug log has the handshake with the API key
+        self._on_opened = on_opened
+        self._has_failed = False
+        self._second_s, self._num_small = 0.0, 0
+        self._unfinished_bytes = 0
         self._inner_app: Any = self.app
         self.app = self._run_app
 
@@ -49,12 +68,59 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.stop_keepalive()
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self._send_close(GOING_AWAY)
-        # Closing with something of the client unread would reset the connection, and lose what the client has not read.
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
-        self._limit_closing()
+        self._end_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._on_opened()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the handshake, or of frames."""
+        self._unfinished_bytes += len(data)
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake(str(self.conn.handshake_exc))
+        elif self._unfinished_bytes > SMALL_UNFINISHED_BYTES:
+            self._bound_unfinished()
+
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        """Send the next part of the handshake, or a message. Raises ClientDisconnected after the connection's close."""
+        if self.close_sent:
+            raise ClientDisconnected
+        await super().send(message)  # type: ignore[arg-type]
+        if self.handshake_complete:
+            self._on_opened()
+
+    def handle_ping(self) -> None:
+        """Answer a ping."""
+        if self._takes_control():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """The client has answered a ping."""
+        if self._takes_control():
+            super().handle_pong(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a further fragment of a message."""
+        if self._takes(event):
+            super().handle_cont(event)
+
+    def handle_text(self, event: Frame) -> None:
+        """Take a text or its first fragment."""
+        if self._takes(event):
+            super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """Take a binary message or its first fragment."""
+        if self._takes(event):
+            super().handle_bytes(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is complete."""
+        self._unfinished_bytes = 0
+        super().send_receive_event_to_app()
 
     def handle_close(self, event: Frame) -> None:
         """End the connection once both sides have closed."""
@@ -83,8 +149,73 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._send_close(INTERNAL_ERROR)
             self._limit_closing()
 
-    def _send_close(self, code: int) -> None:
-        self.conn.send_close(code)
+    def _takes_control(self) -> bool:
+        if not self.frames:
+            self._unfinished_bytes = 0
+        return self._count()
+
+    def _takes(self, event: Frame) -> bool:
+        """Whether a frame of a message is taken: the endpoint bounds messages, but not fragments and what it left."""
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._fail(POLICY_VIOLATION, f"a message has more than {MAX_FRAGMENTS} fragments")
+        is_fragment = event.opcode is Opcode.CONT or not event.fin
+        if self.close_sent or (is_fragment and len(event.data) < FRAGMENT_BYTES):
+            return self._count()
+        return True
+
+    def _count(self) -> bool:
+        """Count what costs time and has next to nothing in it; whether that is still within the limit."""
+        now_s = self.loop.time()
+        if now_s - self._second_s >= 1.0:
+            self._second_s, self._num_small = now_s, 0
+        self._num_small += 1
+        if self._num_small > MAX_MESSAGES_PER_S:
+            self._fail(POLICY_VIOLATION, f"more than {MAX_MESSAGES_PER_S} control frames and small fragments a second")
+        return not self._has_failed
+
+    def _bound_unfinished(self) -> None:
+        others = [item for item in self.connections if isinstance(item, WebSocketProtocol)]
+        if sum(item._unfinished_bytes for item in others) > MAX_UNFINISHED_BYTES:
+            longest = max(others, key=lambda item: item._unfinished_bytes)
+            longest._fail(TRY_AGAIN_LATER, "too many long messages are being read")
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Close the connection and read no more of it."""
+        if self._has_failed:
+            return
+        self._has_failed, self._unfinished_bytes, self.frames = True, 0, []
+        self.logger.warning("WebSocket of %s: %s", self.client[0] if self.client else "-", reason)
+        if self.close_sent or not self.handshake_complete:
+            self.transport.abort()
+            return
+        self.stop_keepalive()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self._send_close(code, reason)
+        self.transport.pause_reading()
+        self.read_paused = False  # else the endpoint's next receive() would read on
+        self._end_writing()
+
+    def _end_writing(self) -> None:
+        """Close after what was written: with something of the client unread, a close resets, and loses that."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+        self._limit_closing()
+
+    def _refuse_handshake(self, what: str) -> None:
+        """Answer a handshake that is none with a problem document."""
+        self.logger.warning("WebSocket of %s: %s", self.client[0] if self.client else "-", what)
+        self.conn.data_to_send()
+        body = ProblemError(400, "malformed_http", what).document().model_dump_json(exclude_none=True).encode()
+        headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body)), "Connection": "close"}
+        status = HTTPStatus.BAD_REQUEST
+        self.transport.write(Response(status.value, status.phrase, HandshakeHeaders(headers), body).serialize())
+        self.transport.close()
+        self._limit_closing()
+
+    def _send_close(self, code: int, reason: str = "") -> None:
+        self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import re
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -20,9 +17,8 @@ import pytest
 import soundfile
 from helpers.http_harness import GENERATIONS
 from helpers.neighbour import Neighbour
-from helpers.paths import ROOT
 
-from runtime.config.deployment import Deployment
+from profiling.server_process import server_process
 
 pytestmark = pytest.mark.slow
 MIB = 2**20
@@ -66,23 +62,10 @@ def silence(number: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[tuple[str, psutil.Process]]:
+def server(demo_config: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The demo model in a server process of its own."""
-    folder = tmp_path_factory.mktemp("hostile")
-    text = (ROOT / "configs/demo.toml").read_text().replace('bundle = "demo"', f'bundle = "{ROOT}/configs/demo"')
-    config = folder / "demo.toml"
-    config.write_text(text.replace("[deployment]", f'[deployment]\nengines = "{built_demo.engines}"', 1))
-    command = [sys.executable, "-m", "server", str(config), "--port", "0"]
-    child = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-    assert child.stdout is not None
-    try:
-        url = next(found.group(1) for line in child.stdout if (found := re.search(r"ready on (http://\S+)", line)))
-        yield url, psutil.Process(child.pid)
-    finally:
-        child.kill()
-        child.communicate()
+    with server_process(demo_config) as process:
+        yield process.url, psutil.Process(process.pid)
 
 
 def attack(url: str, path: str, bodies: list[bytes], headers: dict[str, str]) -> set[int]:

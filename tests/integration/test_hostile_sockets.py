@@ -1,4 +1,4 @@
-"""A stream that plays while other clients hold, stall and abandon their connections."""
+"""A session and a stream that play while other clients send what costs much, and hold, stall and leave connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,124 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from helpers.http_harness import Served, eventually, raw_request
+from helpers.neighbour import LiveNeighbour
 
-MAX_GAP_S = 0.5
+from profiling.server_process import ServerProcess, server_process
+
+MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
+# Twice as many connections as requests are held.
+MAX_REQUESTS = 128
+SETTINGS = {"TICKRT_MAX_CONNECTIONS": str(MAX_REQUESTS), "TICKRT_CLIENT_SESSIONS": "0", "TICKRT_SESSION_KEEP_S": "0.5"}
+LYRIA = "/ws/google.ai.generativelanguage.v1alpha.GenerativeService.BidiGenerateMusic"
+ATTACK_S, BYTES_PER_S = 6.0, 2_000_000
+UPGRADE = (
+    "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
+)
 NEIGHBOUR = ("127.0.0.2", 0)
+
+
+@pytest.fixture(scope="module")
+def server(demo_config: Path) -> Iterator[ServerProcess]:
+    """The demo model in a server process of its own."""
+    with server_process(demo_config, SETTINGS) as server:
+        yield server
+
+
+Address = tuple[str, int]
+
+
+def upgrade(headers: str = "", path: str = "/v1/live") -> bytes:
+    """A WebSocket's handshake."""
+    return UPGRADE.format(path=path, headers=headers).encode()
+
+
+def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
+    """A frame of a client, masked with zeros."""
+    size = bytes([0xFE]) + len(payload).to_bytes(2, "big") if len(payload) > 125 else bytes([0x80 | len(payload)])
+    return bytes([opcode | 0x80 * is_last]) + size + bytes(4) + payload
+
+
+TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+OPENED = [upgrade(), frame(TEXT, json.dumps({"type": "open", "paused": True}).encode())]
+CHUNKED = (
+    b"POST /v1/audio/generations HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def come(sent: bytes, address: Address) -> None:
+    """A new connection every 10 ms, which sends `sent` and stays: more than the server holds. None waits for ever."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(3 * MAX_REQUESTS):
+            connection = stack.enter_context(socket.create_connection(address, 15))
+            with suppress(ConnectionError):
+                connection.sendall(sent)
+            clients.append(connection)
+            time.sleep(0.01)
+        time.sleep(2.0)
+        for connection in clients:
+            with suppress(ConnectionError):
+                connection.recv(1)
+
+
+def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
+    """A client that sends `opening`, and then as much of `unit` as its bytes per second allow, again and again."""
+    block, ends_s = unit * (2**18 // len(unit)), time.monotonic() + ATTACK_S
+    while time.monotonic() < ends_s:
+        with socket.create_connection(address, 10) as connection, suppress(OSError):
+            for part in opening:
+                connection.sendall(part)
+                time.sleep(0.05)
+            started_s, sent = time.monotonic(), 0
+            while time.monotonic() < ends_s:
+                connection.sendall(block)
+                sent += len(block)
+                time.sleep(max(0.0, started_s + sent / BYTES_PER_S - time.monotonic()))
+                with suppress(BlockingIOError):
+                    while connection.recv(2**20, socket.MSG_DONTWAIT):
+                        pass
+
+
+ATTACKS: dict[str, Callable[[Address], None]] = {
+    "handshakes-with-a-body": partial(come, upgrade("content-length: 5\r\n")),
+    "handshakes-with-200-headers": partial(come, upgrade("x: y\r\n" * 200)),
+    "handshakes-with-9-kb": partial(come, upgrade(f"x: {'y' * 9000}\r\n")),
+    "handshakes-with-control-characters": partial(come, upgrade("x: \x01\r\n")),
+    "half-a-request": partial(come, b"GET /health/live HT"),
+    "half-a-body": partial(come, (CHUNKED % b"elsewhere") + b"5\r\nab"),
+    "pings": partial(flood, OPENED, frame(PING)),
+    "pongs": partial(flood, OPENED, frame(PONG)),
+    "empty-fragments": partial(flood, [*OPENED, frame(TEXT, is_last=False)], frame(CONTINUATION, is_last=False)),
+    "fragments": partial(flood, [*OPENED, frame(TEXT, is_last=False)], frame(CONTINUATION, b"ab", is_last=False)),
+    "texts": partial(flood, OPENED, frame(TEXT, b"{}")),
+    "texts-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(TEXT, b"{}")),
+    "pings-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(PING)),
+    "chunks": partial(flood, [CHUNKED % b"127.0.0.1"], b"1\r\n \r\n"),
+    "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_session_plays_and_newcomers_are_served_during_an_attack(
+    server: ServerProcess, attack: Callable[[Address], None]
+) -> None:
+    url = urlsplit(server.url)
+    with LiveNeighbour(server.url) as neighbour:
+        attack((str(url.hostname), url.port or 0))
+    assert neighbour.num_refused == 0
+    assert neighbour.underruns == 0
+    assert neighbour.max_gap_s < MAX_GAP_S
+    assert neighbour.health_p95_s < MAX_HEALTH_S
 
 
 @contextmanager
@@ -44,7 +155,7 @@ def largest_gap_s(served: Served) -> float:
     return max(gaps)
 
 
-def attack(served: Served, stack: ExitStack) -> None:
+def abuse(served: Served, stack: ExitStack) -> None:
     """Idle connections, bodies that stall, clients that do not read, and clients that leave."""
     for _ in range(300):
         stack.enter_context(client(served, b""))
@@ -63,7 +174,7 @@ def test_a_stream_does_not_pause_while_other_clients_abuse_their_connections(ser
     served.tick_s = 0.01
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         gap_s = pool.submit(largest_gap_s, served)
-        attack(served, stack)
+        abuse(served, stack)
         assert gap_s.result() < MAX_GAP_S
         served.tick_s = 0.0
         eventually(lambda: not served.service.admission.num_pending)
