@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine_build.build.builder import build
 from engine_build.build.environment import build_environment, probe_environment
@@ -22,7 +21,7 @@ from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Versi
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
-from runtime.terminal import exit_on_error, print_line, shown_path
+from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"
 
@@ -98,9 +97,9 @@ def list_command(config: Config, target: OneTarget = None, as_json: AsJson = Fal
         for entry in inventory.entries(folder, probe_environment(name, options))
     ]
     if as_json:
-        print_line(json.dumps([entry.as_json() for entry in found], indent=1))
+        Terminal().out(json.dumps([entry.as_json() for entry in found], indent=1), highlight=False)
     else:
-        print_entries(Console(), found, shown_path(deployment.engines))
+        print_entries(Terminal(), found, shown_path(deployment.engines))
 
 
 @app.command("inspect")
@@ -111,9 +110,9 @@ def inspect_command(
     """Show an engine's version, shape ranges, tensors, options and measured error. Needs no GPU; opens no engine."""
     about = inventory.inspect(engine)
     if as_json:
-        print_line(json.dumps(about, indent=1))
+        Terminal().out(json.dumps(about, indent=1), highlight=False)
     else:
-        print_inspection(Console(), about)
+        print_inspection(Terminal(), about)
 
 
 @app.command("clean")
@@ -145,7 +144,7 @@ def main() -> None:
 
 def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int | None) -> None:
     """The table of decisions; for GPU targets also shape ranges, options, and what is missing here."""
-    console = Console()
+    console = Terminal()
     is_cpu = target == "cpu"
     options = read_options(deployment, threads)
     environment = build_environment(target, options) if is_cpu else probe_environment(target, options)
@@ -161,7 +160,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 
 
-def _dry_run_without_bundle(console: Console, deployment: Deployment, target: Target, threads: int | None) -> None:
+def _dry_run_without_bundle(console: Terminal, deployment: Deployment, target: Target, threads: int | None) -> None:
     options = read_options(deployment, threads)
     engines = dry_run.ranges_without_bundle(deployment, options)
     try:
@@ -173,7 +172,7 @@ def _dry_run_without_bundle(console: Console, deployment: Deployment, target: Ta
 
 def _build(request: BuildRequest, target: Target, force: bool) -> None:
     started = time.monotonic()
-    report = ConsoleReport(Console())
+    report = ConsoleReport(Terminal())
     build(request, target=target, force=force, report=report)
     report.summary(shown_path(request.deployment.engine_folder(target)), time.monotonic() - started)
 

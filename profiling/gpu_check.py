@@ -23,7 +23,7 @@ from rich.console import Console
 from profiling.output import write_json
 from profiling.reports.text_table import print_table
 from runtime.command_line import CommandLine
-from runtime.terminal import EXIT_OVER_LIMIT
+from runtime.terminal import EXIT_OVER_LIMIT, Terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = "acestep-v15-turbo"
@@ -166,7 +166,7 @@ def gpu_check(
     only: Annotated[str, typer.Option(help="Names of steps, with commas between them. Default: all.")] = "",
 ) -> None:
     """Run on a GPU what only a GPU can show; print the figures against their budgets."""
-    folder, console = out.resolve(), Console()
+    folder, console = out.resolve(), Terminal()
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("two-layers", "full"):
         published_deployment(folder, name)
@@ -185,7 +185,7 @@ def gpu_check(
     ]
     write_json(folder / "summary.json", {"steps": [asdict(o) for o in outcomes], "figures": [asdict(f) for f in found]})
     with (folder / "summary.txt").open("w", encoding="utf-8") as file:
-        for each in (console, Console(file=file, width=160)):
+        for each in (console, Terminal(file=file, width=160)):
             _print(each, outcomes, found)
     if len(done) < len(steps) or not all(figure.is_kept for figure in found):
         raise typer.Exit(EXIT_OVER_LIMIT)

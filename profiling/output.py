@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from runtime.errors import ConfigError
+from runtime.terminal import Terminal
 
 STANDARD_OUTPUT = Path("-")
 JSON_HELP = "Write the result as JSON to a file; - is standard output, the tables go to standard error then."
@@ -17,7 +18,7 @@ JSON_HELP = "Write the result as JSON to a file; - is standard output, the table
 
 def open_console(json_path: Path | None) -> Console:
     """The console for tables: standard output, or standard error where JSON goes to standard output."""
-    return Console(stderr=json_path == STANDARD_OUTPUT)
+    return Terminal(stderr=json_path == STANDARD_OUTPUT, markup=True)
 
 
 def check_folders(*paths: Path | None) -> None:

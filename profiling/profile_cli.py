@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from profiling.layers.ceilings import higher, measure_ceilings, parse_peaks
 from profiling.layers.measure import measure, sizes_of
@@ -28,7 +27,7 @@ from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import EngineNotBuiltError
 from runtime.task_progress import TaskProgress
-from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
+from runtime.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
 
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 TOKENS = 16
@@ -115,7 +114,7 @@ def diff(
     """
     with exit_on_error():
         first, second = (read_saved(path) for path in (before, after))
-    if print_diff(first, second, top, fail_over, Console()):
+    if print_diff(first, second, top, fail_over, Terminal()):
         raise typer.Exit(EXIT_OVER_LIMIT)
 
 

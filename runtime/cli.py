@@ -42,7 +42,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
-from runtime.terminal import exit_on_error, print_line
+from runtime.terminal import Terminal, exit_on_error, print_line
 
 STDOUT = Path("-")
 INPUT_FLAGS = {"target": "target_source"}
@@ -214,7 +214,7 @@ def _checked_format(out: Path | None, format: str | None, play: bool) -> str:
 
 
 def _run(job: Job) -> None:
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     deployment = load_deployment(job.config)
     condition = None if job.condition is None else read_condition(job.condition)
     needs_text = condition is None and load_bundle(deployment.bundle).text_encoder is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import from_json
 
 from runtime.config.explain import EXPECTED
 from runtime.errors import FileError, RequestError
@@ -238,7 +238,7 @@ def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
             return numbers[0] if len(numbers) == 1 and not is_list else numbers
     with suppress(ValueError):
         if is_curve:
-            return json.loads(text)
+            return from_json(text, allow_inf_nan=False)
     kind = "an integer" if schema.get("anyOf", [schema])[0].get("type") == "integer" else "a number"
     more = ", numbers over time such as 1,2,1, or @FILE" if is_curve else ""
     raise RequestError(f"expected {kind}{_bounds(schema)}{more}, got {text!r:.60}", field=name)
@@ -262,7 +262,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return from_json(path.read_bytes(), allow_inf_nan=False)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import logging
 import platform
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from runtime.errors import BuildError, did_you_mean
 from runtime.terminal import (
     EXIT_INTERRUPTED,
     EXIT_STATUS_HELP,
+    OneLineFormatter,
     exit_on_error,
     flush_output,
     print_line,
@@ -33,6 +35,8 @@ class _Program:
 
     def main(self, *arguments: Any, **settings: Any) -> NoReturn:
         """Run the command. Raises SystemExit."""
+        if logging.lastResort is not None:  # where a command sets up no logging
+            logging.lastResort.setFormatter(OneLineFormatter())
         with exit_on_error(), sigterm_as_interrupt():
             status = super().main(*arguments, **settings | {"standalone_mode": False})  # type: ignore[misc]
             if status == EXIT_INTERRUPTED:
@@ -112,7 +116,7 @@ def complete_deployment(incomplete: str) -> list[str]:
     names = [path.stem for path in sorted(SHIPPED.glob("*.toml"))]
     start = glob.escape(incomplete)
     files = sorted(glob.glob(f"{start}*.toml") + glob.glob(f"{start}*/*.toml"))
-    return [name for name in names if name.startswith(incomplete)] + files
+    return [name for name in names if name.startswith(incomplete)] + [name for name in files if name.isprintable()]
 
 
 def need_packages(*names: str, extra: str = "export") -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from runtime.terminal import print_line
+from runtime.terminal import Terminal, print_line
 
 REDRAW_INTERVAL_S = 0.5
 
@@ -24,7 +24,7 @@ class TaskProgress:
 
     def __init__(self, weights: Sequence[float] = (), console: Console | None = None) -> None:
         self._weights = weights
-        self._console = console or Console(stderr=True)
+        self._console = console or Terminal(stderr=True)
         self._num_done = 0
         self._name = ""
         self._started_s = self._next_draw_s = time.monotonic()

@@ -1,25 +1,30 @@
 """Messages and exit statuses, the same for every command.
 
-An error's exit status is that of its nearest class in EXIT_STATUS_BY_ERROR.
+An error's exit status is that of its nearest class in EXIT_STATUS_BY_ERROR. Names, tags, prompts and what servers say
+come from elsewhere: what is printed has its control characters escaped, and a message is one line.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from runtime.errors import BuildError, ConfigError, EngineError, FileError, RequestError, ShapeError, TickError
+from runtime.untrusted import one_line, printable
 
+MAX_LOG_CHARACTERS = 2000
 EXIT_OVER_LIMIT = 1
 EXIT_INVALID = 2
 EXIT_ENGINE = 3
@@ -47,14 +52,46 @@ def exit_status(error: TickError) -> int:
     return next(status for kind in type(error).__mro__ if (status := EXIT_STATUS_BY_ERROR.get(kind)) is not None)
 
 
+class Terminal(Console):
+    """Where a command prints: text as it is, without markup, its control characters escaped.
+
+    A line end stays one; tables of names of unknown origin take cells() of them. settings: those of rich's Console.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **settings})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What a renderable consists of; the codes of colours and progress bars are no text."""
+        for segment in super().render(renderable, options):
+            if not segment.control and not segment.text.isprintable():
+                segment = segment._replace(text="\n".join(map(printable, segment.text.split("\n"))))
+            yield segment
+
+
+def cells(*texts: str) -> Iterator[str]:
+    """The cells of a table's row, each of one line."""
+    return map(printable, texts)
+
+
 def print_line(text: str, console: Console | None = None) -> None:
-    """Print `text` without markup, colour or line wrapping; to standard output by default."""
-    (console or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print `text` as one line without markup, colour or wrapping; to standard output by default."""
+    (console or Terminal()).print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def print_error(text: str) -> None:
-    """Print an error to standard error."""
-    print_line(f"error: {text}", Console(stderr=True))
+def print_error(what: str, fix: str = "") -> None:
+    """Print an error to standard error, and its fix on a line of its own."""
+    for line in (f"error: {what}", f"  fix: {fix}")[: 1 + bool(fix)]:
+        print_line(line, Terminal(stderr=True))
+
+
+class OneLineFormatter(logging.Formatter):
+    """Messages on one line each, bounded: some repeat what clients sent."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line of a record, without its traceback."""
+        record.message = one_line(record.message, MAX_LOG_CHARACTERS)
+        return super().formatMessage(record)
 
 
 @contextmanager
@@ -67,9 +104,9 @@ def exit_on_error(interrupted: str = "interrupted") -> Iterator[None]:
     try:
         yield
     except TickError as error:
-        _exit(exit_status(error), str(error))
+        _exit(exit_status(error), error.what, error.fix)
     except typer.TyperException as error:
-        _exit(EXIT_INVALID, _usage_error(error))
+        _exit(EXIT_INVALID, *_usage_error(error))
     except OSError as error:
         if error.strerror is None:
             raise
@@ -91,10 +128,10 @@ def flush_output() -> None:
         _exit(EXIT_FILE)
 
 
-def _exit(status: int, message: str = "") -> NoReturn:
+def _exit(status: int, message: str = "", fix: str = "") -> NoReturn:
     """Print the message and end the process. What standard output does not take is dropped."""
     if message:
-        print_error(message)
+        print_error(message, fix)
     try:
         sys.stdout.flush()
     except OSError:
@@ -102,11 +139,11 @@ def _exit(status: int, message: str = "") -> NoReturn:
     raise SystemExit(status) from None
 
 
-def _usage_error(error: typer.TyperException) -> str:
-    """The message of a wrong argument, with the most similar option and the command that lists all of them."""
+def _usage_error(error: typer.TyperException) -> tuple[str, str]:
+    """The message of a wrong argument, with the most similar option; the command that lists all of them."""
     similar, context = getattr(error, "possibilities", None), getattr(error, "ctx", None)
     text = f"{error.message}, did you mean {similar[0]}?" if similar else error.format_message()
-    return text if context is None else f"{text}\n  fix: see {context.command_path} --help"
+    return text, "" if context is None else f"see {context.command_path} --help"
 
 
 @contextmanager
@@ -127,6 +164,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """A path relative to the working directory, or as it is where it lies outside."""
+    """A path relative to the working directory, or as it is where it lies outside; printable."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return printable(str(path) if relative.startswith("..") else relative)

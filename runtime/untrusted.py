@@ -101,7 +101,11 @@ def quoted(value: object, limit: int = MAX_QUOTED_CHARACTERS) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """`text` with characters that do not print escaped, lone surrogates and line ends among them; cut at `limit`."""
-    text = shortened(text, limit)
+    return printable(shortened(text, limit))
+
+
+def printable(text: str) -> str:
+    """`text` with characters that do not print escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

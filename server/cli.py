@@ -16,14 +16,12 @@ from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.terminal import print_line
-from runtime.untrusted import one_line
+from runtime.terminal import OneLineFormatter, print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import ignore_reload_signal, open_socket, serve, url_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-MAX_LOG_CHARACTERS = 2000
 app = CommandLine()
 
 
@@ -104,15 +102,6 @@ def log_to_stderr(level: LogLevel) -> None:
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-class OneLineFormatter(logging.Formatter):
-    """Messages on one line each, bounded: some repeat what clients sent."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line of a record, without its traceback."""
-        record.message = one_line(record.message, MAX_LOG_CHARACTERS)
-        return super().formatMessage(record)
 
 
 def main() -> None:

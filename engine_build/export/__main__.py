@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from runtime.command_line import CommandLine, need_packages
 from runtime.errors import ConfigError
-from runtime.terminal import print_line, shown_path
+from runtime.terminal import Terminal, print_line, shown_path
 
 if TYPE_CHECKING:
     from engine_build.export.acestep.export import Options
@@ -106,7 +105,7 @@ def _export(source: Source, out: Path, deployment: Path | None, options: Options
     from engine_build.export.acestep.bundle_text import deployment_text
     from engine_build.export.acestep.export import export_bundle
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     facts = export_bundle(source, out, options, lambda text: print_line(text, console))
     path = deployment or out.with_name(f"{out.name}.toml")
     if not path.exists():
@@ -118,7 +117,8 @@ def _export(source: Source, out: Path, deployment: Path | None, options: Options
         print_line(
             "No text encoder: " + ("null condition only" if facts.has_null_condition else "condition tokens only")
         )
-    print_line(f"tickrt-build {shown_path(path)}\ntickrt-bench {shown_path(path)}")
+    print_line(f"tickrt-build {shown_path(path)}")
+    print_line(f"tickrt-bench {shown_path(path)}")
 
 
 def _given(values: dict[str, int | None]) -> dict[str, int]:

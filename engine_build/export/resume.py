@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import filelock
+from pydantic_core import from_json
 
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
@@ -81,7 +82,7 @@ class Steps:
 
     def _complete_record(self, file: Path) -> dict[str, Any] | None:
         try:
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            record: dict[str, Any] = from_json(file.read_bytes())
             sizes = {name: (self._folder / name).stat().st_size for name in record["files"]}
         except (OSError, ValueError, KeyError):
             return None

@@ -13,7 +13,7 @@ from rich.table import Table
 from engine_build.build.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import Entry
 from runtime.engines.manifest import Manifest
-from runtime.terminal import print_line
+from runtime.terminal import cells, print_line
 
 
 class ConsoleReport:
@@ -103,9 +103,9 @@ def _decision_row(decision: RebuildDecision) -> tuple[str, ...]:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(*heads, header_style="bold")
     for row in rows[:-1]:
-        table.add_row(*row)
+        table.add_row(*cells(*row))
     table.add_section()
-    table.add_row(*rows[-1])
+    table.add_row(*cells(*rows[-1]))
     return table
 
 

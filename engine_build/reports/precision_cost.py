@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from engine_build.graphs.graph_file import read_graph
@@ -21,6 +20,7 @@ from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.task_progress import TaskProgress
+from runtime.terminal import Terminal
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 
@@ -56,7 +56,7 @@ def precision(
 
     Errors are against the float32 graph, over the states of a generation; 16-bit arithmetic is emulated on the CPU.
     """
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Terminal(width=None if Terminal().is_terminal else 160)
     deployment = load_deployment(config)
     reports: list[list[Table | str]] = []
     with TaskProgress([1.0] * len(recipe) * (2 if end_to_end else 1)) as progress:

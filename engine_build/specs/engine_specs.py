@@ -7,9 +7,10 @@ packed rank of adapters, I and O input and output features of the matrices that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+
+from pydantic_core import from_json
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
@@ -283,7 +284,7 @@ def _timbre_spec(bundle: Bundle, timbre: TimbreSpec, condition_width: int) -> En
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
     path = bundle.graph_path(text_encoder.tokenizer)
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = from_json(path.read_bytes())
         vocabulary, added = table["model"]["vocab"], table.get("added_tokens", [])
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         return int(1 + max([*ids, *(token["id"] for token in added)]))

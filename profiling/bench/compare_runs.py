@@ -3,12 +3,12 @@ stand out of the noise of the samples."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
 from rich.console import Console
 from rich.text import Text
 
@@ -87,10 +87,10 @@ class Change:
 def read_result(path: Path) -> dict[str, Any]:
     """Read a result that --json saved. Raises ConfigError."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        result = from_json(path.read_bytes())
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix=SAVE) from None
-    except json.JSONDecodeError:
+    except ValueError:
         result = None
     if isinstance(result, dict) and result.keys() >= {"kind", "engine_sha256", "machine"}:
         return result

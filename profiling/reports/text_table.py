@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runtime.untrusted import printable
+
 LEAST_WIDTH = 8
 # Columns between two cells: padding and the box's divider.
 GAP = 2
@@ -19,7 +21,7 @@ def print_table(
     console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], num_text: int = 1
 ) -> None:
     """Print rows of cells; the first `num_text` columns are text, the others numbers."""
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in (columns, *rows)]
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in (columns, *rows)]
     others = sum(max(row[index].cell_len for row in cells) + GAP for index in range(1, len(columns)))
     width = max(console.width - others, LEAST_WIDTH)
     table = Table(

@@ -6,11 +6,12 @@ other properties are in the first record, which has the number of executes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.significance import thinned
@@ -117,7 +118,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Number of executes, extra properties (empty in trtexec's own files), and the rows. Raises ConfigError."""
     try:
-        head, *rows = json.loads(path.read_text(encoding="utf-8"))
+        head, *rows = from_json(path.read_bytes())
         extras = head.get(EXTRA_KEY, {})
         # Some releases of trtexec end the file with a row for the sum.
         rows = [_checked(row) for row in rows if "averageMs" in row]

@@ -6,8 +6,8 @@ The tag is TICKRT in flac, ogg (Vorbis comments), mp3 (ID3) and safetensors, and
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from runtime.audio.decoding import read_tags
 from runtime.audio.formats import is_latents_file
 from runtime.errors import FileError, RequestError
+from runtime.untrusted import safetensors_header
 
 TAG = "TICKRT"
 WAV_TAG = b"ICMT"
@@ -24,8 +25,6 @@ WAV_TAG_NAME = "COMMENT"
 MAX_BYTES = 2**20
 # libsndfile and FFmpeg find no mp3 after a longer tag.
 MP3_BYTES = 2**14
-# Of a safetensors header that is read: a tag of ours, in which JSON escapes every quote, is shorter.
-MAX_HEADER_BYTES = 4 * MAX_BYTES
 
 
 class GenerationMetadata(BaseModel):
@@ -102,10 +101,6 @@ def _audio_tag(path: Path) -> str:
 
 
 def _latents_tag(path: Path) -> str:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        try:
-            header = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
-            return str(header["__metadata__"][TAG])
-        except (ValueError, KeyError, TypeError):
-            return ""
+    with path.open("rb") as file, suppress(RequestError, KeyError, TypeError):
+        return str(safetensors_header(file)["__metadata__"][TAG])
+    return ""

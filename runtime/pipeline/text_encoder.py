@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.numpy import load
 from tokenizers import Tokenizer
@@ -225,12 +225,15 @@ def read_tokenizer(path: Path) -> tuple[Tokenizer, int | None]:
     """A tokenizer without padding and truncation, and the id of its unknown token, if any. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
-        model = json.loads(text).get("model")
+        model = from_json(text).get("model")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(model, dict):
         raise ConfigError(f"{path} has no model, expected a tokenizer.json of the tokenizers library")
-    tokenizer = Tokenizer.from_str(text)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library has no class of its own for it
+        raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     unknown = model.get("unk_token")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -115,7 +116,7 @@ def _sealed(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
 def _opened(data: bytes, kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     try:
         arrays = load(data)
-        head = json.loads(arrays.pop(META).tobytes())
+        head = from_json(arrays.pop(META).tobytes())
         expected = head.pop("sha256")
     except (SafetensorError, KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not a checkpoint: {error}") from error

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from runtime.command_line import CommandLine, Config, Version, need_packages
@@ -17,7 +16,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError, StoreError, TickError
 from runtime.pipeline.building import build_engines
-from runtime.terminal import print_line
+from runtime.terminal import Terminal, cells, print_line
 from server.config import load_settings
 from server.process import open_socket
 
@@ -159,8 +158,9 @@ def print_status(cluster: RayCluster) -> None:
     table = Table("replica", "state", "sessions", "queue, s", "address")
     for lease in leases:
         sessions = f"{lease.sessions} of {lease.capacity}"
-        table.add_row(lease.name, lease.state, sessions, f"{lease.queue_wait_s:.1f}", lease.url or lease.address)
-    Console().print(table)
+        wait = f"{lease.queue_wait_s:.1f}"
+        table.add_row(*cells(lease.name, lease.state, sessions, wait, lease.url or lease.address))
+    Terminal().print(table)
 
 
 def main() -> None:

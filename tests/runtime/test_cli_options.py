@@ -113,10 +113,13 @@ def test_values_are_read_from_files(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "nested.json").write_text('{"a":' * 100_000)
     with pytest.raises(RequestError, match="contains list, expected an object"):
         file_values(tmp_path / "list.json")
     with pytest.raises(RequestError, match="is not JSON"):
         file_values(tmp_path / "damaged.json")
+    with pytest.raises(RequestError, match="is not JSON: recursion limit"):
+        file_values(tmp_path / "nested.json")
     with pytest.raises(FileError, match=r"none\.json cannot be read"):
         file_values(tmp_path / "none.json")
 

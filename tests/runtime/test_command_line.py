@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +27,8 @@ from profiling import bench_cli as bench
 from profiling import profile_cli as profile
 from runtime import cli as generate
 from runtime.command_line import CommandLine, DefaultCommandGroup, complete_deployment
+from runtime.config.deployment import load_deployment
+from runtime.engines.manifest import manifest_path
 from runtime.errors import BuildError, ConfigError, EngineNotBuiltError, FileError, NonFiniteError, TickError
 from server import cli as serve
 
@@ -99,6 +103,51 @@ def test_a_missing_configuration_has_the_same_status_in_every_command(module: An
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no configuration at")
     assert result.stdout == ""
+
+
+# It clears a terminal, changes colours, reverses text and forges a message.
+HOSTILE = "a\x1b[2J\x9b31m\u202e\nerror: forged"
+
+
+def check_printed(result: Result) -> None:
+    """What a command prints has no character that a terminal takes for more than text, and no line of another's."""
+    lines = f"{result.stdout}\n{result.stderr}".split("\n")
+    assert r"\x1b[2J" in result.output
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.lstrip().startswith("error: forged") for line in lines)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("module", CALLS)
+def test_every_command_prints_what_it_is_given_as_plain_text(module: Any, tmp_path: Path) -> None:
+    check_printed(invoke(module, *CALLS[module][:1], f"--{HOSTILE}"))
+    if CALLS[module][0] == "demo":
+        (tmp_path / "a.toml").write_text('"a\\u001b[2J\\u202e\\nerror: forged" = 1\n', encoding="utf-8")
+        check_printed(invoke(module, tmp_path / HOSTILE, *CALLS[module][1:]))
+        check_printed(invoke(module, tmp_path / "a.toml", *CALLS[module][1:]))
+
+
+def test_names_in_files_are_printed_as_plain_text(tmp_path: Path) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path))
+    folder = deployment.engine_folder("cpu")
+    folder.mkdir(parents=True)
+    manifest_path(folder, HOSTILE).write_text("{}")
+    (folder / f"{HOSTILE}.onnx").touch()
+    check_printed(invoke(build, "list", deployment.path))
+    check_printed(invoke(build, "inspect", folder / f"{HOSTILE}.onnx"))
+    check_printed(invoke(build, "init", tmp_path / HOSTILE))
+    row = {"name": HOSTILE, "averageMs": 1.0, "timeMs": 1.0, "percentage": 100.0}
+    (tmp_path / "a.json").write_text(json.dumps([{"count": 1}, row]))
+    check_printed(invoke(profile, "diff", tmp_path / "a.json", tmp_path / "a.json"))
+    check_printed(invoke(generate, "demo", "--prompt", "a", "--out", "a.wav", "--adapter", f"a:{HOSTILE}"))
+    check_printed(invoke(generate, "demo", "--like", tmp_path / HOSTILE, "--out", "a.wav"))
+
+
+def test_warnings_are_printed_as_plain_text() -> None:
+    invoke(build, "--version")  # any command
+    record = logging.LogRecord("tickrt", logging.WARNING, "", 1, HOSTILE, None, None)
+    assert logging.lastResort is not None
+    assert logging.lastResort.format(record) == r"a\x1b[2J\x9b31m\u202e\nerror: forged"
 
 
 @pytest.mark.parametrize("module", [serve, generate, profile, bench])

@@ -2,15 +2,22 @@
 
 import errno
 import io
+import re
 import signal
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
 
 from runtime import errors
 from runtime.terminal import (
     EXIT_INTERRUPTED,
+    Terminal,
+    cells,
     exit_on_error,
     exit_status,
     print_line,
@@ -102,6 +109,50 @@ def test_long_lines_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     text = "[a] " * 200
     print_line(text)
     assert capsys.readouterr().out == f"{text}\n"
+
+
+# It clears a terminal, changes colours, reverses text, rings, and forges a message.
+HOSTILE = "a\x1b[2J\x9b31m\u202e\x07\x7f[red]\ud800\nerror: forged"
+SHOWN = r"a\x1b[2J\x9b31m\u202e\x07\x7f[red]\ud800\nerror: forged"
+
+
+def test_what_is_printed_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(HOSTILE)
+    with pytest.raises(SystemExit), exit_on_error():
+        raise errors.RequestError(HOSTILE, field=HOSTILE, fix=HOSTILE)
+    with pytest.raises(SystemExit), exit_on_error():
+        raise PermissionError(errno.EACCES, "Permission denied", HOSTILE)
+    error = f"error: {SHOWN}: {SHOWN}\n  fix: {SHOWN}\nerror: {SHOWN}: Permission denied\n"
+    assert capsys.readouterr() == (f"{SHOWN}\n", error)
+
+
+def test_tables_show_names_without_their_control_characters() -> None:
+    file = io.StringIO()
+    table = Table("\x1b]0;head\x07", title="\x9b31mtitle")
+    table.add_row(*cells(HOSTILE))
+    table.add_row(Text("\x1b[31mtext"))
+    terminal = Terminal(file=file, width=200)
+    terminal.print(table, "\x1b[32mtext [red]", "two\nlines", sep="\n")
+    text = file.getvalue()
+    assert all(line.isprintable() for line in text.split("\n"))
+    for found in (SHOWN, r"\x1b]0;head", r"\x9b31mtitle", r"\x1b[31mtext", r"\x1b[32mtext [red]", "two\nlines\n"):
+        assert found in text
+
+
+def test_every_command_prints_through_a_terminal() -> None:
+    packages = ("engine_build", "profiling", "runtime", "server")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    assert [path.name for path in files if re.search(r"\bConsole\(", path.read_text())] == ["terminal.py"]
+
+
+def test_a_bar_still_moves_on_a_terminal() -> None:
+    file = io.StringIO()
+    with Progress(console=Terminal(file=file, force_terminal=True, width=80), transient=True) as progress:
+        progress.add_task("\x1b[2J", total=1.0)
+    assert r"\x1" in file.getvalue()  # cut at the width that the text had
+    assert "\x1b[2J" not in file.getvalue()
+    assert "\x1b[?25l" in file.getvalue()  # the cursor is hidden
+    assert file.getvalue().count("\x1b[2K") > 0  # a line is cleared
 
 
 def test_paths_are_shown_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from engine_build.export.acestep.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.errors import ConfigError
@@ -173,7 +174,7 @@ def _own_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from engine_build.export.acestep.planner_text import (
@@ -81,7 +81,7 @@ class PlannerFolder:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            self.config: dict[str, Any] = from_json((folder / "config.json").read_bytes())
             PlannerSizes.of(self.config)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

@@ -5,7 +5,6 @@ The files are read, not mapped: mapped pages count as the process's memory as lo
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from pydantic_core import from_json
 from torch import Tensor, nn
 
 from runtime.errors import ConfigError
@@ -161,7 +161,7 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
 
 def _json(data: bytes, path: Path, key: str | None = None) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = from_json(data)
         value: dict[str, Any] = found if key is None else found[key]
         value.items()
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -148,7 +148,7 @@ class RemoteSession:
             data = Path(source).read_bytes()
             request = urllib.request.Request(f"{self._urls[0]}/v1/sources", data, self._headers)
             with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
-                return str(json.load(response)["id"])
+                return str(from_json(response.read(MAX_MESSAGE_BYTES))["id"])
         except urllib.error.HTTPError as error:
             raise RequestError(_detail(error), field="source") from None
         except (OSError, HTTPException) as error:
@@ -333,7 +333,7 @@ class RemoteSession:
 def _detail(error: urllib.error.HTTPError) -> str:
     """What a server says of an error; an edge's answer is no problem document."""
     try:
-        return str(json.load(error)["detail"])
+        return str(from_json(error.read(MAX_MESSAGE_BYTES))["detail"])
     except (ValueError, LookupError, TypeError):
         return str(error)
 

@@ -182,6 +182,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
         read_result(tmp_path / "absent.json")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_result(tmp_path / "binary")
+    for data in (b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "binary").write_bytes(data)
+        with pytest.raises(ConfigError, match="is not a result"):
+            read_result(tmp_path / "binary")

@@ -84,7 +84,19 @@ def test_files_without_metadata_and_files_that_cannot_be_read_are_told_apart(tmp
     latents.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {}))
     (tmp_path / "short.safetensors").write_bytes(b"abc")
     (tmp_path / "long.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{")
-    for path in (plain, other, latents, tmp_path / "short.safetensors", tmp_path / "long.safetensors"):
+    nested = "[" * 100_000
+    write(tmp_path / "nested.wav", "wav", nested)
+    write(tmp_path / "nested.flac", "flac", f'{{"model": "a", "model_version": "1", "options": {{"prompt": {nested}')
+    (tmp_path / "nested.safetensors").write_bytes(struct.pack("<Q", len(nested)) + nested.encode())
+    (tmp_path / "deep.safetensors").write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: nested}))
+    unusable = [
+        *tmp_path.glob("short.*"),
+        *tmp_path.glob("long.*"),
+        *tmp_path.glob("nested.*"),
+        *tmp_path.glob("deep.*"),
+    ]
+    assert len(unusable) == 6
+    for path in (plain, other, latents, *unusable):
         with pytest.raises(RequestError, match="does not say what it was made from"):
             read_metadata(path)
     (tmp_path / "text.wav").write_text("not audio")

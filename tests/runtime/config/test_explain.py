@@ -103,7 +103,7 @@ def test_a_file_that_is_no_toml_or_cannot_be_read_is_refused(tmp_path: Path) -> 
     path = tmp_path / "a.toml"
     with pytest.raises(ConfigError, match=r"a\.toml cannot be read"):
         read_toml(path)
-    for content in (b"[a", b"\xff"):
+    for content in (b"[a", b"\xff", b"a = " + b"[" * 100_000):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"a\.toml is not TOML"):
             read_toml(path)

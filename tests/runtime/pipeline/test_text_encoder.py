@@ -119,7 +119,7 @@ def test_threads_share_one_text_encoder(bundle: Bundle, engine: GraphEngine) -> 
     assert all(np.array_equal(tokens, text_encoder.encode(text)) for tokens, text in zip(found, texts, strict=True))
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3"])
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3", "[" * 100_000, '{"model": {}}'])
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, engine: GraphEngine, content: str | None) -> None:
     folder = tiny_bundle(tmp_path, SPEC)
     if content is None:

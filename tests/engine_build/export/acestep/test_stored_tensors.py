@@ -87,6 +87,7 @@ def header(text: bytes) -> Callable[[bytes], bytes]:
         (lambda whole: b"\xff" * 60, "its header is cut off"),
         (header(b"{]"), "its JSON cannot be read"),
         (header(b"[1]"), "its JSON cannot be read"),
+        (header(b"[" * 100_000), "its JSON cannot be read"),
         (header(b'{"a": {"dtype": "F32"}}'), "does not describe 'a'"),
         (header(b'{"a": {"dtype": "I8", "shape": [], "data_offsets": [0, 0]}}'), "'a' as I8, expected one of F32"),
         (header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 0]}}'), r"'a' of shape \[2\] in 0 bytes"),
