@@ -84,14 +84,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         elif self._unfinished_bytes > SMALL_UNFINISHED_BYTES:
             self._bound_unfinished()
 
-    async def send(self, message: Message) -> None:  # type: ignore[override]
-        """Send the next part of the handshake, or a message. Raises ClientDisconnected after the connection's close."""
-        if self.close_sent:
-            raise ClientDisconnected
-        await super().send(message)  # type: ignore[arg-type]
-        if self.handshake_complete:
-            self._on_opened()
-
     def handle_ping(self) -> None:
         """Answer a ping."""
         if self._takes_control():
@@ -139,6 +131,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         if self.close_sent:
             raise ClientDisconnected
         await super().send(message)
+        if self.handshake_complete:
+            self._on_opened()
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"][ABORT_EXTENSION] = self.abort

@@ -3,15 +3,30 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
-from helpers.http_harness import PROBLEM, TIMEOUT_S, Served, connected, eventually, raw_request, read_all
+from fastapi import WebSocket
+from helpers.http_harness import (
+    GENERATIONS,
+    PROBLEM,
+    TIMEOUT_S,
+    Served,
+    connected,
+    eventually,
+    open_websocket,
+    raw_request,
+    read_all,
+)
+from helpers.tls import make_certificate
 
-from server.asgi.connection import MAX_PIPELINED_BYTES, abort_of
+from server.asgi.connection import MAX_PIPELINED_BYTES, READ_BYTES, BoundedProtocol, abort_of
+from server.asgi.websocket import WebSocketProtocol
 
 Serve = Callable[..., Served]
 
@@ -38,6 +53,168 @@ def test_malformed_http_is_answered_with_a_problem(served: Served, data: bytes) 
     assert json.loads(body)["status"] in (400, 413, 415)
     with served.client() as client:
         assert client.get("/health/live").status_code == 200
+
+
+def handshake(headers: str = "", target: str = "/v1/live") -> bytes:
+    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    return f"GET {target} HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}{headers}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (handshake("content-length: 5\r\n"), 400, "malformed_http"),
+        (handshake("content-length: 5\r\n") + b"abcde", 400, "malformed_http"),
+        (handshake("transfer-encoding: chunked\r\n") + b"0\r\n\r\n", 400, "malformed_http"),
+        (handshake("x: y\r\n" * 200), 431, "headers_too_large"),
+        (handshake(f"x: {'y' * 9000}\r\n"), 431, "headers_too_large"),
+        (handshake(target="/v1/live?" + "x" * 9000), 431, "headers_too_large"),
+        (handshake("x: \x01\r\n"), 400, "malformed_http"),
+    ],
+)
+def test_a_handshake_that_cannot_be_read_is_answered_with_a_problem(
+    serve: Serve, sent: bytes, status: int, code: str
+) -> None:
+    served = serve(max_connections=1, header_timeout_s=600.0)
+    with connected(served) as connection:
+        connection.sendall(sent)
+        head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert PROBLEM.encode() in head
+        assert json.loads(body)["code"] == code
+        with served.client() as client:
+            assert client.get("/health/live").status_code == 200
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def test_a_refused_handshake_is_counted(serve: Serve) -> None:
+    served = serve()
+    with connected(served) as connection:
+        connection.sendall(handshake("x: y\r\n" * 200))
+        assert connection.recv(12) == b"HTTP/1.1 431"
+    assert served.metrics()["tickrt_http_requests_total{method=GET}{route=unmatched}{status=431}"] == 1
+
+
+async def never_accept(websocket: WebSocket) -> None:
+    await websocket.receive()
+    await websocket.receive()
+
+
+def test_a_handshake_without_an_answer_has_the_deadline_of_headers(serve: Serve) -> None:
+    served = serve(header_timeout_s=0.2)
+    served.app.add_api_websocket_route("/test/never", never_accept)
+    with connected(served) as connection:
+        connection.sendall(handshake(target="/test/never"))
+        assert read_all(connection) == b""
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def test_a_handshake_without_an_answer_makes_room(serve: Serve) -> None:
+    served = serve(max_connections=2, header_timeout_s=600.0)
+    served.app.add_api_websocket_route("/test/never", never_accept)
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(connected(served)) for _ in range(2)]
+        for connection in waiting:
+            connection.sendall(handshake(target="/test/never"))
+        eventually(lambda: _num_websockets(served) == 2)
+        idle = [stack.enter_context(connected(served)) for _ in range(4)]
+        assert [read_all(connection) for connection in waiting] == [b"", b""]
+        idle[0].sendall(raw_request(path="/health/live", method="GET"))
+        assert idle[0].recv(15) == b"HTTP/1.1 200 OK"
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def _num_websockets(served: Served) -> int:
+    return sum(isinstance(item, WebSocketProtocol) for item in list(served.server.server_state.connections))
+
+
+def test_the_address_with_the_most_idle_connections_makes_room(serve: Serve) -> None:
+    served = serve(max_connections=2)
+    with ExitStack() as stack:
+        other = stack.enter_context(
+            socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S, source_address=("127.0.0.2", 0))
+        )
+        eventually(lambda: len(served.server.server_state.connections) == 1)
+        idle = [stack.enter_context(connected(served)) for _ in range(8)]
+        assert [read_all(connection) for connection in idle[:5]] == [b""] * 5
+        other.sendall(raw_request(path="/health/live", method="GET"))
+        assert other.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_turn_of_the_event_loop_takes_little_of_a_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_tls: bool
+) -> None:
+    sizes: dict[type, list[int]] = {BoundedProtocol: [], WebSocketProtocol: []}
+    for kind, seen in sizes.items():
+        _watch_reads(monkeypatch, kind, seen)
+    certificate, key = make_certificate(tmp_path) if has_tls else (None, None)
+    trusting = ssl.create_default_context(cafile=str(certificate)) if has_tls else None
+    served = serve(certificate=certificate, private_key=key)
+    with served.client(**({"verify": trusting} if has_tls else {})) as client:
+        assert client.post("/v1/sources", content=bytes(2**20)).status_code == 415
+    with open_websocket(served, "/v1/live", ssl=trusting) as websocket:
+        websocket.send(" " * 2**20)
+        websocket.recv(TIMEOUT_S)
+    for seen in sizes.values():
+        assert sum(seen) > 2**20
+        assert max(seen) <= READ_BYTES
+
+
+def _watch_reads(monkeypatch: pytest.MonkeyPatch, kind: type, seen: list[int]) -> None:
+    original = kind.data_received  # type: ignore[attr-defined]
+
+    def data_received(self: object, data: bytes) -> None:
+        seen.append(len(data))
+        original(self, data)
+
+    monkeypatch.setattr(kind, "data_received", data_received)
+
+
+CHUNKED = (
+    f"POST {GENERATIONS} HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(("size", "status"), [(1, 400), (4, 400), (8, 200)])
+def test_a_body_whose_framing_is_larger_than_its_chunks_is_refused(served: Served, size: int, status: int) -> None:
+    chunk = b"%x\r\n%b\r\n" % (size, b" " * size)
+    with connected(served) as connection, suppress(ConnectionError):
+        connection.sendall((CHUNKED % "localhost").encode() + chunk * (200_000 // len(chunk)))
+        connection.sendall(b'f\r\n{"prompt": "a"}\r\n0\r\n\r\n')
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert (PROBLEM.encode() in answer) == (status == 400)
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\n \r\n" * 2**14, b"10000\r\n" + bytes(2**16) + b"\r\n"])
+def test_next_to_nothing_is_read_after_a_refusal(serve: Serve, chunk: bytes) -> None:
+    served = serve(api_key="k", max_connections=1)
+    with connected(served) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        connection.sendall((CHUNKED % "localhost").encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+        with served.client() as client:
+            assert client.get("/health/live").status_code == 200
+        sent = 0
+        with suppress(OSError):
+            while sent < 2**26:
+                sent += connection.send(chunk)
+    assert sent < 2**22
+
+
+def test_a_connection_that_was_refused_makes_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.asgi.connection.LINGER_S", 600.0)
+    served = serve(api_key="k", max_connections=1)
+    with ExitStack() as stack:
+        refused = [stack.enter_context(connected(served)) for _ in range(2)]
+        for connection in refused:
+            connection.sendall((CHUNKED % "localhost").encode())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+        with served.client() as client:
+            assert client.get("/health/live").status_code == 200
+        assert read_all(refused[0]) == b""
 
 
 def test_headers_have_a_deadline(serve: Serve) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -217,6 +218,76 @@ def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disco
     eventually(lambda: ends and not server.server.server_state.connections)
     assert [type(error) for error in ends] == [WebSocketDisconnect]
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
+    """A frame of a client, masked with zeros."""
+    size = bytes([0xFE]) + len(payload).to_bytes(2, "big") if len(payload) > 125 else bytes([0x80 | len(payload)])
+    return bytes([opcode | 0x80 * is_last]) + size + bytes(4) + payload
+
+
+TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+FIRST = frame(TEXT, is_last=False)
+
+
+def close_code(received: bytes) -> int:
+    """The code in the last frame of what a server has sent, without the reason's text."""
+    return int.from_bytes(re.findall(rb"\x88.(..)", received, re.DOTALL)[-1], "big")
+
+
+@pytest.mark.parametrize(
+    ("opening", "unit"),
+    [
+        (b"", frame(PING)),
+        (b"", frame(PONG)),
+        (FIRST, frame(CONTINUATION, is_last=False)),
+        (FIRST, frame(CONTINUATION, b"ab", is_last=False)),
+        (b"", FIRST + frame(CONTINUATION, b"a")),
+    ],
+)
+def test_a_flood_of_small_frames_closes_with_1008(served: Callable[..., Served], opening: bytes, unit: bytes) -> None:
+    server = served()
+    with raw_websocket(server) as connection:
+        connection.sendall(opening + 3000 * unit)
+        assert close_code(read_all(connection)) == 1008
+    eventually(lambda: not server.server.server_state.connections)
+
+
+def test_small_frames_within_the_limit_are_taken(served: Callable[..., Served]) -> None:
+    with raw_websocket(served()) as connection:
+        connection.sendall(300 * frame(PING) + 300 * frame(PONG) + FIRST)
+        connection.sendall(300 * frame(CONTINUATION, b"a", is_last=False) + frame(CONTINUATION, b"b"))
+        received = b""
+        while not received.endswith(b"ab"):
+            received += connection.recv(65536)
+    assert received.count(b"\x8a\x00") == 300
+
+
+def test_a_message_in_many_fragments_is_taken(served: Callable[..., Served]) -> None:
+    with open_websocket(served(), ECHO, max_size=None) as websocket:
+        websocket.send("x" * 1024 for _ in range(2048))
+        assert websocket.recv(TIMEOUT_S) == "x" * 2**21
+
+
+def test_the_fragments_of_a_message_are_bounded(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.asgi.websocket.MAX_FRAGMENTS", 10)
+    with raw_websocket(served()) as connection:
+        connection.sendall(FIRST + 10 * frame(CONTINUATION, b"a", is_last=False))
+        assert close_code(read_all(connection)) == 1008
+
+
+def test_the_longest_unfinished_message_makes_room_for_others(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.asgi.websocket.MAX_UNFINISHED_BYTES", 400_000)
+    server = served()
+    begin = b"\x81\xff" + (300_000).to_bytes(8, "big") + bytes(4)
+    with raw_websocket(server) as longest, open_websocket(server, ECHO) as other:
+        longest.sendall(begin + b"x" * 250_000)
+        eventually(lambda: max(item._unfinished_bytes for item in server.server.server_state.connections) > 240_000)
+        other.send("a" * 200_000)
+        assert other.recv(TIMEOUT_S) == "a" * 200_000
+        assert close_code(read_all(longest)) == 1013
 
 
 def test_bytes_that_are_no_frames_end_the_connection_and_not_the_server(served: Callable[..., Served]) -> None:
