@@ -30,10 +30,12 @@ from runtime.cli_options import (
     merged,
     named_as_flags,
     option_flags,
+    range_text,
 )
 from runtime.command_line import Command, CommandLine, Config, Version
-from runtime.config.bundle import load_bundle
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.option_ranges import ANY_MODEL
 from runtime.errors import ConfigError, FileError, RequestError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
@@ -165,21 +167,29 @@ class _GenerateCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help" in args:
-            defaults = _bundle_defaults(args)
+            bundle = _bundle_of(args)
             for option in self.params:
-                if isinstance(option, TyperOption) and option.help and option.name in defaults:
-                    option.help = option.help.replace("the model's", defaults[option.name])
+                if bundle is not None and isinstance(option, TyperOption) and option.help and option.name:
+                    option.help = _with_facts(option.help, option.name, bundle)
         return list(super().parse_args(ctx, args))
 
 
-def _bundle_defaults(args: Iterable[str]) -> dict[str, str]:
-    """The sampler's defaults of the first argument that is a deployment, by option; empty where none is."""
+def _bundle_of(args: Iterable[str]) -> Bundle | None:
+    """That of the first argument that is a deployment."""
     for argument in args:
         with suppress(ConfigError):
-            bundle = load_bundle(load_deployment(Path(argument)).bundle)
-            values = bundle.sampler.model_dump(exclude={"dcw"})
-            return {name: f"{value:g}, that of {bundle.name}" for name, value in values.items()}
-    return {}
+            return load_bundle(load_deployment(Path(argument)).bundle)
+    return None
+
+
+def _with_facts(text: str, option: str, bundle: Bundle) -> str:
+    """An option's help with the bundle's default and range."""
+    default = getattr(bundle.sampler, option, None)
+    if isinstance(default, int | float):
+        text = text.replace("the model's", f"{default:g}, that of {bundle.name}")
+    if option in bundle.options.narrowed:
+        text = text.replace(range_text(*getattr(ANY_MODEL, option).ends), f"{getattr(bundle.options, option)}")
+    return text
 
 
 def _make_app() -> typer.Typer:
@@ -217,8 +227,9 @@ def _run(job: Job) -> None:
     console = Terminal(stderr=True)
     deployment = load_deployment(job.config)
     condition = None if job.condition is None else read_condition(job.condition)
-    needs_text = condition is None and load_bundle(deployment.bundle).text_encoder is not None
-    options = parse_options(job.values if needs_text else {"prompt": "", **job.values})
+    bundle = load_bundle(deployment.bundle)
+    needs_text = condition is None and bundle.text_encoder is not None
+    options = parse_options(job.values if needs_text else {"prompt": "", **job.values}, bundle.options)
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format != "latents":
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")

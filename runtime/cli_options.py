@@ -52,6 +52,11 @@ def option_flags() -> list[inspect.Parameter]:
     return [_flag(name, entry) for name, entry in _flag_schemas().items()]
 
 
+def range_text(low: float, high: float) -> str:
+    """A range as --help shows it."""
+    return f"{low:g}<=x<={high:g}"
+
+
 def flag_values(
     prompts: list[str], repaints: list[str], flags: Mapping[str, str | bool | None], adapters: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -161,7 +166,7 @@ def _range(schema: dict[str, Any]) -> str:
     if bounds is None:
         return ""
     low, high = bounds["minimum"], bounds["maximum"]
-    return f"{low:g}<=x<={high:g}" if high <= MAX_SHOWN else f"x>={low:g}"
+    return range_text(low, high) if high <= MAX_SHOWN else f"x>={low:g}"
 
 
 def _metavar(schema: dict[str, Any]) -> str:

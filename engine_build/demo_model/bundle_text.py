@@ -10,6 +10,7 @@ import onnx
 from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
 from engine_build.demo_model.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from engine_build.demo_model.corpus.batches import OVERLAP_FRAMES
+from engine_build.demo_model.corpus.songs import BPM_RANGE
 from engine_build.demo_model.corpus.theory import MODES
 from engine_build.demo_model.latents import (
     CANVAS_FRAMES,
@@ -109,6 +110,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "outputs": {"hints": "hints"},
     },
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
+    "options": {"bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]}},  # of the corpus
     "controls": {
         "bpm": {"option": "bpm"},
         "scale": {"option": "key"},

@@ -18,6 +18,8 @@ from engine_build.demo_model.corpus.genres import GENRES, METERS
 from engine_build.demo_model.corpus.songs import BPM_RANGE
 from engine_build.demo_model.corpus.vocabulary import (
     BPM_CONCEPTS,
+    FIRST_TEMPO_ID,
+    FRACTION_CONCEPTS,
     GENRE_CONCEPTS,
     INSTRUMENT_CONCEPTS,
     KEY_CONCEPTS,
@@ -73,8 +75,9 @@ def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     """Graph `input_ids [B, L], attention_mask [B, L]` int64 -> `condition [B, N, D], condition_mask [B, N]` f32.
 
     The condition is the rows of the table that the prompt means, N = `MAX_CONDITION_TOKENS`; the mask is 1 for them and
-    0 for the rows that fill up. So the result does not depend on word order, on repeated words or on unknown ones. Row
-    `vocabulary.ALWAYS_ID` is always kept: alone it is the empty prompt.
+    0 for the rows that fill up. A tempo between two whole numbers is between their rows. So the result does not depend
+    on word order, on repeated words or on unknown ones. Row `vocabulary.ALWAYS_ID` is always kept: alone it is the
+    empty prompt.
 
     Args:
         token_table: f32 `[NUM_TOKENS, D]`.
@@ -84,7 +87,10 @@ def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     attention_mask = graph.input("attention_mask", ("batch", "tokens"), np.int64)
     meaning = _Meaning(graph, _named(graph, _concept_ids(graph, input_ids, attention_mask)))
     ids, mask = _kept(graph, meaning.token_mask())
-    condition = graph.op("Gather", graph.constant(token_table), ids, axis=0)
+    table, above = graph.constant(token_table), graph.op("Gather", graph.constant(_ids_above(), np.int64), ids, axis=0)
+    condition, higher = (graph.op("Gather", table, found, axis=0) for found in (ids, above))
+    more = graph.op("Mul", meaning.fraction(), graph.op("Sub", higher, condition))
+    condition = graph.op("Add", condition, more)
     graph.output("condition", condition, ("batch", MAX_CONDITION_TOKENS, token_table.shape[1]))
     graph.output("condition_mask", mask, ("batch", MAX_CONDITION_TOKENS))
     return graph.model()
@@ -117,6 +123,12 @@ def _kept(graph: GraphWriter, token_mask: str) -> tuple[str, str]:
     return ids, graph.op("Cast", graph.op("Greater", values, graph.constant(0.0)), to=TensorProto.FLOAT)
 
 
+def _ids_above() -> list[int]:
+    """Per token, the one of the tempo that is 1 bpm higher; all others, and the highest tempo, have themselves."""
+    last = FIRST_TEMPO_ID + len(BPM_CONCEPTS) - 1
+    return [number + (FIRST_TEMPO_ID <= number < last) for number in range(NUM_TOKENS)]
+
+
 class _Meaning:
     """Writes the rules: which tokens follow from the concepts that a prompt names, f32 `[B, W]`, 0 or 1."""
 
@@ -143,6 +155,11 @@ class _Meaning:
             self._columns((*KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS)),
         ]
         return self._graph.op("Concat", *parts, axis=1)
+
+    def fraction(self) -> str:
+        """`[B, 1, 1]`: how far the tempo is above a whole number, in bpm."""
+        parts = self._matmul(self._columns(tuple(FRACTION_CONCEPTS)), [[part] for part in FRACTION_CONCEPTS.values()])
+        return self._unsqueeze(parts, 2)
 
     def _or_default(self, genre: str) -> str:
         """One-hot of the named genre, else of the default; all 0 for the empty prompt."""

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers.models import WordLevel
 
 from engine_build.demo_model.corpus.theory import NOTE_NAMES
-from engine_build.demo_model.corpus.vocabulary import BPMS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
+from engine_build.demo_model.corpus.vocabulary import BPMS, FRACTION_CONCEPTS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
 from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
 from engine_build.demo_model.words import ARTICLES, FILLERS, NEGATIONS, WORDS
 
@@ -39,7 +39,8 @@ _GERMAN_PITCH_CLASSES: Final = {"h": 11, "b": 10, "as": 8, "es": 3} | {
 }
 _SYLLABLE_PITCH_CLASSES: Final = {"do|ut": 0, "re": 2, "mi": 4, "fa": 5, "sol": 7, "la": 9, "si": 11}
 # Numbers beyond the range of tempos mean its ends.
-_FARTHER_BPMS: Final = {60: "[3-5][0-9]|60", 180: "1[89][0-9]|[23][0-9][0-9]"}
+_FARTHER_BPMS: Final = {60: "[3-5][0-9]", 180: "1[89][0-9]|[23][0-9][0-9]"}
+_BPM_UNIT: Final = r"[ -]?(?:bpm|beats per minute)\b"
 _METER_WORDS: Final = {"3/4": "waltztime", "6/8": "sixeight", "12/8": "sixeight", "4/4": "fourfour", "2/4": "fourfour"}
 _OPTION_METERS: Final = {2: "fourfour", 3: "threefour", 4: "fourfour", 6: "sixeight"}
 
@@ -54,6 +55,7 @@ def word_concepts() -> dict[str, str]:
     words = {_joined(phrase): concept for phrase, concept in _phrase_concepts().items()}
     words |= {key_word(index): concept for index, concept in enumerate(KEY_CONCEPTS)}
     words |= {str(bpm): f"bpm:{bpm}" for bpm in BPMS}
+    words |= {f"point{concept.removeprefix('fraction:')}": concept for concept in FRACTION_CONCEPTS}
     words |= {_pair_word(pair): pair for pair in PAIR_CONCEPTS}
     return words | {f"no{layer}": f"no:{layer}" for layer in LAYERS}
 
@@ -113,6 +115,7 @@ def _spelled_words() -> dict[str, str]:
     keys |= {_pair_word(pair): _pair_text(pair) for pair in PAIR_CONCEPTS}
     phrases = {_joined(phrase): phrase.replace("-", " ") for phrase in _phrase_concepts()}
     negations = {f"no{layer}": f"no {layer}" for layer in LAYERS}
+    negations |= {word: f".{word[5:]}" for word in word_concepts() if word.startswith("point")}
     return {word: text for word, text in (keys | phrases | negations).items() if word != text}
 
 
@@ -177,10 +180,7 @@ def _word_rules() -> Iterator[tuple[str, str]]:
     yield rf"{_WORD_BEGINS}(?:{meters}){_WORD_STOPS}(?=[\s\S]*optionmeter)", ""
     yield r"<key:|optionmeter", " "
     yield r"(?<=key[a-g]|key[a-g]s)\s+blues\b", " bluesscale "
-    for bpm in BPMS:
-        number = _FARTHER_BPMS.get(bpm, str(bpm))
-        unit = r"(?:\.[0-9]+)?[ -]?(?:bpm|beats per minute)\b"
-        yield rf"(?<![0-9a-z#.])(?:{number}){unit}|<bpm:(?:{number})>", f" {bpm} "
+    yield from _tempo_rules()
     yield r"(?<=[0-9])\.[0-9]+(?![0-9a-z])", ""
     for layer in LAYERS:
         yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?(?:{_layer_names(layer)})\b", f" no{layer} "
@@ -198,6 +198,19 @@ def _word_rules() -> Iterator[tuple[str, str]]:
     yield rf"{_WORD_BEGINS}(?:{FILLERS.replace(' ', '|')}){_WORD_STOPS}", ""
     unknown = rf"{_WORD_BEGINS}(?!(?:{'|'.join(word_concepts())}){_WORD_STOPS})[^\W_]+"
     yield rf"{unknown}(?:[\W_]+{unknown})*", "unknown"
+
+
+def _tempo_rules() -> Iterator[tuple[str, str]]:
+    """Numbers with a unit, or of the option; `93.57 bpm` is `93 point5 point07`, what has more digits is cut."""
+    begins, ends = r"(?<![0-9a-z#.])", rf"(?:{_BPM_UNIT}|>)"
+    for bpm, number in _FARTHER_BPMS.items():
+        yield rf"{begins}(?:{number})(?:\.[0-9]+)?{_BPM_UNIT}|<bpm:(?:{number})>", f" {bpm} "
+    for digit in range(10):
+        yield rf"(?<=[0-9]\.[0-9]){digit}[0-9]*{ends}", f" point0{digit} >" if digit else " >"
+    for digit in range(10):
+        yield rf"(?<=[0-9])\.{digit}(?:{ends}|(?= (?:point0[1-9] )?>))", f" point{digit} >" if digit else " >"
+    for bpm in BPMS:
+        yield rf"(?:{begins}|<bpm:){bpm}(?:{ends}|(?= (?:point0?[1-9] )?>))", f" {bpm} "
 
 
 def _words_of(*kinds: str) -> str:

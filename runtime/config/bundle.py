@@ -20,6 +20,7 @@ from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import Section, read_toml, validated
+from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
 from runtime.config.structure import StructureSpec
 from runtime.errors import ConfigError
@@ -151,6 +152,7 @@ class Bundle(Section):
     structure: StructureSpec | None = None
     planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
+    options: OptionRanges = OptionRanges()
     controls: ControlsSpec = ControlsSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
@@ -194,6 +196,17 @@ class Bundle(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_defaults(self) -> Self:
+        for name, value in self.sampler:
+            option = name.removeprefix("live_")
+            taken = self.options.narrowed.get(option)
+            if taken is not None and taken.usual_part.outside(value) is not None:
+                raise ValueError(
+                    f"sampler.{name} is {value:g}, expected {taken.usual_part}, as [options.{option}] says"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_controls(self) -> Self:
         known = self.text_encoder.placeholders if self.text_encoder else frozenset[str]()
         for name, spec in self.controls.given.items():
@@ -201,6 +214,9 @@ class Bundle(Section):
                 raise ValueError(f"controls.{name}.words need [text_encoder]")
             if spec.option in TEXT_OPTIONS and spec.option not in known:
                 raise ValueError(f"controls.{name}.option is {spec.option}, the template has no {{{spec.option}}}")
+            taken = self.options.narrowed.get(str(spec.option))
+            if taken is not None and spec.range is not None and taken.outside(list(spec.range)) is not None:
+                raise ValueError(f"controls.{name}.range is outside of [options.{spec.option}], which takes {taken}")
         return self
 
     def graph_path(self, graph: str) -> Path:

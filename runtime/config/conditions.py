@@ -34,7 +34,7 @@ def filled(template: str, values: Mapping[str, Any], missing: str = "") -> str:
 
     def value(match: re.Match[str]) -> str:
         found = values.get(match[1])
-        return missing if found is None else str(found)
+        return missing if found is None else f"{found:g}" if isinstance(found, float) else str(found)
 
     return PATTERN.sub(value, template)
 

@@ -73,6 +73,7 @@ class LongGeneration:
         caller: Caller | None = None,
     ) -> None:
         self.seed = draw_seed() if options.seed is None else options.seed
+        pipeline.bundle.options.check(dict(options))
         self._given, thinking = options, None
         self._caller = Caller(inputs.client) if caller is None else caller
         if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):

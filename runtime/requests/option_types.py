@@ -20,6 +20,7 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from runtime.config.deployment import Strength
+from runtime.config.option_ranges import ANY_MODEL
 from runtime.requests.request import DCW_READS, DENOISE_MIN
 from runtime.requests.text_options import MAX_NAME_CHARACTERS
 
@@ -72,7 +73,7 @@ Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
 UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
 DcwStrength = Annotated[Values, bounded(-0.5, 0.5)]
-NoiseScale = Annotated[Values, bounded(0.0, 4.0)]
+NoiseScale = Annotated[Values, bounded(*ANY_MODEL.ode_noise.ends)]
 GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
 GainChannels = Annotated[
     list[GainValue], Field(min_length=1, max_length=MAX_CHANNELS, fail_fast=True, json_schema_extra=PER_CHANNEL)

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from runtime.config.conditions import Task
 from runtime.config.explain import key_of, sentence, similar_name
+from runtime.config.option_ranges import ANY_MODEL, OptionRanges, within
 from runtime.errors import RequestError
 from runtime.requests.option_types import (
     MAX_SECONDS,
@@ -58,13 +59,13 @@ class StepOptions(OptionModel):
     A curve is a list of any length; it is stretched linearly over the generation. What is left out stays as it is.
     """
 
-    guidance: Annotated[Values, bounded(0.0, 50.0)] | None = Field(
+    guidance: Annotated[Values, bounded(*ANY_MODEL.guidance.ends)] | None = Field(
         default=None, description="How hard to push away from the negative prompt; 1 is off. Default: the model's."
     )
-    velocity_scale: Annotated[Values, bounded(0.0, 4.0)] | None = Field(
+    velocity_scale: Annotated[Values, bounded(*ANY_MODEL.velocity_scale.ends)] | None = Field(
         default=None, description="Multiplies every step's velocity; 1 is neutral."
     )
-    momentum: Annotated[Values, bounded(-1.0, 1.0)] | None = Field(
+    momentum: Annotated[Values, bounded(*ANY_MODEL.momentum.ends)] | None = Field(
         default=None, description="Momentum of the guidance over steps. Default: -0.75."
     )
     rescale: UnitCurve | None = Field(
@@ -125,8 +126,8 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None, ge=0, le=MAX_SEED, description="Same seed, same options: same music. Default: drawn at random."
     )
     steps: int | None = Field(default=None, ge=1, le=MAX_STEPS, description="Denoising steps. Default: the model's.")
-    shift: float | None = Field(
-        default=None, ge=0.01, le=100.0, description="Above 1 the steps dwell on noise. Default: the model's."
+    shift: Annotated[float, within(ANY_MODEL.shift)] | None = Field(
+        default=None, description="Above 1 the steps dwell on noise. Default: the model's."
     )
     timesteps: Annotated[list[Time], Field(min_length=1, max_length=MAX_STEPS, fail_fast=True)] | None = Field(
         default=None,
@@ -214,10 +215,10 @@ class GenerationOptions(TextOptions, StepOptions):
         "length, and make the structure codes; not with a source, a structure, codes or condition tokens. Default: the "
         "model's.",
     )
-    plan_temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = Field(
+    plan_temperature: Annotated[float, within(ANY_MODEL.plan_temperature)] | None = Field(
         default=None, description="How freely the planner chooses; 0 is the likeliest. Default: the model's."
     )
-    plan_guidance: Annotated[float, Field(ge=1.0, le=20.0)] | None = Field(
+    plan_guidance: Annotated[float, within(ANY_MODEL.plan_guidance)] | None = Field(
         default=None, description="How closely the planner follows the prompt; 1 is off. Default: the model's."
     )
     plan_top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
@@ -269,8 +270,12 @@ def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]
     return [name for name in names if getattr(options, name) != GenerationOptions.model_fields[name].default]
 
 
-def parse_options(values: Mapping[str, Any]) -> GenerationOptions:
-    """Options from plain values (parsed JSON). Raises RequestError that names the first field and what it takes."""
+def parse_options(values: Mapping[str, Any], ranges: OptionRanges = ANY_MODEL) -> GenerationOptions:
+    """Options from plain values (parsed JSON). ranges: those of the bundle.
+
+    Raises RequestError that names the first field and what it takes.
+    """
+    ranges.check(values)
     try:
         return GenerationOptions.model_validate(dict(values))
     except ValidationError as error:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from runtime.config.option_ranges import ANY_MODEL
 from runtime.errors import RequestError
 from runtime.requests.curves import Array, Curve, array, curve, is_everywhere, resample
 
-MAX_STEPS = 200
+MAX_STEPS = int(ANY_MODEL.steps.max)
 MAX_CONDITIONS = 16
 MAX_SEED = 2**64 - 1
 DENOISE_MIN = 1e-6

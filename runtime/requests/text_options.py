@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from runtime.config.option_ranges import ANY_MODEL, within
+
 MAX_LYRICS_CHARACTERS = 8192
 MAX_NAME_CHARACTERS = 50
-MIN_BPM, MAX_BPM = 30, 300
 KEY = re.compile(r"[A-G][#b♯♭]? (major|minor)")
 LANGUAGE = r"^[A-Za-z]{2,8}(-[A-Za-z]{2,8})?$"
 
@@ -33,8 +34,8 @@ class TextOptions(BaseModel):
         "sections alone, as those of the plan. Empty: what the model makes of it.",
     )
     language: str = Field(default="en", pattern=LANGUAGE, description="The lyrics' language, as a code such as en.")
-    bpm: int | None = Field(
-        default=None, ge=MIN_BPM, le=MAX_BPM, description="Beats per minute. Default: the model's choice."
+    bpm: Annotated[float, within(ANY_MODEL.bpm)] | None = Field(
+        default=None, description="Beats per minute. Default: the model's choice."
     )
     key: Annotated[str, AfterValidator(_checked_key), Field(max_length=MAX_NAME_CHARACTERS)] | None = Field(
         default=None, description='A key such as "C major" or "F# minor". Default: the model\'s choice.'

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.config.bundle import Bundle
+from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError, RequestError
@@ -75,7 +76,8 @@ class LiveModel:
 
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
-    controls that the model sets, by name. untaken: controls that it can make nothing of. words: which words of texts
+    controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of
+    controls that are numbers. words: which words of texts
     are understood; None where the model has no text. catalog: the adapters that there are now. plan: None where no
     session has one.
     """
@@ -93,6 +95,7 @@ class LiveModel:
     has_encoder: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     untaken: frozenset[str] = frozenset()
+    ranges: OptionRanges = ANY_MODEL
     words: Callable[[Iterable[str]], PromptWords] | None = None
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
     plan: PlanFacts | None = None
@@ -138,6 +141,7 @@ class LiveModel:
             untaken=untaken_options(bundle)
             | plan_text_options(bundle)
             | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
+            ranges=bundle.options,
             words=pipeline.text_encoder.words if pipeline.text_encoder else None,
             catalog=lambda: pipeline.engines.adapters,
             plan=PlanFacts.of(bundle),

@@ -98,6 +98,7 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(_schema_text())
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
+    model.ranges.narrow(schema["properties"])
     for name in model.untaken:
         schema["properties"].pop(name, None)  # not all options are controls
     return schema
@@ -116,6 +117,7 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "values") -> dict[str, Any]:
     """A patch's values, checked; None stays None. Raises RequestError that names the member, as in values.guidance."""
+    model.ranges.check(values, f"{field}.")
     try:
         parsed = LiveControls.model_validate(
             {name: value for name, value in values.items() if value is not None or name not in CONTROL_NAMES}

@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema, models_json_schema
+from pydantic_core import PydanticCustomError
 
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
+from runtime.config.option_ranges import NumberRange, found_outside
 from runtime.pipeline.tasks import known_tasks
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
@@ -124,6 +127,8 @@ def _model_fields(bundle: Bundle) -> dict[str, Any]:
         fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
     fields["task"] = _shown("task", **_known_tasks(bundle))
     fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
+    for name, taken in bundle.options.narrowed.items():
+        fields[name] = _narrowed(name, taken, *fields.get(name, _shown(name)))
     if bundle.codec is None:
         annotation, info = _shown("response_format", enum=["latents"])
         info.default = "latents"
@@ -142,6 +147,24 @@ def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:
     extra = info.json_schema_extra
     info.json_schema_extra = {**(extra if isinstance(extra, dict) else {}), **schema}
     return info.annotation, info
+
+
+def _narrowed(name: str, taken: NumberRange, annotation: Any, info: FieldInfo) -> tuple[Any, FieldInfo]:
+    """A field that takes the numbers of a bundle's range alone, and says so in its JSON schema."""
+    shown = info.json_schema_extra
+
+    def check(value: Any) -> Any:
+        if (number := taken.outside(value)) is not None:
+            raise PydanticCustomError("range", "{what}", {"what": found_outside(name, taken, number)})
+        return value
+
+    def narrow(schema: JsonDict) -> None:
+        schema.update(shown if isinstance(shown, dict) else {})
+        taken.narrow(schema)
+
+    info.metadata = [*info.metadata, BeforeValidator(check)]
+    info.json_schema_extra = narrow
+    return annotation, info
 
 
 @cache

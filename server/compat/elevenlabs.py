@@ -80,7 +80,8 @@ async def generate_sound(request: Request, output_format: str = "mp3_44100_128")
     body = validate(SoundBody, await read_json(request, service.settings, service.budget), fix="")
     check_model(pipeline, body.model_id)
     canvas_s = pipeline.canvas_frames / pipeline.bundle.latents.frame_rate_hz
-    options = body.options(min(canvas_s, MAX_SOUND_S), pipeline.bundle.sampler.guidance)
+    bundle = pipeline.bundle
+    options = body.options(min(canvas_s, MAX_SOUND_S), bundle.sampler.guidance, bundle.options.guidance)
     return await _generation(request, options | encoding)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from runtime.config.option_ranges import ANY_MODEL, NumberRange
 from runtime.requests.option_types import MAX_CURVE_VALUES, MAX_PROMPTS, OptionModel, Text
 from runtime.requests.request import MAX_SEED
 from server.asgi.problems import Finding, ProblemError
@@ -167,11 +168,14 @@ class SoundBody(OptionModel):
     loop: Loop = None
     model_id: str | None = Field(default=None, max_length=100)
 
-    def options(self, default_s: float, guidance: float) -> dict[str, Any]:
-        """Options of the generation. `default_s`: its length; `guidance`: the model's, for the default influence."""
+    def options(self, default_s: float, guidance: float, taken: NumberRange = ANY_MODEL.guidance) -> dict[str, Any]:
+        """Options of the generation. `default_s`: its length; `guidance`: the model's, for the default influence.
+
+        taken: the guidance that the model takes; more influence has no more.
+        """
         options = {"prompt": self.text, "seconds": self.duration_seconds or default_s}
         if self.prompt_influence is not None:
-            options["guidance"] = 1 + (guidance - 1) * self.prompt_influence / DEFAULT_INFLUENCE
+            options["guidance"] = taken.nearest(1 + (guidance - 1) * self.prompt_influence / DEFAULT_INFLUENCE)
         return options
 
 

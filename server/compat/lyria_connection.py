@@ -10,6 +10,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from runtime.config.option_ranges import found_outside
 from runtime.errors import NonFiniteError, RequestError, TickError
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.host import SessionHost
@@ -64,6 +65,8 @@ class LyriaConnection:
         self._websocket, self._service = websocket, service
         self._host: SessionHost = service.live_host()
         self._text_encoder, self._heard = pipeline.text_encoder, pipeline.bundle.controls.heard
+        bpm = pipeline.bundle.controls.bpm
+        self._numbers = ["guidance", *(["bpm"] if bpm is not None and bpm.option == "bpm" and not bpm.range else [])]
         model = self._host.model
         self._wake = asyncio.Event()
         self._stream = AudioStream(model.sample_rate_hz, model.channels, self._wake.set, self._take)
@@ -158,7 +161,7 @@ class LyriaConnection:
                     self._warn(f"only the {MAX_PROMPTS} heaviest prompts are played")
                 await self._steer()
             case MusicGenerationConfig():
-                self._config = content
+                self._config = self._playable(content)
                 await self._steer()
             case "PLAY":
                 self._play()
@@ -212,6 +215,16 @@ class LyriaConnection:
         self._values, self._items = values, items
         made = {**self._metadata, self._seq: source_metadata(ClientContent(weighted_prompts=played), self._config)}
         self._metadata = dict(list(made.items())[-MAX_CONFIGURATIONS:])
+
+    def _playable(self, config: MusicGenerationConfig) -> MusicGenerationConfig:
+        """A configuration whose numbers the model can play: Lyria's range is not every model's. Warns of others."""
+        changed = dict[str, float]()
+        for name in self._numbers:
+            value, taken = getattr(config, name), getattr(self._host.model.ranges, name)
+            if value is not None and (nearest := taken.nearest(value)) != value:
+                self._warn(f"{found_outside(name, taken, value)}; {nearest:g} is played")
+                changed[name] = nearest
+        return config.model_copy(update=changed)
 
     def _heard_config(self) -> tuple[list[str], dict[str, Any]]:
         """The words that prompts get, and all controls that a configuration can set; None: not set."""

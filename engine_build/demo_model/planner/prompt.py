@@ -72,7 +72,7 @@ def _name_of(concept: str) -> str:
         return bpm_token(_TEMPOS[value])
     if kind in LAYERS:  # an instrument and its layer
         return f"layer:{kind}"
-    if kind == "section":
+    if kind in ("section", "fraction"):
         return ""
     return _written(concept)
 

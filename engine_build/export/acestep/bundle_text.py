@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from engine_build.export.acestep.planner_text import BPM
 from engine_build.export.toml_text import table_text, value_text
 
 # The pipeline's defaults. Turbo checkpoints are guidance-distilled: their default is no guidance.
@@ -192,7 +193,8 @@ def _controls_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     template = "" if facts.text_encoder is None else facts.text_encoder["template"]
     options = {"bpm": "bpm", "scale": "key"}
     metadata = {name: {"option": option} for name, option in options.items() if f"{{{option}}}" in template}
-    return {"controls": {**metadata, **SAID_CONTROLS}} if template else {}
+    ranges = {"options": {"bpm": BPM}} if "{bpm}" in template else {}
+    return {**ranges, "controls": {**metadata, **SAID_CONTROLS}} if template else {}
 
 
 def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:

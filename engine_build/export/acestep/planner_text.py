@@ -23,8 +23,10 @@ KEYS: Final = [
     for accidental in ("", "#", "b", "♯", "♭")
     for mode in ("major", "minor")
 ]
+# As acestep/constants.py has it: captions and the planner say whole beats per minute.
+BPM: Final = {"min": 30, "max": 300, "usual": [60, 180], "type": "integer"}
 FIELDS: Final[Sequence[Mapping[str, Any]]] = (
-    {"name": "bpm", "option": "bpm", "kind": "integer", "minimum": 30, "maximum": 300},
+    {"name": "bpm", "option": "bpm", "kind": "integer", "minimum": BPM["min"], "maximum": BPM["max"]},
     {"name": "caption", "kind": "text", "max_tokens": 512, "without": ["`"]},
     {"name": "duration", "option": "seconds", "kind": "integer", "minimum": 10, "maximum": 600},
     {"name": "keyscale", "option": "key", "kind": "choice", "values": KEYS},

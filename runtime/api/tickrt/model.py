@@ -84,7 +84,9 @@ class Model:
     @property
     def options(self) -> dict[str, Any]:
         """Every option of a generation with its limits and its description, as a JSON schema."""
-        return GenerationOptions.model_json_schema()
+        schema = GenerationOptions.model_json_schema()
+        self._pipeline.bundle.options.narrow(schema["properties"])
+        return schema
 
     @property
     def sample_rate_hz(self) -> int:
@@ -197,7 +199,7 @@ class Model:
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
         if prompt is not None or condition is not None or self._pipeline.text_encoder is None:
             options["prompt"] = plain_values(prompt or "")
-        parsed = parse_options(options)
+        parsed = parse_options(options, self._pipeline.bundle.options)
         inputs = GenerationInputs(
             condition=None if condition is None else np.asarray(condition, np.float32),
             source=self._input(arguments, "source"),

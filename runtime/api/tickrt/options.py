@@ -56,7 +56,7 @@ class _Common(TypedDict, total=False):
     negative_prompt: str
     lyrics: str
     language: str
-    bpm: int | None
+    bpm: float | None
     key: str | None
     time_signature: Literal[2, 3, 4, 6] | None
     instruction: str | None

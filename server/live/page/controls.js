@@ -5,8 +5,9 @@ import { Knob } from "./widgets/knob.js";
 
 /**
  * @typedef {{id: string, name: string, member: string, label: string, help: string,
- *   type: "number" | "integer" | "enum" | "entry" | "names" | "text" | "lines", min: number, max: number, default: any,
- *   choices: any[], takesCurve: boolean, needsSource: boolean, orStructure: boolean, isStep: boolean}} Control
+ *   type: "number" | "integer" | "enum" | "entry" | "names" | "text" | "lines", min: number, max: number,
+ *   usual: [number, number], default: any, choices: any[], isWhole: boolean, takesCurve: boolean, needsSource: boolean,
+ *   orStructure: boolean, isStep: boolean}} Control
  */
 
 /** What is shown first, where the schema has it. The rest is behind "More". */
@@ -64,9 +65,8 @@ function readControl(name, member, property, schema, outer = property) {
   const id = member ? `${name}.${member}` : name;
   const names = all.find((branch) => branch.type === "array" && branch.items.type === "string");
   if (!(number ?? choices ?? text ?? names)) return [];
-  const min = number?.minimum ?? 0;
-  const max = number?.maximum ?? 1;
-  const isOpen = number?.type === "integer" && property.default === null;
+  const [min, max] = [number?.minimum ?? 0, number?.maximum ?? 1];
+  const isOpen = property.default === null && (number?.type === "integer" || min > 1);
   const neutral = NEUTRAL[name] ?? (isOpen ? null : min <= 1 && max >= 1 ? 1 : min);
   const given = typeof property.default === "number" ? property.default : neutral;
   const written = names ? "names" : text?.maxLength > LINE_CHARACTERS ? "lines" : "text";
@@ -80,8 +80,10 @@ function readControl(name, member, property, schema, outer = property) {
       type: number ? (given === null ? "entry" : number.type) : choices ? "enum" : written,
       min,
       max,
+      usual: number?.["x-usual"] ?? [min, max],
       default: number ? given : (property.default ?? ""),
       choices: [...(choices && property.default === null ? [""] : []), ...(choices?.enum ?? [])],
+      isWhole: number?.type === "integer",
       takesCurve:
         !member &&
         all.some((branch) => branch.type === "array" && branch.items.type === "number" && !branch["x-length"]),
@@ -151,7 +153,8 @@ export class ControlPanel extends EventTarget {
 
   /** @param {Control} control */
   #knob(control) {
-    const knob = new Knob({ ...control, integer: control.type === "integer" });
+    const [min, max] = control.usual;
+    const knob = new Knob({ ...control, min, max, integer: control.type === "integer" });
     knob.addEventListener("input", (event) => this.#changed(control, /** @type {CustomEvent} */ (event).detail));
     knob.root.classList.toggle("is-step", control.isStep);
     this.knobs.set(control.id, knob);
@@ -179,7 +182,8 @@ export class ControlPanel extends EventTarget {
     const input = /** @type {HTMLInputElement} */ (element(control.type === "lines" ? "textarea" : "input"));
     input.spellcheck = false;
     if (control.type === "entry") {
-      Object.assign(input, { type: "number", min: control.min, max: control.max, placeholder: "default" });
+      const { min, max, isWhole } = control;
+      Object.assign(input, { type: "number", min, max, step: isWhole ? 1 : "any", placeholder: "default" });
     }
     input.addEventListener("change", () => {
       if (!input.reportValidity()) return;

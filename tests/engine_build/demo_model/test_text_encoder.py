@@ -143,6 +143,13 @@ def test_synonyms_and_repetitions_are_one_token(session: ort.InferenceSession) -
     assert meaning(session, "piano") == meaning(session, "Klavier") == meaning(session, "grand piano piano pianos")
 
 
+def test_a_tempo_between_two_numbers_is_between_their_tokens(session: ort.InferenceSession) -> None:
+    arrays = [run(session, TOKENIZER.encode(f"pads {bpm} bpm").ids) for bpm in ("93.57", "93", "94")]
+    found, low, high = (condition[keep > 0] for condition, keep in arrays)
+    np.testing.assert_allclose(found, low + 0.57 * (high - low), rtol=1e-4, atol=1e-6)
+    assert np.count_nonzero((found != low).any(axis=1)) == 1, "of all tokens, only that of the tempo differs"
+
+
 def test_unknown_words_are_ignored(session: ort.InferenceSession) -> None:
     assert meaning(session, "pads") == meaning(session, "some wonderful pads please")
     assert names(run(session, [1, 10**6, -5, 0, 2])) == {ALWAYS}

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine_build.demo_model.corpus.genres import GENRES
 from engine_build.demo_model.corpus.vocabulary import (
     BPM_CONCEPTS,
+    FRACTION_CONCEPTS,
     KEY_CONCEPTS,
     NO_LAYER_CONCEPTS,
     PAIR_CONCEPTS,
@@ -18,7 +19,7 @@ PHRASES = [phrase for listed in WORDS.values() for phrase in listed.split(", ")]
 
 
 def test_every_concept_has_words_and_every_word_one_concept() -> None:
-    by_rule = {*BPM_CONCEPTS, *KEY_CONCEPTS, *NO_LAYER_CONCEPTS, *PAIR_CONCEPTS}
+    by_rule = {*BPM_CONCEPTS, *FRACTION_CONCEPTS, *KEY_CONCEPTS, *NO_LAYER_CONCEPTS, *PAIR_CONCEPTS}
     assert set(WORDS) | by_rule == set(WORD_CONCEPTS)
     assert len(PHRASES) == len(set(PHRASES))
     assert not set(PHRASES) & set(FILLERS.split())

@@ -15,7 +15,7 @@ from runtime.requests.options import parse_options
         ("language", "english!", "text that matches"),
         ("bpm", 29, "at least 30"),
         ("bpm", 301, "at most 300"),
-        ("bpm", 90.5, "an integer"),
+        ("bpm", "90", "a number"),
         ("key", "C", 'such as "C major", "F# minor"'),
         ("key", "H major", 'such as "C major"'),
         ("time_signature", 5, "2, 3, 4 or 6"),

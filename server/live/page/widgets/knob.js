@@ -166,7 +166,7 @@ function valueAt(position, range) {
 function positionOf(value, range) {
   const { min, max } = range;
   if (min < 0 && max === -min) return 0.5 + (Math.sign(value) * (Math.abs(value) / max) ** (1 / (max > 2 ? 3 : 1))) / 2;
-  return (Math.max(0, value - min) / (max - min)) ** (1 / bend(range));
+  return Math.min(1, Math.max(0, value - min) / (max - min)) ** (1 / bend(range));
 }
 
 /** @param {number} value @param {Range} range */

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from helpers.songs import PLANNER, SPEC
 from helpers.tiny_planner import word_tokenizer
 
+from runtime.config.option_ranges import OptionRanges
 from runtime.errors import RequestError
 from runtime.pipeline.form.prompt import read_prompt, section_tags
 from runtime.pipeline.sequences import Sequences
@@ -18,7 +20,7 @@ class Words:
     """A bundle's planner and its tokenizer; the bundle takes no lyrics."""
 
     spec = PLANNER
-    bundle: Any = type("Bundle", (), {"text_encoder": None})
+    bundle: Any = SimpleNamespace(text_encoder=None, options=OptionRanges.model_validate({"bpm": {"max": 180}}))
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """Known words."""
@@ -40,13 +42,15 @@ def test_prompt_and_metadata_become_tokens() -> None:
     [
         ("house at 124 bpm", 124),
         ("97BPM", 97),
+        ("93.5 bpm", 93.5),
+        ("300 bpm", 180),  # the nearest that the model takes: what a plan says is what it plays
         ("in 1990 bpm", None),
         ("bpm", None),
         ("00 bpm", None),
         ("301 bpm", None),
     ],
 )
-def test_a_tempo_may_be_in_the_prompt(prompt: str, bpm: int | None) -> None:
+def test_a_tempo_may_be_in_the_prompt(prompt: str, bpm: float | None) -> None:
     assert read(prompt=prompt).bpm == bpm
     assert read(prompt=prompt, bpm=100).bpm == 100
 

@@ -1,0 +1,133 @@
+"""[options] of bundle.toml: the numbers that a model takes for options, inside of those that any model may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from runtime.config.explain import Section
+from runtime.errors import RequestError
+
+
+class NumberRange(Section):
+    """Numbers from `min` to `max`, both included; whole ones where `type` is integer. usual: the range of knobs."""
+
+    min: float
+    max: float
+    usual: tuple[float, float] | None = None
+    type: Literal["float", "integer"] = "float"
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        low, high = self.usual or (self.min, self.max)
+        if not self.min <= low < high <= self.max:
+            raise ValueError("expected min < max, and usual = [LOW, HIGH] between them")
+        return self
+
+    def __str__(self) -> str:
+        return f"{'whole numbers from ' * (self.type == 'integer')}{self.min:g} to {self.max:g}"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least number and the greatest."""
+        return self.min, self.max
+
+    @property
+    def usual_part(self) -> NumberRange:
+        """The usual numbers, all where none are said to be."""
+        low, high = self.usual or self.ends
+        return self.model_copy(update={"min": low, "max": high})
+
+    def outside(self, value: Any) -> float | None:
+        """The first number that is not taken, of a curve's values, too; None for what is no number."""
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float) and not isinstance(number, bool) and self.nearest(number) != number:
+                return number
+        return None
+
+    def nearest(self, value: float) -> float:
+        """The number that is taken in place of another one."""
+        inside = min(max(value, self.min), self.max)
+        return round(inside) if self.type == "integer" else inside
+
+    def narrow(self, schema: dict[str, Any]) -> None:
+        """Let the numbers of an option's JSON schema be these; `x-usual` is the range of knobs."""
+        if schema.get("type") in ("number", "integer"):
+            kind = "integer" if "integer" in (self.type, schema["type"]) else "number"
+            schema.update(type=kind, minimum=self.min, maximum=self.max)
+            schema.update({} if self.usual is None else {"x-usual": list(self.usual)})
+        for branch in (*schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
+            self.narrow(branch)
+
+
+def _numbers(low: float, high: float) -> Any:
+    return Field(default=NumberRange(min=low, max=high))
+
+
+class OptionRanges(Section):
+    """Every option that a bundle may narrow. The defaults are those of all models: the option table is bounded by them.
+
+    What a bundle's table leaves out is as in these.
+    """
+
+    bpm: NumberRange = _numbers(30, 300)
+    steps: NumberRange = _numbers(1, 200)
+    shift: NumberRange = _numbers(0.01, 100)
+    guidance: NumberRange = _numbers(0, 50)
+    velocity_scale: NumberRange = _numbers(0, 4)
+    momentum: NumberRange = _numbers(-1, 1)
+    ode_noise: NumberRange = _numbers(0, 4)
+    plan_temperature: NumberRange = _numbers(0, 2)
+    plan_guidance: NumberRange = _numbers(1, 20)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        known = {name: info.default.model_dump() for name, info in cls.model_fields.items()}
+        return {name: known.get(name, {}) | item if isinstance(item, dict) else item for name, item in table.items()}
+
+    @model_validator(mode="after")
+    def _check_inside(self) -> Self:
+        for name, found in self.narrowed.items():
+            widest: NumberRange = type(self).model_fields[name].default
+            if not widest.min <= found.min < found.max <= widest.max:
+                raise ValueError(f"{name} goes from {found.min:g} to {found.max:g}, expected {widest}, or less of it")
+        return self
+
+    @property
+    def narrowed(self) -> dict[str, NumberRange]:
+        """Those that the bundle's table names."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+
+    def check(self, values: Mapping[str, Any], field: str = "") -> None:
+        """Raises RequestError, its field behind `field`, for the first number outside of what the bundle's table says.
+
+        What else is wrong with a value is not looked for.
+        """
+        for name, found in self.narrowed.items():
+            if (number := found.outside(values.get(name))) is not None:
+                raise RequestError(
+                    found_outside(name, found, number), field=f"{field}{name}", fix=f"give {found.nearest(number):g}"
+                )
+
+    def narrow(self, properties: Mapping[str, dict[str, Any]]) -> None:
+        """Let the JSON schemas of options say the bundle's ranges."""
+        for name in self.narrowed.keys() & properties.keys():
+            getattr(self, name).narrow(properties[name])
+
+
+def within(taken: NumberRange) -> Any:
+    """What bounds a number of the option table."""
+    return Field(ge=taken.min, le=taken.max)
+
+
+def found_outside(name: str, taken: NumberRange, number: float) -> str:
+    """What a number is refused with."""
+    return f"is {number:g}, this model takes {taken} ([options.{name}] of its bundle)"
+
+
+ANY_MODEL: Final = OptionRanges()

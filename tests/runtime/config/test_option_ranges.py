@@ -1,0 +1,117 @@
+"""[options]: what a bundle takes of options that are numbers; what is refused when it is loaded, and of a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.factories import tiny_bundle
+from helpers.paths import ROOT
+
+from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.option_ranges import ANY_MODEL, NumberRange, OptionRanges
+from runtime.errors import ConfigError, RequestError
+from runtime.requests.options import GenerationOptions, parse_options
+
+
+def loaded(folder: Path, options: str, more: str = "") -> Bundle:
+    path = tiny_bundle(folder, conditions=True) / "bundle.toml"
+    path.write_text(f"{path.read_text()}\n[options]\n{options}\n{more}", encoding="utf-8")
+    return load_bundle(folder)
+
+
+def test_the_demo_takes_the_tempos_that_it_was_trained_on() -> None:
+    assert load_bundle(ROOT / "configs" / "demo").options.narrowed == {"bpm": NumberRange(min=60, max=180)}
+
+
+def test_what_a_table_leaves_out_is_as_for_any_model(tmp_path: Path) -> None:
+    ranges = loaded(tmp_path, "bpm = { max = 180 }\nsteps = { min = 2 }\nguidance = { usual = [1, 9] }").options
+    assert (ranges.bpm.ends, ranges.steps.ends, ranges.guidance.ends) == ((30, 180), (2, 200), (0, 50))
+    assert list(ranges.narrowed) == ["bpm", "guidance", "steps"]
+    assert ranges.shift == ANY_MODEL.shift
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "message"),
+    [
+        ("bmp = { max = 180 }", "", "options.bmp: is not a known name; did you mean bpm"),
+        ("bpm = 120", "", "options.bpm: expected a table of names and values"),
+        ('bpm = { max = "fast" }', "", "options.bpm.max: expected a number"),
+        ("bpm = { maximum = 180 }", "", "options.bpm.maximum: is not a known name"),
+        ('bpm = { type = "int" }', "", "options.bpm.type: expected 'float' or 'integer'"),
+        ("bpm = { min = 180, max = 60 }", "", "options.bpm: expected min < max"),
+        ("bpm = { max = 180, usual = [90, 200] }", "", r"options.bpm: .*usual = \[LOW, HIGH\] between them"),
+        ("bpm = { min = nan }", "", "options.bpm.min: expected a finite number"),
+        ("bpm = { max = 400 }", "", "options: bpm goes from 30 to 400, expected 30 to 300, or less of it"),
+        ("steps = { min = 5 }", "", r"sampler.steps is 4, expected 5 to 200, as \[options.steps\] says"),
+        ("guidance = { usual = [4, 9] }", "", r"sampler.guidance is .*, expected 4 to 9"),
+        (
+            "bpm = { max = 180 }",
+            '[controls]\nbpm = { option = "bpm", range = [60, 200] }',
+            r"controls.bpm.range is outside of \[options.bpm\], which takes 30 to 180",
+        ),
+    ],
+)
+def test_a_malformed_table_is_refused_with_file_and_place(
+    tmp_path: Path, options: str, more: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"bundle\.toml: .*{message}"):
+        loaded(tmp_path, options, more)
+
+
+RANGES = OptionRanges.model_validate({"bpm": {"min": 60, "max": 180}, "guidance": {"max": 8}, "steps": {"max": 20}})
+WHOLE = OptionRanges.model_validate({"bpm": {"type": "integer"}})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "values", "message", "fix"),
+    [
+        (RANGES, {"bpm": 300}, "bpm: is 300, this model takes 60 to 180 ([options.bpm] of its bundle)", "give 180"),
+        (RANGES, {"bpm": 59.99}, "bpm: is 59.99, this model takes 60 to 180", "give 60"),
+        (RANGES, {"bpm": 1e9}, "bpm: is 1e+09, this model takes 60 to 180", "give 180"),
+        (RANGES, {"guidance": [2.0, 9.0]}, "guidance: is 9, this model takes 0 to 8", "give 8"),
+        (RANGES, {"steps": 21}, "steps: is 21, this model takes 1 to 20", "give 20"),
+        (WHOLE, {"bpm": 93.5}, "bpm: is 93.5, this model takes whole numbers from 30 to 300", "give 94"),
+    ],
+)
+def test_a_number_outside_is_refused_with_what_is_taken(
+    ranges: OptionRanges, values: dict[str, Any], message: str, fix: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_options({"prompt": "", **values}, ranges)
+    assert str(caught.value).startswith(message)
+    assert caught.value.fix == fix
+
+
+def test_a_number_inside_is_taken_as_it_is() -> None:
+    for values in ({"bpm": 60}, {"bpm": 93.5}, {"bpm": 180, "guidance": [0, 8], "steps": 20}, {"shift": 100.0}):
+        assert parse_options({"prompt": "", **values}, RANGES).model_dump(include=set(values)) == values
+    assert parse_options({"prompt": "", "bpm": 93.0}, WHOLE).bpm == 93
+
+
+def test_what_is_no_number_is_left_to_the_option_table() -> None:
+    for value, words in (("fast", "a number"), (True, "a number"), ([90], "a number"), ({"bpm": 1}, "a number")):
+        with pytest.raises(RequestError, match=f"bpm: expected {words}"):
+            parse_options({"prompt": "", "bpm": value}, RANGES)
+
+
+def test_the_option_table_is_bounded_by_the_ranges_of_any_model() -> None:
+    """So a bundle cannot widen what the table takes, and no bound is written twice."""
+    properties = GenerationOptions.model_json_schema()["properties"]
+    for name, taken in ANY_MODEL:
+        number = properties[name]["anyOf"][0]
+        assert (number["minimum"], number["maximum"]) == taken.ends, name
+
+
+def test_a_schema_says_the_bundles_range_of_numbers_and_of_curves() -> None:
+    properties = GenerationOptions.model_json_schema()["properties"]
+    OptionRanges.model_validate(
+        {"bpm": {"min": 60, "type": "integer", "usual": [70, 160]}, "guidance": {"max": 8}}
+    ).narrow(properties)
+    assert properties["bpm"]["anyOf"][0] == {
+        "type": "integer", "minimum": 60, "maximum": 300, "x-usual": [70, 160]
+    }  # fmt: skip
+    number, curve, null = properties["guidance"]["anyOf"]
+    assert (number["maximum"], curve["items"]["maximum"], null) == (8, 8, {"type": "null"})
+    assert properties["steps"]["anyOf"][0]["maximum"] == 200
