@@ -41,6 +41,6 @@ class PackedVectors:
             self._device.upload(self._tensor.view(self.limit_bytes), self._host[: self.limit_bytes], stream)
 
 
-def host_view(array: NDArray[Any]) -> Any:
-    """The array's memory for item assignments without numpy; mypy knows only memoryviews of bytes."""
-    return memoryview(array)  # type: ignore[arg-type]
+def host_view(array: Any) -> Any:
+    """The memory of an NDArray for item assignments without numpy; type checkers know only memoryviews of bytes."""
+    return memoryview(array)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from helpers.http_harness import Served, eventually, problem, serving
 from helpers.live_player import Player, is_audio, player
@@ -48,6 +49,11 @@ def played(served: Served) -> Iterator[Ready]:
         yield ready
 
 
+def wait_until_restored(http: httpx.Client, ready: Ready) -> None:
+    """A server that has just become ready restores its sessions on their thread."""
+    eventually(lambda: http.get(f"/v1/sessions/{ready.session}").status_code == 200)
+
+
 def resuming(served: Served, ready: Ready) -> AbstractContextManager[Player]:
     return player(served, f"/v1/live/{ready.session}")
 
@@ -57,6 +63,7 @@ def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Star
         pass
     with start() as served:
         with served.client() as http:
+            wait_until_restored(http, ready)
             listed = http.get("/v1/sessions").json()["data"]
         assert [(card["id"], card["connected"]) for card in listed] == [(ready.session, False)]
         with resuming(served, ready) as client:
@@ -129,6 +136,7 @@ def test_a_stored_session_can_be_ended(start: Start) -> None:
         pass
     path = f"/v1/sessions/{ready.session}"
     with start() as served, served.client() as http:
+        wait_until_restored(http, ready)
         assert http.delete(path).status_code == 204
         eventually(lambda: http.get(path).status_code == 404)
     with start() as served, served.client() as http:
@@ -143,7 +151,7 @@ def test_how_long_a_session_is_kept_does_not_depend_on_dates(start: Start, state
         os.utime(path, (date_s, date_s))
     path = f"/v1/sessions/{ready.session}"
     with start(session_keep_s=600.0) as served, served.client() as http:
-        assert http.get(path).status_code == 200
+        wait_until_restored(http, ready)
     with start(session_keep_s=0.01) as served, served.client() as http:
         eventually(lambda: http.get(path).status_code == 404)
 

@@ -101,8 +101,8 @@ def layer_partials(layer: str) -> Partials:
     return Partials(
         pitch_index=np.asarray(pitches - low, np.int64),
         cycles=cycles,
-        direct=pan * np.exp(2j * np.pi * turns),
-        reverb=reverb,
+        direct=np.asarray(pan * np.exp(2j * np.pi * turns), np.complex128),
+        reverb=np.asarray(reverb, np.complex128),
         copies=_copies(frequencies_hz, rng),
         soft=soft,
         loud=loud,
