@@ -31,7 +31,7 @@ PACKAGES := runtime server engine_build profiling
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
+.PHONY: help demo test test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -41,7 +41,11 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder" $(PARALLEL) $(PYTEST_ARGS)
+
+test-builder: .venv/.installed-builder .venv-export/.installed-builder  ## NVIDIA's own parser and builder (TensorRT-RTX) build every engine: no GPU
+	$(BIN)/python -m pytest -m "builder and not export" $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "builder and export" $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
@@ -55,7 +59,7 @@ test-clients: .venv/.installed-clients build/clients/.installed  ## other people
 	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
-	$(EXPORT_BIN)/python -m pytest -m "export and not gpu" $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" $(PYTEST_ARGS)
 
 lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where Node.js is
 	$(BIN)/ruff check .
@@ -109,6 +113,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,scale]'
 	@touch $@
 
+.venv/.installed-builder: .venv/.installed-test
+	@echo "Installing TensorRT-RTX into .venv (230 MB) ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,tensorrt-rtx]'
+	@touch $@
+
 .venv/.installed-page: .venv/.installed-test
 	@echo "Installing Playwright into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,page]'
@@ -134,6 +143,11 @@ build/clients/.installed:
 .venv-export/.installed: pyproject.toml | .venv-export/bin/python
 	@echo "Installing torch and the exporter into .venv-export (several minutes the first time) ..."
 	$(EXPORT_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[export,test]'
+	@touch $@
+
+.venv-export/.installed-builder: .venv-export/.installed
+	@echo "Installing TensorRT-RTX into .venv-export ..."
+	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test,tensorrt-rtx]'
 	@touch $@
 
 .venv-export/.installed-peers: .venv-export/.installed

@@ -17,7 +17,7 @@ from runtime.errors import ConfigError
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
-RECIPE_VERSION = 2
+RECIPE_VERSION = 3
 # Likewise with every change to how cpu_graph rewrites graphs.
 CPU_GRAPH_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]

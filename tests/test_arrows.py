@@ -63,7 +63,8 @@ HEAVY = {
         "engine_build/graphs/reference_session.py",
         "engine_build/demo_model/",
     },
-    "tensorrt": {"runtime/engines/tensorrt/library.py", "engine_build/build/tensorrt_compiler.py"},
+    "tensorrt": {"runtime/engines/tensorrt/binding.py"},
+    "tensorrt_rtx": set(),  # imported by name, by the same module
     "cuda": {"runtime/devices/cuda_calls.py"},
     "nvtx": {"runtime/tick/clock.py"},
     "torch": {

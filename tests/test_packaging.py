@@ -29,7 +29,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    engines, more = {"cpu", "cuda", "tensorrt"}, {"osc", "redis", "scale"}
+    engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "redis", "scale"}
     assert set(EXTRAS) == engines | more | {"export", "peers", "page", "clients", "test"}
 
 
@@ -96,7 +96,7 @@ def test_ci_runs_what_the_readme_says() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = re.findall(r"^ *make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert commands == ["lint", "test", "test-page", "test-clients", "test-export"]
+    assert commands == ["lint", "test", "test-builder", "test-page", "test-clients", "test-export"]
 
 
 STAMPS = (".venv/bin/python", ".venv/.installed", ".venv/.installed-test", ".venv/.contract")
@@ -229,6 +229,7 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "demo",
         "test",
         "test-page",
+        "test-builder",
         "test-clients",
         "test-export",
         "test-slow",

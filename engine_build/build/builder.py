@@ -88,12 +88,11 @@ def build_engine(
     compiler, name = COMPILERS[decision.wanted.target], decision.spec.name
     started = time.monotonic()
     own_worker = Worker() if worker is None else contextlib.nullcontext(worker)
-    contexts = partial_folder(folder, name), graph_in_precision(decision, folder), own_worker
+    log = log or BuildLog()
+    contexts = partial_folder(folder, name), graph_in_precision(decision, folder, log), own_worker
     with contexts[0] as partial, contexts[1] as graph, contexts[2] as used:
         engine = partial / f"{name}{compiler.suffix}"
-        task = BuildTask(
-            decision, graph, engine, request.deployment, request.options, environment, used, log or BuildLog()
-        )
+        task = BuildTask(decision, graph, engine, request.deployment, request.options, environment, used, log)
         manifest = _manifest(task, compiler.compile(task))
         # The runtime opens an engine only with a manifest beside it, also to measure it.
         write_manifest(manifest_path(partial, name), manifest)
@@ -108,20 +107,26 @@ def build_engine(
 
 
 @contextlib.contextmanager
-def graph_in_precision(decision: RebuildDecision, folder: Path) -> Iterator[Graph]:
-    """The spec's graph in the wanted precision; its file exists as long as the context. Raises BuildError."""
+def graph_in_precision(decision: RebuildDecision, folder: Path, log: BuildLog) -> Iterator[Graph]:
+    """The spec's graph in the wanted precision; its file exists as long as the context. Raises BuildError.
+
+    A precision that changes nothing is a warning.
+    """
     spec, wanted = decision.spec, decision.wanted
     precision = wanted.build.get("precision", "fp32")
     if precision == "fp32":
         yield spec.graph
         return
-    from engine_build.precision.recipe import without_kernel, write_model_recipe
+    from engine_build.precision.recipe import changes_anything, without_kernel, write_model_recipe
 
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
         path = partial / f"{spec.name}.onnx"
         without, model = without_kernel(wanted.target, precision), model_of(spec.graph)
         write_model_recipe(model, spec.graph.folder, path, precision, without=without)
-        yield read_graph(path)
+        graph = read_graph(path)
+        if not changes_anything(model_of(graph), precision):
+            log.add("WARNING", f"{precision} changes nothing in {spec.graph.label}: it stays in fp32")
+        yield graph
 
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:

@@ -122,6 +122,7 @@ def _compile_tensorrt(task: BuildTask) -> Facts:
     graph = prepared(task.graph, preparation_shapes(spec))
     with _graph_file(graph, task.engine.parent) as source:
         request = PlanRequest(
+            target=task.decision.wanted.target,
             label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
             graph=source,
             plan=task.engine,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine_build.build.worker import OnLog, PlanRequest
 from engine_build.graphs.tensor_roles import Port
+from runtime.engines.tensorrt.binding import bind
 from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
@@ -44,6 +45,7 @@ class RunRequest:
 
 def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
     """Task: build a plan; gives its SHA-256, flags and versions."""
+    bind(request.target)
     from engine_build.build import tensorrt_compiler
 
     facts = tensorrt_compiler.build_plan(request, cancelled, on_log)

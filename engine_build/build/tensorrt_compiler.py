@@ -1,7 +1,7 @@
-"""TensorRT's builder: an ONNX graph to a plan. The only module of engine_build that imports tensorrt.
+"""TensorRT's builder: an ONNX graph to a plan. The calls are the same for TensorRT 10.16, 11 and TensorRT-RTX.
 
-It runs in the worker process (worker.py), after the driver was probed: without a driver, creating a Builder crashes the
-process. The calls are the same for TensorRT 10.16 and 11.
+It runs in the worker process (worker.py), for target tensorrt after the driver was probed: without a driver, creating a
+Builder crashes the process. TensorRT-RTX builds without a GPU.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import tensorrt as trt
-
 from engine_build.build.timing_cache import read_cache, set_aside, updating
 from engine_build.build.worker import OnLog, PlanRequest
+from runtime.engines.tensorrt.binding import trt
 from runtime.errors import BuildError
 
 FLAGS: Mapping[str, trt.BuilderFlag] = {
@@ -35,11 +34,13 @@ COMPATIBILITIES: Mapping[str, trt.HardwareCompatibilityLevel] = {
     "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
 }
 PARSE_ERRORS_SHOWN = 3
+# What TensorRT-RTX logs after every failed build on a machine without a driver, which it does not need.
+NO_DRIVER = "cudaError 35"
 
 
 def versions() -> dict[str, str]:
-    """TensorRT's version and its ONNX parser's."""
-    return {"tensorrt": str(trt.__version__), "onnx_parser": str(trt.get_nv_onnx_parser_version())}
+    """The builder's version and its ONNX parser's."""
+    return {trt.__name__: str(trt.__version__), "onnx_parser": str(trt.get_nv_onnx_parser_version())}
 
 
 class Log(trt.ILogger):  # type: ignore[misc]
@@ -51,7 +52,7 @@ class Log(trt.ILogger):  # type: ignore[misc]
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """One message."""
-        if severity != trt.ILogger.Severity.VERBOSE:
+        if severity != trt.ILogger.Severity.VERBOSE and NO_DRIVER not in msg:
             self._on_log(severity.name, msg)
 
 
@@ -126,11 +127,25 @@ def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
 def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> trt.OnnxParser:
     parser = trt.OnnxParser(network, log)
     if parser.parse_from_file(str(request.graph)):
+        _let_attention_decompose(network)
         return parser
     errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
     found = "; ".join(_explained(error) for error in errors)
     fix = f"polygraphy inspect model {request.label} --show layers" if Path(request.label).is_file() else ""
     raise BuildError(f"TensorRT cannot parse {request.label}: {found}", fix=fix)
+
+
+def _let_attention_decompose(network: trt.INetworkDefinition) -> None:
+    """Without this TensorRT refuses attention for which it has no fused kernel, such as any in float32.
+
+    Where there is a fused kernel, it is used all the same.
+    """
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            # The bindings give layers as their base class; this is how they are meant to be cast.
+            layer.__class__ = trt.IAttentionInputLayer
+            assert isinstance(layer, trt.IAttentionInputLayer)
+            layer.attention.decomposable = True
 
 
 def _explained(error: trt.ParserError) -> str:
@@ -146,7 +161,8 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
             config.clear_flag(flag)
     config.builder_optimization_level = options["optimization_level"]
     config.profiling_verbosity = VERBOSITIES[options["verbosity"]]
-    config.hardware_compatibility_level = COMPATIBILITIES[options["hardware_compatibility"]]
+    if options["hardware_compatibility"] != "none":
+        config.hardware_compatibility_level = COMPATIBILITIES[options["hardware_compatibility"]]
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
     if options["workspace_mib"] is not None:

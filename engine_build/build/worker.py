@@ -185,9 +185,11 @@ def _receive(
 class PlanRequest:
     """One plan to build: the graph's file, where the plan goes, and all options that affect it.
 
-    `options` are those of config.TENSORRT_OPTIONS; `profiles` map inputs to their min, opt and max shapes, as text.
+    `target`: whose builder it is. `options` are those of config.TENSORRT_OPTIONS; `profiles` map inputs to their min,
+    opt and max shapes, as text.
     """
 
+    target: str
     label: str
     graph: Path
     plan: Path

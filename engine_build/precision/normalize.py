@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
 
 from engine_build.graphs.graph_view import GraphView, remove_unused, replace_nodes
 from engine_build.precision.casts import InlineWeights
 from runtime.engines.operator_flops import PRODUCTS
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# From the first to the second most operators only take more types, among them bfloat16 in convolutions.
+RAISED_FROM, RAISED_TO = 20, 22
 MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -40,6 +42,24 @@ def widened(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
         copy.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
     remove_unused(copy.graph)
     return copy
+
+
+def raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, in place at opset RAISED_TO where that changes no more than the types that its operators take."""
+    operators = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+    own = next(item for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    same = all(_signature(name, own.version) == _signature(name, RAISED_TO) for name in operators)
+    if RAISED_FROM <= own.version < RAISED_TO and same:
+        own.version = RAISED_TO
+    return model
+
+
+def _signature(operator: str, opset: int) -> object:
+    if not defs.has(operator, opset):
+        return None
+    schema = defs.get_schema(operator, opset)
+    sides = ([(item.name, item.option) for item in side] for side in (schema.inputs, schema.outputs))
+    return *sides, set(schema.attributes)
 
 
 def hoist_scales(model: onnx.ModelProto) -> None:

@@ -17,8 +17,8 @@ from onnx import TensorProto, defs
 from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.int8 import int8_products, with_int8_products
-from engine_build.precision.node_rules import CACHE_UPDATE, node_rules
-from engine_build.precision.normalize import normalized, widened
+from engine_build.precision.node_rules import CACHE_UPDATE, NodeRule, node_rules
+from engine_build.precision.normalize import normalized, raised, widened
 from runtime.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16", "int8"]
@@ -40,8 +40,10 @@ RECIPES: Mapping[str, Recipe] = {
 # Operators whose inputs would be of a type that numpy lacks, by recipe.
 WITHOUT_DTYPE: Mapping[str, frozenset[str]] = {"bf16": frozenset({CACHE_UPDATE})}
 # Operators without a bf16 kernel, by target. For ONNX Runtime: docs/OperatorKernels.md of its source, at opset
-# onnxruntime_compiler.CUDA_OPSET.
+# onnxruntime_compiler.CUDA_OPSET. For TensorRT: what TensorRT-RTX 1.7 refuses ("Could not infer output types").
 WITHOUT_KERNEL: Mapping[tuple[str, str], frozenset[str]] = {
+    ("tensorrt", "bf16"): frozenset({"ConvTranspose"}),
+    ("tensorrt-rtx", "bf16"): frozenset({"ConvTranspose"}),
     ("cuda", "bf16"): frozenset({
         "Clip", "Conv", "ConvTranspose", "Einsum", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu",
         "Reciprocal", "Softplus", "Swish",
@@ -66,7 +68,7 @@ def without_kernel(target: str, recipe: str) -> frozenset[str]:
 
 
 def without_type(view: GraphView, kind: int) -> frozenset[str]:
-    """Operators of a graph that ONNX does not define for an element type, such as Conv in bf16 before opset 22."""
+    """Operators of a graph that ONNX does not define for an element type at its opset."""
     opset = next(item.version for item in view.model.opset_import if item.domain in ("", "ai.onnx"))
     wanted = f"tensor({TensorProto.DataType.Name(kind).lower()})"
     operators = {node.op_type for node in view.nodes if node.domain in ("", "ai.onnx")}
@@ -88,11 +90,17 @@ def apply_recipe(
     weights = weights or InlineWeights()
     if recipe == "int8":
         return with_int8_products(_checked(widened(model, weights)), weights)
-    found = RECIPES[recipe]
-    view = GraphView(normalized(_checked(widened(model, weights)), found.mask_limit, weights))
-    kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
-    rules = node_rules(view, kept)
-    return Rewriter(view, rules, found.kind, recipe, weights).rewrite()
+    view, rules = _rules(model, recipe, without, weights)
+    return Rewriter(view, rules, RECIPES[recipe].kind, recipe, weights).rewrite()
+
+
+def changes_anything(model: onnx.ModelProto, recipe: RecipeName) -> bool:
+    """Whether anything of a model that a recipe made is of low precision."""
+    if recipe == "int8":
+        return any(node.domain == "com.microsoft" for node in model.graph.node)
+    kind = RECIPES[recipe].kind
+    casts = (item.i for node in model.graph.node for item in node.attribute if item.name == "to")
+    return kind in (*casts, *(tensor.data_type for tensor in model.graph.initializer))
 
 
 def write_recipe(source: Path, target: Path, recipe: RecipeName, *, without: Iterable[str] = ()) -> None:
@@ -134,14 +142,22 @@ def explain(
         nodes = ((node, low if node_name(node) in changed else full) for node in model.graph.node)
         return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
     weights = weights or InlineWeights()
-    view = GraphView(normalized(_checked(widened(model, weights)), RECIPES[recipe].mask_limit, weights))
-    kept = frozenset(without) | without_type(view, RECIPES[recipe].kind) | WITHOUT_DTYPE.get(recipe, frozenset())
-    rules = node_rules(view, kept)
+    view, rules = _rules(model, recipe, without, weights)
     names = {"full": "fp32", "low": recipe, "index": "index"}
     return tuple(
         NodePrecision(node_name(node), node.op_type, names[rule.width], rule.name, rule.reason)
         for node, rule in zip(view.nodes, rules, strict=True)
     )
+
+
+def _rules(
+    model: onnx.ModelProto, recipe: RecipeName, without: Iterable[str], weights: InlineWeights
+) -> tuple[GraphView, list[NodeRule]]:
+    """The normalized model, and the rule of each of its nodes."""
+    found = RECIPES[recipe]
+    view = GraphView(raised(normalized(_checked(widened(model, weights)), found.mask_limit, weights)))
+    kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
+    return view, node_rules(view, kept)
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:

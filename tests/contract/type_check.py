@@ -16,7 +16,9 @@ from typing import Any
 from helpers.paths import ROOT
 
 PACKAGES = ("runtime", "engine_build", "server", "profiling")
-IMPORT = re.compile(r"^\s*(?:from|import) (?:tensorrt|cuda|nvtx)\b", re.MULTILINE)
+IMPORT = re.compile(
+    r"^\s*(?:from|import) (?:tensorrt|cuda|nvtx|runtime\.engines\.tensorrt\.binding import trt)\b", re.MULTILINE
+)
 CONFIG = """[mypy]
 strict = True
 warn_unused_ignores = False

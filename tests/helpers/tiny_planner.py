@@ -261,3 +261,34 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + " }"
     return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def qwen3(window: int = 0) -> Any:
+    """transformers' model with the tiny weights."""
+    import torch
+    import transformers
+
+    sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+    config = transformers.Qwen3Config(**CONFIG, max_position_embeddings=128, **(sliding if window else {}))
+    config._attn_implementation = "eager"
+    module = transformers.Qwen3ForCausalLM(config).eval()
+    weights = {name: torch.from_numpy(values) for name, values in tiny_weights().items()}
+    module.load_state_dict(weights, strict=False)
+    module.tie_weights()
+    return module
+
+
+def save_checkpoint(folder: Path) -> Path:
+    """As published: weights in bfloat16, a fast tokenizer with the code tokens and a chat template. Needs torch."""
+    import torch
+    import transformers
+
+    qwen3().to(torch.bfloat16).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|im_end|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    return folder

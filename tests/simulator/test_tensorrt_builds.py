@@ -378,6 +378,27 @@ def test_a_kernel_that_is_computed_is_refused(machine: Machine) -> None:
     assert "kernel weights of Conv that are computed at run time" in build.log_text
 
 
+@pytest.mark.parametrize("decomposable", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "width", "is_fused"), [("float32", 8, False), ("float16", 8, True), ("float16", 512, False)]
+)
+def test_attention_without_a_fused_kernel(
+    machine: Machine, kind: str, width: int, is_fused: bool, decomposable: bool
+) -> None:
+    graph = GraphWriter("attention", 24)
+    heads = [graph.input(name, (1, 2, 4, width), kind) for name in ("q", "k", "v")]
+    graph.output("y", graph.op("Attention", *heads), (1, 2, 4, width), kind)
+    build = Build(graph.model())
+    (layer,) = (build.network.get_layer(index) for index in range(build.network.num_layers))
+    assert layer.type == build.trt.LayerType.ATTENTION_INPUT
+    with pytest.raises(AttributeError):
+        layer.attention  # noqa: B018
+    layer.__class__ = build.trt.IAttentionInputLayer
+    layer.attention.decomposable = decomposable
+    assert (build.run() is not None) == (is_fused or decomposable)
+    assert ("not supported by a dedicated kernel" in build.log_text) == (not is_fused and not decomposable)
+
+
 @pytest.mark.parametrize("through", ["", "Shape"])
 def test_an_input_that_decides_a_shape_is_a_shape_tensor(machine: Machine, through: str) -> None:
     graph = GraphWriter("shape")

@@ -1,4 +1,4 @@
-"""TensorRT 10.16 to 11: the library, deserialized plans, execution contexts. The only module that imports tensorrt.
+"""TensorRT 10.16 to 11: the library, deserialized plans, execution contexts.
 
 Calls that return False or None on failure are checked by `check_trt`, which adds the messages that TensorRT logged.
 """
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
-import tensorrt as trt
 from numpy.typing import NDArray
 
 from runtime.devices.cuda_calls import probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.tensorrt.binding import trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
+from helpers.paths import DEMO_BUNDLE
 from onnx import helper
 
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.casts import InlineWeights
-from engine_build.precision.normalize import normalized, widened
+from engine_build.precision.normalize import normalized, raised, widened
 
 LOWEST = float(np.finfo(np.float32).min)
 LIMIT = 2.0**15
@@ -40,6 +42,26 @@ def test_the_function_stays_the_same() -> None:
     onnx.checker.check_model(result, full_check=True)
     assert model.SerializeToString() == before
     np.testing.assert_allclose(run(result), run(model), atol=1e-6)
+
+
+def test_a_graph_is_raised_to_opset_22_where_it_stays_the_same() -> None:
+    model = onnx.load(DEMO_BUNDLE / "codec_encode.onnx")
+    feeds = {"audio": np.random.default_rng(0).standard_normal((1, 2, 16 * 1920)).astype(np.float32)}
+    before = ort.InferenceSession(model.SerializeToString())
+    assert raised(model).opset_import[0].version == 22
+    onnx.checker.check_model(model, full_check=True)
+    after = ort.InferenceSession(model.SerializeToString())
+    assert np.array_equal(after.run(None, feeds)[0], before.run(None, feeds)[0])
+
+
+@pytest.mark.parametrize(("operator", "opset", "expected"), [
+    ("Conv", 20, 22), ("Conv", 21, 22), ("Conv", 23, 23), ("Conv", 18, 18), ("GroupNormalization", 20, 20),
+    ("GroupNormalization", 21, 22),
+])  # fmt: skip
+def test_graphs_that_would_mean_something_else_stay_at_their_opset(operator: str, opset: int, expected: int) -> None:
+    node = helper.make_node(operator, ["x"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=[helper.make_opsetid("", opset)])
+    assert raised(model).opset_import[0].version == expected
 
 
 def test_scales_are_applied_before_moves() -> None:

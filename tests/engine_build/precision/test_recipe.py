@@ -16,7 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.node_rules import NODE_RULES, PRODUCTS
-from engine_build.precision.recipe import RECIPES, apply_recipe, explain, without_kernel, write_recipe
+from engine_build.precision.recipe import (
+    RECIPES,
+    RecipeName,
+    apply_recipe,
+    changes_anything,
+    explain,
+    without_kernel,
+    write_recipe,
+)
 from runtime.errors import BuildError
 
 FILES = {"demo": ROOT / "configs/demo/decoder.onnx", "parity": ROOT / "tests/data/tick_parity/decoder.onnx"}
@@ -196,7 +204,8 @@ def test_an_output_from_the_trunk_is_widened() -> None:
 
 def test_operators_without_a_kernel_stay_exact() -> None:
     assert "Conv" in without_kernel("cuda", "bf16")
-    assert without_kernel("cuda", "fp16") == without_kernel("tensorrt", "bf16") == frozenset()
+    assert without_kernel("cuda", "fp16") == without_kernel("tensorrt", "fp16") == frozenset()
+    assert without_kernel("tensorrt", "bf16") == without_kernel("tensorrt-rtx", "bf16") == {"ConvTranspose"}
     plain = {node.name: node for node in explain(decoder("parity"), "fp16")}
     kept = {node.name: node for node in explain(decoder("parity"), "fp16", without={"Conv"})}
     changed = {name for name in plain if plain[name].precision != kept[name].precision}
@@ -204,9 +213,22 @@ def test_operators_without_a_kernel_stay_exact() -> None:
     assert [kept[name].rule for name in changed if kept[name].op_type == "Conv"] == ["no kernel"]
 
 
-def test_onnx_has_no_bf16_convolution_before_opset_22() -> None:
-    (conv,) = [node for node in explain(decoder("parity"), "bf16") if node.op_type == "Conv"]
-    assert (conv.precision, conv.rule) == ("fp32", "no kernel")
+@pytest.mark.parametrize(("opset", "expected"), [(20, ("bf16", "product")), (19, ("fp32", "no kernel"))])
+def test_convolutions_are_bf16_where_the_graph_can_be_raised_to_opset_22(opset: int, expected: tuple[str, str]) -> None:
+    model = decoder("parity")
+    model.opset_import[0].version = opset
+    (conv,) = [node for node in explain(model, "bf16") if node.op_type == "Conv"]
+    assert (conv.precision, conv.rule) == expected
+    onnx.checker.check_model(apply_recipe(model, "bf16"), full_check=True)
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "bf16", "int8"])
+def test_a_recipe_that_changes_nothing_is_seen(recipe: RecipeName) -> None:
+    graph = GraphWriter("sums")
+    x = graph.input("x", ("rows", 4))
+    graph.output("y", graph.op("Add", x, x), ("rows", 4))
+    assert not changes_anything(apply_recipe(graph.model(), recipe), recipe)
+    assert changes_anything(apply_recipe(decoder("demo"), recipe), recipe)
 
 
 def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from helpers.paths import ROOT
 from helpers.planner_session import PlannerSession, off
-from helpers.tiny_planner import CONFIG, VOCABULARY, byte_tokenizer, reference_logits, tiny_weights
+from helpers.tiny_planner import CONFIG, VOCABULARY, qwen3, reference_logits, save_checkpoint, tiny_weights
 from numpy.typing import NDArray
 
 from engine_build.graphs.planner_graph import PlannerSizes
@@ -26,19 +26,6 @@ LIMIT, WINDOW = 1e-4, 20
 # The places in the sequence whose logits are recorded, without and with a window.
 PLACES = (0, 40, 95)
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 100))
-
-
-def qwen3(window: int = 0) -> Any:
-    """transformers' model with the tiny weights."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
-    config = transformers.Qwen3Config(**CONFIG, max_position_embeddings=128, **(sliding if window else {}))
-    config._attn_implementation = "eager"
-    module = transformers.Qwen3ForCausalLM(config).eval()
-    weights = {name: torch.from_numpy(values) for name, values in tiny_weights().items()}
-    module.load_state_dict(weights, strict=False)
-    module.tie_weights()
-    return module
 
 
 def logits_of(module: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -66,18 +53,8 @@ def test_the_recorded_logits_are_those_of_transformers(window: int) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As published: weights in bfloat16, a fast tokenizer with the code tokens and a chat template."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("planner") / "Tiny-5Hz-lm"
-    qwen3().to(torch.bfloat16).save_pretrained(folder)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|im_end|>")
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    fast.save_pretrained(folder)
-    return folder
+    pytest.importorskip("transformers")
+    return save_checkpoint(tmp_path_factory.mktemp("planner") / "Tiny-5Hz-lm")
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,13 @@ from ._enums import (
     ExecutionContextAllocationStrategy,
     HardwareCompatibilityLevel,
     LayerInformationFormat,
+    LayerType,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
     ProfilingVerbosity,
     TensorIOMode,
 )
-from ._network import INetworkDefinition, ITensor, OnnxParser, ParserError
+from ._network import IAttention, IAttentionInputLayer, ILayer, INetworkDefinition, ITensor, OnnxParser, ParserError
 from ._refitter import Refitter, Weights
 
 __version__ = VERSION
@@ -42,10 +43,13 @@ __all__ = [
     "EngineInspector",
     "ExecutionContextAllocationStrategy",
     "HardwareCompatibilityLevel",
+    "IAttention",
+    "IAttentionInputLayer",
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
     "IHostMemory",
+    "ILayer",
     "ILogger",
     "INetworkDefinition",
     "IOptimizationProfile",
@@ -55,6 +59,7 @@ __all__ = [
     "ITensor",
     "ITimingCache",
     "LayerInformationFormat",
+    "LayerType",
     "Logger",
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",

@@ -25,6 +25,8 @@ from ._rules import Answer, machine, need_driver
 PHASE, INNER_PHASE = "Building an engine from the network", "Tactic selection"
 CHUNK_BYTES = 1 << 16
 STEPS = 20
+# The widest head for which there are fused kernels of attention; there are none in float32.
+WIDEST_FUSED_HEAD = 256
 
 
 class Builder:
@@ -144,6 +146,11 @@ class _Build:
         static = {tensor.name: tuple(tensor.shape) for tensor in self._network._side(True)}
         for index, profile in enumerate(self._config._profiles or [IOptimizationProfile()]):
             shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile._ranges.items()}})
+            for layer in self._network._layers:
+                if layer._node.op_type == "Attention" and not layer._attention.decomposable:
+                    query, kind = shapes[layer._node.input[0]]
+                    if kind == onnx.TensorProto.FLOAT or query[-1] > WIDEST_FUSED_HEAD:
+                        return f"{layer.name}: Attention operation was not supported by a dedicated kernel"
             for node in model.graph.node:
                 ranks = [len(shapes[name][0]) for name in node.input if name in shapes]
                 if node.op_type == "Range" and any(ranks):

@@ -88,5 +88,6 @@ MemoryPoolType = _enum(
 ExecutionContextAllocationStrategy = _enum(
     "ExecutionContextAllocationStrategy", STATIC=0, ON_PROFILE_CHANGE=1, USER_MANAGED=2
 )
+LayerType = _enum("LayerType", ELEMENTWISE=9, ATTENTION_INPUT=51)
 LayerInformationFormat = _enum("LayerInformationFormat", ONELINE=0, JSON=1)
 Severity = _enum("Severity", INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)

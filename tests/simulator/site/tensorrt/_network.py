@@ -12,6 +12,7 @@ from ._basics import Dims, ILogger
 from ._enums import (
     STRONGLY_TYPED_ONLY,
     DataType,
+    LayerType,
     NetworkDefinitionCreationFlag,
     Severity,
 )
@@ -81,6 +82,36 @@ class ITensor:
         return self._is_shape_tensor
 
 
+class IAttention:
+    """An attention with its input layer. Where it may not be decomposed, it needs a fused kernel."""
+
+    def __init__(self) -> None:
+        self.decomposable = False
+
+
+class ILayer:
+    """A layer. As in the real bindings it has its own kind's properties once `__class__` is set to that kind."""
+
+    def __init__(self, node: onnx.NodeProto) -> None:
+        self._node, self._attention = node, IAttention()
+
+    @property
+    def name(self) -> str:
+        return self._node.name
+
+    @property
+    def type(self) -> Any:
+        return LayerType.ATTENTION_INPUT if self._node.op_type == "Attention" else LayerType.ELEMENTWISE
+
+
+class IAttentionInputLayer(ILayer):
+    """Where an attention begins."""
+
+    @property
+    def attention(self) -> IAttention:
+        return self._attention
+
+
 class INetworkDefinition:
     """A network."""
 
@@ -88,6 +119,14 @@ class INetworkDefinition:
         self._flags = flags
         self._model: onnx.ModelProto | None = None
         self._tensors: list[ITensor] = []
+        self._layers: list[ILayer] = []
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def get_layer(self, index: int) -> ILayer:
+        return self._layers[index]
 
     @property
     def _is_strongly_typed(self) -> bool:
@@ -176,6 +215,7 @@ class OnnxParser:
             if kind not in DTYPES:
                 return self._fail(ParserError(f"tensor {name}: ONNX data type {kind} is not supported"))
         self._network._model = model
+        self._network._layers = [ILayer(node) for node in model.graph.node]
         shaping = _shaping_values(model)
         self._network._tensors = [
             ITensor(name, DTYPES[k], shape, is_input=i, is_shape_tensor=name in shaping)

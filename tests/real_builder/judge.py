@@ -1,0 +1,141 @@
+"""TensorRT-RTX's real parser and builder, which need no GPU, judge a deployment's engines, through our compiler code.
+
+What was built before is not built again: a file remembers the hashes of what was built.
+`python tests/real_builder/judge.py DEPLOYMENT [PRECISION ...]` prints the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+from helpers.paths import ROOT
+
+from engine_build.build.builder import graph_in_precision
+from engine_build.build.environment import BuildEnvironment
+from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
+from engine_build.build.targets import COMPILERS, BuildTask
+from engine_build.build.worker import BuildLog, Worker
+from engine_build.config import BuildRequest, load_request
+from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.tensorrt_preparation import prepared
+from runtime.engines.manifest import write_atomically
+from runtime.errors import BuildError
+
+TARGET = "tensorrt-rtx"
+BUILT = ROOT / "build" / "real_builder.json"
+# What decides how a graph is built, beside the graph, its ranges and options.
+CODE = [ROOT / "engine_build" / "build" / name for name in ("tensorrt_compiler.py", "tasks.py")]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One engine that was built: its name and precision, seconds, sizes in MB, the builder's warnings."""
+
+    engine: str
+    precision: str
+    seconds: float
+    graph_mb: float
+    engine_mb: float
+    warnings: Sequence[str]
+
+
+def need_builder() -> None:
+    """Skips the test where TensorRT-RTX is not installed."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed: make test-builder installs it (x86-64, Linux and Windows)")
+
+
+def release() -> str:
+    """TensorRT-RTX's release."""
+    return importlib.metadata.version("tensorrt-rtx")
+
+
+def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[RebuildDecision]]:
+    """A deployment with its engines to be built for TensorRT-RTX: those that are of this precision, if it is chosen.
+
+    Default: all of them, as configured.
+    """
+    request = load_request(path, threads=1)
+    chosen = {"precision": precision, "codec_precision": precision} if precision else {}
+    request = replace(request, options=request.options.model_copy(update={**chosen, "timing_cache": False}))
+    found = check_rebuilds(request, "tensorrt", force=True, environment=BuildEnvironment())
+    found = [item for item in found if item.wanted.build["precision"] == precision or not precision]
+    return request, [replace(item, wanted=item.wanted.model_copy(update={"target": TARGET})) for item in found]
+
+
+def judge(request: BuildRequest, decision: RebuildDecision) -> Verdict:
+    """Build one engine, or tell what it took when it was built last. Raises BuildError."""
+    log = BuildLog()
+    with tempfile.TemporaryDirectory() as folder, graph_in_precision(decision, Path(folder), log) as graph:
+        key = _key(prepared(graph, preparation_shapes(decision.spec)), decision)
+        if found := _remembered().get(key):
+            return Verdict(**found)
+        verdict = _built(request, decision, graph, Path(folder), log)
+    with filelock.FileLock(BUILT.with_suffix(".lock")):
+        write_atomically(BUILT, json.dumps({**_remembered(), key: asdict(verdict)}, indent=1).encode())
+    return verdict
+
+
+def build_once(
+    request: BuildRequest, decision: RebuildDecision, graph: Graph, engine: Path, worker: Worker, log: BuildLog
+) -> None:
+    """Build one engine into the file `engine`. Raises BuildError."""
+    task = BuildTask(decision, graph, engine, request.deployment, request.options, BuildEnvironment(), worker, log)
+    COMPILERS["tensorrt"].compile(task)
+
+
+def _built(request: BuildRequest, decision: RebuildDecision, graph: Graph, folder: Path, log: BuildLog) -> Verdict:
+    engine = folder / "engine" / "plan"
+    engine.parent.mkdir()
+    started = time.monotonic()
+    with Worker() as worker:
+        build_once(request, decision, graph, engine, worker, log)
+    seconds = round(time.monotonic() - started, 1)
+    sizes = [round(size / 1e6, 1) for size in (graph.size_bytes, engine.stat().st_size)]
+    precision = decision.wanted.build["precision"]
+    return Verdict(decision.spec.name, precision, seconds, *sizes, log.summary())
+
+
+def _key(graph: Graph, decision: RebuildDecision) -> str:
+    code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
+    parts = [release(), graph.sha256, decision.wanted.build, code]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _remembered() -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(BUILT.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def table(path: Path, precisions: Sequence[str]) -> Iterator[str]:
+    """A line per engine."""
+    for precision in precisions:
+        request, decisions = decisions_of(path, precision)
+        for decision in decisions:
+            try:
+                verdict = judge(request, decision)
+            except BuildError as error:
+                yield f"{decision.spec.name:22} refused: {error.what}"
+                continue
+            facts = f"{verdict.seconds:6.1f} s {verdict.graph_mb:8.1f} {verdict.engine_mb:8.1f} MB"
+            yield f"{decision.spec.name:22} {verdict.precision} {facts}  {'; '.join(verdict.warnings)}"
+
+
+if __name__ == "__main__":
+    for line in table(Path(sys.argv[1]), sys.argv[2:] or [""]):
+        print(line, flush=True)
