@@ -54,6 +54,12 @@ def wait_until_restored(http: httpx.Client, ready: Ready) -> None:
     eventually(lambda: http.get(f"/v1/sessions/{ready.session}").status_code == 200)
 
 
+def wait_until_stored(url: str, ready: Ready) -> None:
+    """A change is stored on a thread of the store's own; it may be heard before."""
+    with open_redis_store(url) as store:
+        eventually(lambda: (stored := store.load(ready.session)) and stored.meta["controls"]["seqs"][0] == 1)
+
+
 def resuming(served: Served, ready: Ready) -> AbstractContextManager[Player]:
     return player(served, f"/v1/live/{ready.session}")
 
@@ -82,6 +88,7 @@ def test_a_session_in_redis_moves_to_another_server_and_outlives_redis(
             ready = first.open(prompts=[{"text": "a"}], seed=3)
             first.send(type="set", seq=1, values={"guidance": 2.5})
             first.receive_until(is_changed_audio)
+            wait_until_stored(redis.url, ready)
             with resuming(other, ready) as client:
                 client.send(type="open", resume="wrong")
                 assert isinstance(client.receive(), Problem)

@@ -24,7 +24,9 @@ def test_every_script_runs_the_module_of_its_command() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_imports_ends_without_a_traceback(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "slow_command.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    # In short sleeps: a signal that comes just before one is handled when it ends.
+    waits = "for _ in range(600):\n    time.sleep(0.1)\n"
+    (tmp_path / "slow_command.py").write_text(f"import time\nprint('importing', flush=True)\n{waits}")
     program = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]

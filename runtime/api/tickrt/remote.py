@@ -333,7 +333,8 @@ class RemoteSession:
 def _detail(error: urllib.error.HTTPError) -> str:
     """What a server says of an error; an edge's answer is no problem document."""
     try:
-        return str(from_json(error.read(MAX_MESSAGE_BYTES))["detail"])
+        with error:
+            return str(from_json(error.read(MAX_MESSAGE_BYTES))["detail"])
     except (ValueError, LookupError, TypeError):
         return str(error)
 
