@@ -31,8 +31,8 @@ def audio_chunks(
 ) -> Iterator[Pcm]:
     """An audio file (SOURCE_FORMATS) as chunks of PCM float32 `[n, channels]` at `sample_rate_hz`, decoded on demand.
 
-    Mono is copied to every channel; more channels are mixed down. Stops decoding after `max_seconds`. Raises
-    RequestError: not audio, empty, too long, samples that are not finite.
+    Mono is copied to every channel; up to 8 channels are mixed down. Stops decoding after `max_seconds`. Raises
+    RequestError: not audio, more channels, empty, too long, samples that are not finite.
     """
     return _checked(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
 
@@ -94,6 +94,7 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
             decoder = container.streams.audio[0].codec_context
             if decoder is None:
                 raise RequestError("not audio that can be decoded (unknown codec)", field="source")
+            _check_channels(decoder.layout.nb_channels)
             decoder.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
             yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
     except av.error.FFmpegError as error:
@@ -104,6 +105,12 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
         raise RequestError(f"{source!s:.200} cannot be read: {error.strerror}", field="source") from error
 
 
+def _check_channels(num: int) -> None:
+    if num > len(LAYOUTS):
+        fix = f"mix it down to {len(LAYOUTS)} channels or fewer"
+        raise RequestError(f"the audio has {num} channels, expected 1 to {len(LAYOUTS)}", field="source", fix=fix)
+
+
 def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
     resampler: AudioResampler | None = None
     for frame in frames:
@@ -111,6 +118,7 @@ def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: i
             low, high = SOURCE_RATES_HZ
             if not low <= frame.sample_rate <= high:
                 raise RequestError(f"{frame.sample_rate} samples per second, expected {low} to {high}", field="source")
+            _check_channels(frame.layout.nb_channels)  # some decoders know them now
             wanted = 1 if frame.layout.nb_channels == 1 else max(channels, 2)
             resampler = AudioResampler("flt", LAYOUTS[wanted - 1], sample_rate_hz)
         frame.pts = None
