@@ -6,6 +6,7 @@ malformed requests, and an abort by which an endpoint ends a response visibly in
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,10 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
+from runtime.untrusted import quoted
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 ABORT_EXTENSION = "tickrt.abort"
 REFUSAL_EXTENSION = "tickrt.refusal"
+VERSION_HEADER, KEY_HEADER = b"sec-websocket-version", b"sec-websocket-key"
+KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 FLUSH_S = 2.0
 # What one turn of the event loop takes of a connection: asyncio's own 256 KiB are 0.2 s of parsing where they are
 # frames or chunks of a few bytes.
@@ -318,19 +322,27 @@ def has_two_lengths(scope: Scope) -> bool:
 
 
 def handshake_problem(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> ProblemError | None:
-    """Why the WebSocket protocol cannot read a handshake; None: it can."""
+    """Why the WebSocket protocol cannot take a handshake; None: it can."""
     if any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers):
         return ProblemError(400, "malformed_http", "a WebSocket's handshake has no body", fix="send no Content-Length")
     lines = [b"GET %b? HTTP/1.1\r\n" % target, *(b"%b: %b\r\n" % header for header in headers)]
     longest = max(len(line) for line in lines)
-    if len(headers) <= MAX_NUM_HEADERS and longest <= MAX_LINE_LENGTH:
-        return None
-    return ProblemError(
-        431,
-        "headers_too_large",
-        f"the handshake has {len(headers)} headers, and its longest line {longest} bytes",
-        fix=f"send at most {MAX_NUM_HEADERS} headers and {MAX_LINE_LENGTH} bytes a line",
-    )
+    if len(headers) > MAX_NUM_HEADERS or longest > MAX_LINE_LENGTH:
+        return ProblemError(
+            431,
+            "headers_too_large",
+            f"the handshake has {len(headers)} headers, and its longest line {longest} bytes",
+            fix=f"send at most {MAX_NUM_HEADERS} headers and {MAX_LINE_LENGTH} bytes a line",
+        )
+    versions, keys = ([value for name, value in headers if name == wanted] for wanted in (VERSION_HEADER, KEY_HEADER))
+    if versions != [b"13"]:
+        found = quoted(b", ".join(versions).decode("latin-1")) if versions else "none"
+        what, accepted = f"the WebSocket's version is {found}, expected 13", {"Sec-WebSocket-Version": "13"}
+        return ProblemError(426, "unsupported_version", what, headers={**accepted, "Upgrade": "websocket"})
+    if len(keys) != 1 or not KEY.fullmatch(keys[0]):
+        fix = "send one Sec-WebSocket-Key: 16 bytes in base64"
+        return ProblemError(400, "malformed_http", "the handshake has no key, or not a valid one", fix=fix)
+    return None
 
 
 def abort_of(scope: Scope) -> Callable[[bool], None]:

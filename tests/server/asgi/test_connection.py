@@ -75,6 +75,12 @@ def receive_until(connection: socket.socket, end: bytes) -> bytes:
         (handshake("content-length: 5\r\n"), 400, "malformed_http"),
         (handshake("content-length: 5\r\n") + b"abcde", 400, "malformed_http"),
         (handshake("transfer-encoding: chunked\r\n") + b"0\r\n\r\n", 400, "malformed_http"),
+        (handshake().replace(b"version: 13", b"version: 12"), 426, "unsupported_version"),
+        (handshake().replace(b"sec-websocket-version: 13\r\n", b""), 426, "unsupported_version"),
+        (handshake("sec-websocket-version: 8\r\n"), 426, "unsupported_version"),
+        (handshake().replace(b"dGhl", b"dGhlAAAA"), 400, "malformed_http"),
+        (handshake().replace(b"sec-websocket-key", b"x"), 400, "malformed_http"),
+        (handshake("sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"), 400, "malformed_http"),
         (handshake("x: y\r\n" * 200), 431, "headers_too_large"),
         (handshake(f"x: {'y' * 9000}\r\n"), 431, "headers_too_large"),
         (handshake(target="/v1/live?" + "x" * 9000), 431, "headers_too_large"),
@@ -91,6 +97,7 @@ def test_a_handshake_that_cannot_be_read_is_answered_with_a_problem(
         assert head.startswith(b"HTTP/1.1 %d " % status)
         assert PROBLEM.encode() in head
         assert json.loads(body)["code"] == code
+        assert (b"\r\nsec-websocket-version: 13\r\n" in head.lower()) == (status == 426)
         with served.client() as client:
             assert client.get("/health/live").status_code == 200
     eventually(lambda: not served.server.server_state.connections)
