@@ -140,6 +140,7 @@ def lock_folder(folder: Path) -> filelock.BaseFileLock:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock.acquire()
+        make_private(*folder.glob("sessions.*"))
     except filelock.Timeout:
         raise ConfigError(
             f"state folder {folder} is in use by another server", fix="give each server its own [server] state"
@@ -151,10 +152,21 @@ def lock_folder(folder: Path) -> filelock.BaseFileLock:
     return lock
 
 
+def make_private(*paths: Path) -> None:
+    """Let only their owner read files and folders, which may be those of a backup or of an older version."""
+    for path in paths:
+        if path.exists() and path.stat().st_mode & 0o077:
+            try:
+                path.chmod(0o700 if path.is_dir() else 0o600)
+            except PermissionError:
+                logger.warning("%s can be read by other users: it is not this user's", path)
+
+
 def _open_database(path: Path) -> sqlite3.Connection:
     """The database at `path`, new where there is none or the one found cannot be used. Raises ConfigError."""
     try:
-        if path.exists() and (reason := unusable_because(path)):
+        path.touch(mode=0o600)  # files beside a database have its mode
+        if reason := unusable_because(path):
             kept = set_aside(path)
             logger.error("%s %s; it is kept as %s and a new one is begun", path, reason, kept.name)
         return _connect(path)

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.errors import ConfigError, StoreError
+from runtime.errors import ConfigError, StoreUnavailableError
+from runtime.sessions.sqlite_store import make_private
 from server.sources.source import Source
 from server.temporary_folder import TemporaryFolder
 
@@ -51,7 +52,7 @@ class SourceFolder:
             return b""
 
     def add(self, source: Source, data: bytes) -> None:
-        """Write a source's file, whole or not at all. Raises StoreError."""
+        """Write a source's file, whole or not at all. Raises StoreUnavailableError."""
         part = self._write(data)
         with self._lock:
             part.replace(self.path / source.name)
@@ -70,7 +71,7 @@ class SourceFolder:
             self._temporary.close()
 
     def _write(self, data: bytes) -> Path:
-        """A new file with these bytes. Raises StoreError."""
+        """A new file with these bytes. Raises StoreUnavailableError."""
         path = None
         try:
             with tempfile.NamedTemporaryFile(dir=self.path, suffix=PART_SUFFIX, delete=False) as file:
@@ -80,13 +81,15 @@ class SourceFolder:
         except OSError as error:
             if path is not None:
                 path.unlink()
-            raise StoreError(f"the source cannot be stored: {error.strerror}", fix="free disk space") from None
+            what = f"the source cannot be stored: {error.strerror}"
+            raise StoreUnavailableError(what, fix="free disk space on the server") from None
 
 
 def _usable(folder: Path) -> Path:
     """`folder`, created where it is missing. Raises ConfigError if files cannot be written there."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder, *folder.iterdir())
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:

@@ -233,6 +233,13 @@ def test_invalid_pcm_is_refused(pcm: np.ndarray, message: str) -> None:
         convert_audio(pcm, 24_000, 48_000, 2, 2.0)
 
 
+def test_more_channels_than_are_mixed_down_are_refused() -> None:
+    for channels in (9, 64):
+        with pytest.raises(RequestError, match=f"the audio has {channels} channels, expected 1 to 8"):
+            read_audio(upload(np.zeros((4800, channels))), RATE_HZ, 2, 1.0)
+    assert read_audio(upload(np.zeros((4800, 8)), RATE_HZ), RATE_HZ, 2, 1.0).shape == (4800, 2)
+
+
 def test_an_invalid_rate_is_refused() -> None:
     with pytest.raises(RequestError, match="samples per second"):
         convert_audio(STEREO, 1, 48_000, 2, 2.0)

@@ -56,6 +56,27 @@ def test_a_second_server_on_one_folder_is_refused(folder: Path, opened: Opened) 
         assert store.ids() == ["a"]
 
 
+def test_only_the_owner_reads_sessions_in_a_folder_that_others_read(folder: Path, opened: Opened) -> None:
+    folder.mkdir(mode=0o755)
+
+    def modes() -> dict[str, int]:
+        return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+    with opened() as store:
+        store.save("a", snapshot(1))
+        assert_same(store.load("a"), snapshot(1))  # it is written
+        while_open = modes()
+        shutil.copytree(folder, folder.with_name("copy"))
+    assert while_open == dict.fromkeys([DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK], 0o600)
+    for path in folder.with_name("copy").iterdir():  # as an older version, which was killed, has left them
+        path.chmod(0o644)
+        shutil.copy2(path, folder)
+    assert set(modes().values()) == {0o644}
+    with opened() as store:
+        assert_same(store.load("a"), snapshot(1))
+        assert modes() == while_open
+
+
 def test_the_folder_is_free_again_after_a_kill_and_what_was_written_is_there(folder: Path, opened: Opened) -> None:
     script = (
         "import sys, time, pathlib\n"

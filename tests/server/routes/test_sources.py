@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import os
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +208,24 @@ def test_a_damaged_source_is_a_404_and_may_be_uploaded_again(serve: Serve, tmp_p
     problem(served.post(source_id=source_id), 404, "source_not_found")
     assert upload(served, data).status_code == 201
     assert served.post(source_id=source_id).status_code == 200
+
+
+def test_a_full_disk_is_a_503_that_keeps_what_is_there(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(state=tmp_path)
+    kept = upload(served, wav(0.5)).json()["id"]
+
+    def full(*arguments: object, **options: object) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server.sources.folder.tempfile.NamedTemporaryFile", full)
+        response = upload(served, wav(0.6))
+        assert "No space left on device" in problem(response, 503, "store_unavailable")["detail"]
+        assert int(response.headers["retry-after"]) > 0
+    assert upload(served, wav(0.6)).status_code == 201
+    assert served.post(source_id=kept, seconds=1).status_code == 200
 
 
 def test_a_state_folder_that_cannot_be_used_ends_the_start(serve: Serve, tmp_path: Path) -> None:

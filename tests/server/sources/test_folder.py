@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,15 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch
     with pytest.raises(StoreError, match="No space left on device"):
         sources.add(b"efgh")
     assert sources.all() == [known]
+
+
+def test_what_was_readable_by_others_is_not_any_more(tmp_path: Path) -> None:
+    folder = tmp_path / "sources"
+    source, _ = store_of(SourceFolder(folder)).add(b"abcd")
+    folder.chmod(0o755)
+    (folder / source.name).chmod(0o644)
+    store_of(SourceFolder(folder)).add(b"efgh")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.glob("*.audio"))] == [0o700, 0o600, 0o600]
 
 
 def test_without_a_folder_sources_end_with_the_store() -> None:
