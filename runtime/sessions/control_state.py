@@ -22,6 +22,7 @@ from runtime.sessions.controls import (
     plain_values,
     prompt_weights,
 )
+from runtime.sessions.document import damaged
 from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.messages import Blend, LivePrompt, SetAdapter, SetControls
 from runtime.sessions.playback.playhead import Playhead
@@ -236,7 +237,7 @@ class ControlState:
         state.seq, state.accepted_seq = stored["seqs"]
         state.client_seqs = ClientSeqs(*stored.get("client_seqs", ()))
         state.from_sample = stored["from_sample"]
-        state._ramps = {name: Ramp(**ramp).moved(now_s) for name, ramp in stored["ramps"].items()}
+        state._ramps = {name: _restored_ramp(name, ramp, model).moved(now_s) for name, ramp in stored["ramps"].items()}
         state._weight_ramps = {text: Ramp(**ramp).moved(now_s) for text, ramp in stored["weight_ramps"].items()}
         state._scheduled = [
             ScheduledChange(**{**change, "patch": check_controls(change["patch"], model)})
@@ -274,9 +275,20 @@ def _set_ramp(
 ) -> None:
     """Let a number, or the strengths of adapters, move from `start` to `end`; everything else is there at once."""
     ramps.pop(name, None)
-    can_move = (_is_number(start) and _is_number(end)) or name == "adapters"
-    if end_s > start_s and can_move and start != end:
+    if end_s > start_s and _can_move(name, start, end) and start != end:
         ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
+
+
+def _restored_ramp(name: str, stored: Mapping[str, Any], model: LiveModel) -> Ramp:
+    """A ramp of a control. Raises RequestError for values that it cannot have, StoreError where none are between."""
+    start, end = (check_controls({name: stored[key]}, model)[name] for key in ("start", "end"))
+    if name in WITHOUT_RAMP or not _can_move(name, start, end):
+        raise damaged(f"controls.ramps.{name:.60} has no values between")
+    return Ramp(**{**stored, "start": start, "end": end})
+
+
+def _can_move(name: str, start: Any, end: Any) -> bool:
+    return (_is_number(start) and _is_number(end)) or (name == "adapters" and None not in (start, end))
 
 
 def _mixed(start: list[dict[str, Any]], end: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ def _piece_field(name: str) -> bytes:
 
 
 def _piece_name(field: bytes) -> str:
-    return field.removeprefix(PIECE_FIELD).decode()
+    return field.removeprefix(PIECE_FIELD).decode(errors="replace")
 
 
 def _is_piece(field: bytes) -> bool:

@@ -45,7 +45,7 @@ from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.plan import GetPlan, SetPlan
 from runtime.sessions.store import SessionSnapshot
-from runtime.sessions.stored import CommitTimer, Pieces, SessionParts, load_generations
+from runtime.sessions.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
 
 STATE_INTERVAL_S = 0.25
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
@@ -305,12 +305,13 @@ class LiveSession:
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> LiveSession:
         """A session as it was, without connection and without generations in flight.
 
-        Raises RequestError where the snapshot is of another format version or does not fit the model.
+        Raises RequestError where the snapshot is of another format version or does not fit the model, StoreError where
+        it is damaged.
         """
-        pieces = Pieces(snapshot.pieces)
+        pieces, meta = Pieces(snapshot.pieces), checked(snapshot.meta, model)
         session = cls.__new__(cls)
-        session._set_up(model, SessionParts.restore(snapshot.meta, pieces, model, now_s))
-        load_generations(session._generations, snapshot.meta["generations"], pieces, model, now_s)
+        session._set_up(model, SessionParts.restore(meta, pieces, model, now_s))
+        load_generations(session._generations, meta["generations"], pieces, model, now_s)
         return session
 
     def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:

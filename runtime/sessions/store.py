@@ -26,12 +26,16 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
+from pydantic_core import from_json
 
 from runtime.errors import StoreError, StoreUnavailableError
+from runtime.untrusted import one_line
 
 STORE_FORMAT = 2
 DIGEST_BYTES = hashlib.sha256().digest_size
 DOCUMENT = "document"
+MAX_REASON_CHARACTERS = 200
 RETRY_S = 5.0  # Between two attempts while the storage fails.
 logger = logging.getLogger("tickrt.sessions")
 
@@ -242,17 +246,32 @@ def encode_piece(name: str, array: NDArray[Any]) -> bytes:
 
 def decode_snapshot(document: bytes, pieces: Mapping[str, bytes]) -> SessionSnapshot:
     """The snapshot of a document and its pieces. Raises StoreError where one is missing or damaged."""
-    content = json.loads(_unseal(DOCUMENT, document))
-    if missing := set(content["pieces"]) - pieces.keys():
+    body = _unseal(DOCUMENT, document)
+    try:
+        content = _Document.model_validate(from_json(body, allow_inf_nan=False))
+    except ValueError as error:
+        raise StoreError(f"{DOCUMENT} is damaged: {one_line(str(error), MAX_REASON_CHARACTERS)}") from None
+    if missing := set(content.pieces) - pieces.keys():
         raise StoreError(f"pieces are missing: {', '.join(sorted(missing))}")
-    return SessionSnapshot(content["meta"], {name: _decode_piece(name, pieces[name]) for name in content["pieces"]})
+    return SessionSnapshot(content.meta, {name: _decode_piece(name, pieces[name]) for name in content.pieces})
+
+
+class _Document(BaseModel):
+    meta: dict[str, Any]
+    pieces: list[str]
 
 
 def _decode_piece(name: str, data: bytes) -> NDArray[Any]:
-    file = io.BytesIO(_unseal(f"piece/{name}", data))
-    array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-    array.flags.writeable = False
-    return array
+    """The array, which cannot be written. No memory is taken before its size is known to be that of the data."""
+    body = _unseal(f"piece/{name}", data)
+    file = io.BytesIO(body)
+    try:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        array: NDArray[Any] = np.frombuffer(body, dtype, offset=file.tell())
+        return array.reshape(shape, order="F" if is_fortran else "C")
+    except ValueError as error:
+        raise StoreError(f"piece {name} is damaged: {error}") from None
 
 
 def _seal(name: str, body: bytes) -> bytes:

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import LiveModel
 from runtime.sessions.control_state import ControlState
+from runtime.sessions.document import LONGEST_S, damaged, parse_session
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
@@ -41,8 +44,11 @@ class Pieces:
         return piece.name
 
     def load(self, name: str) -> Piece:
-        """The piece of a name."""
-        return self._pieces.setdefault(name, Piece(name, self.arrays[name]))
+        """The piece of a name. Raises StoreError where there are no latents of it."""
+        latents = self.arrays.get(name)
+        if latents is None or latents.dtype != np.float32 or latents.ndim != 2 or not latents.size:
+            raise damaged(f"{name!r:.60} are no latents")
+        return self._pieces.setdefault(name, Piece(name, latents))
 
 
 @dataclass(eq=False)
@@ -86,13 +92,12 @@ class SessionParts:
 
     @classmethod
     def restore(cls, meta: Mapping[str, Any], pieces: Pieces, model: LiveModel, now_s: float) -> SessionParts:
-        """Those of a snapshot. Raises RequestError where it is of another version or does not fit the model."""
-        check_fits(meta, model)
+        """Those of a document that `checked` has passed. Raises RequestError and StoreError."""
         return cls(
             **{name: meta[name] for name in PLAIN_PARTS},
             epoch=meta["epoch"],
             controls=ControlState.restore(meta["controls"], model, now_s),
-            timeline=load_timeline(meta["timeline"], pieces),
+            timeline=load_timeline(meta, pieces, model),
             playhead=Playhead.restore(meta["playhead"], model.sample_rate_hz),
         )
 
@@ -123,19 +128,31 @@ def signal_of(model: LiveModel) -> list[int]:
     return [model.latent_channels, model.hop_samples, model.sample_rate_hz]
 
 
-def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
-    """Raise RequestError where a snapshot is of another version, or of a model with other lengths, codec or parts."""
-    if meta.get("version") != VERSION:
-        raise RequestError(f"the session was stored in format {meta.get('version')}, expected {VERSION}")
+def checked(stored: Mapping[str, Any], model: LiveModel) -> dict[str, Any]:
+    """The meta of a snapshot as `parse_session` gives it.
+
+    Raises StoreError where it is damaged, RequestError where it is of another version, or of a model with other
+    lengths, codec or parts.
+    """
+    if stored.get("version", VERSION) != VERSION:
+        raise RequestError(f"the session was stored in format {stored['version']!r:.60}, expected {VERSION}")
+    meta = parse_session(stored)
     if meta["signal"] != signal_of(model):
         raise RequestError("the session was stored with a model of other latents or audio", fix="open a new session")
     if meta["frames"] not in model.lengths:
         raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {model.lengths}")
     for name in ("timbre", "structure"):
-        if meta["generations"].get(name) is not None and f"{name}_strength" in model.untaken:
+        if meta["generations"][name] is not None and f"{name}_strength" in model.untaken:
             raise RequestError(f"the session has a {name}, the bundle has no [{name}]", fix="open a new session")
-    if meta["generations"].get("plan") is not None and model.plan is None:
+    if meta["generations"]["plan"] is not None and model.plan is None:
         raise RequestError("the session has a plan, the bundle has no [planner.plan]", fix="open a new session")
+    plan, known = meta["generations"]["plan"], [part for item in meta["timeline"] for part in item["parts"]]
+    if plan is not None and plan["values"]["end"] > max([part[3] for part in (*known, *plan["hints"])], default=0):
+        raise damaged("generations.plan.values.end is too far ahead")
+    # Frames up to there are gone through one by one.
+    if meta["controls"]["from_sample"] > meta["playhead"]["position"] + LONGEST_S * model.sample_rate_hz:
+        raise damaged("controls.from_sample is too far ahead")
+    return meta
 
 
 def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
@@ -152,18 +169,29 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
     ]
 
 
-def load_timeline(stored: list[dict[str, Any]], pieces: Pieces) -> Timeline:
-    """The timeline of `store_timeline`."""
-    return Timeline(
+def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> Timeline:
+    """The timeline of `store_timeline`. Raises StoreError."""
+    placements = [
         Placement(
             from_sample=values["from_sample"],
-            canvas=Canvas(_load_parts(values["parts"], pieces)),
+            canvas=Canvas(_load_parts(values["parts"], pieces, model.latent_channels)),
             play_frame=values["play_frame"],
             canvas_frame=values["canvas_frame"],
-            band=None if values["band"] is None else (values["band"][0], values["band"][1]),
+            band=values["band"],
         )
-        for values in stored
-    )
+        for values in meta["timeline"]
+    ]
+    starts = [item.from_sample for item in placements]
+    if starts != sorted(set(starts)) or (placements and not placements[-1].canvas.parts):
+        raise damaged("timeline: placements without an order, or without a canvas")
+    loop = {(0, meta["frames"])} if meta["mode"] == "loop" else None
+    for item in placements:
+        first, end = (item.canvas.start, item.canvas.end) if loop else (0, math.inf)
+        if loop and ((first, end) not in loop or item.band is None):
+            raise damaged("timeline: not the canvas of a loop")
+        if item.band is not None and not first <= item.band[0] < item.band[1] <= end:
+            raise damaged("timeline: a band without frames")
+    return Timeline(placements)
 
 
 def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
@@ -188,18 +216,24 @@ def load_generations(
     """Go on as the generations of `store_generations`."""
     given = generations.references
     given.put("source", _load_source(stored["source"], pieces))
-    given.put("structure", _load_source(stored.get("structure"), pieces))
-    if (plan := stored.get("plan")) is not None:
-        given.plan = SessionPlan.restored(model, generations.frames, plan["values"], _load_parts(plan["hints"], pieces))
-    timbre = stored.get("timbre")
+    given.put("structure", _load_source(stored["structure"], pieces))
+    if (plan := stored["plan"]) is not None:
+        hints = _load_parts(plan["hints"], pieces)
+        if hints and hints[-1].end != plan["values"]["end"]:
+            raise damaged("generations.plan.values.end is not that of its hints")
+        given.plan = SessionPlan.restored(model, generations.frames, plan["values"], hints)
+    timbre = stored["timbre"]
     given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])
     if isinstance(generations, LoopGenerations) and stored["noise"] is not None:
         seed, index, name = stored["noise"]
-        generations.restore_noise(PassNoise(seed, index, None if name is None else pieces.load(name)))
+        noise = None if name is None else pieces.load(name)
+        if noise is not None and noise.latents.shape != (generations.frames, model.latent_channels):
+            raise damaged("generations.noise is not that of the canvas")
+        generations.restore_noise(PassNoise(seed, index, noise))
     if isinstance(generations, ExtendGenerations):
         generations.heard_frame = stored["heard_frame"]
-        generations.context_frame = stored.get("context_frame", 0)
+        generations.context_frame = stored["context_frame"]
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
 
 
@@ -207,8 +241,16 @@ def _store_parts(parts: Iterable[Part], pieces: Pieces) -> list[list[Any]]:
     return [[pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq] for part in parts]
 
 
-def _load_parts(stored: list[list[Any]], pieces: Pieces) -> tuple[Part, ...]:
-    return tuple(Part(pieces.load(name), *rest) for name, *rest in stored)
+def _load_parts(stored: Iterable[Iterable[Any]], pieces: Pieces, channels: int | None = None) -> tuple[Part, ...]:
+    """Parts that follow each other, of pieces with so many channels; None: any. Raises StoreError."""
+    parts = tuple(Part(pieces.load(name), *rest) for name, *rest in stored)
+    ends = (*(part.start for part in parts[1:]), parts[-1].end) if parts else ()
+    for part, end in zip(parts, ends, strict=True):
+        rows, width = part.piece.latents.shape
+        is_inside = part.start < part.end == end and part.row + part.end - part.start <= rows
+        if not is_inside or channels not in (None, width):
+            raise damaged(f"the parts of {part.piece.name!r:.60} do not fit")
+    return parts
 
 
 def _store_plan(plan: SessionPlan, pieces: Pieces) -> dict[str, Any]:
@@ -220,7 +262,7 @@ def _store_source(source: Source | None, pieces: Pieces) -> list[Any] | None:
     return None if source is None else [source.id, source.strength, pieces.store(source.piece), source.start]
 
 
-def _load_source(stored: list[Any] | None, pieces: Pieces) -> Source | None:
+def _load_source(stored: Iterable[Any] | None, pieces: Pieces) -> Source | None:
     if stored is None:
         return None
     source_id, strength, name, start = stored

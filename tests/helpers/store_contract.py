@@ -4,14 +4,22 @@ opens one more store of the same storage, as a server does after a restart.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from runtime.sessions.store import SessionSnapshot, SessionStore
+from runtime.sessions.store import (
+    DOCUMENT,
+    SessionSnapshot,
+    SessionStore,
+    _seal,
+    encode_document,
+)
 
 Opened = Callable[[], SessionStore]
 DTYPES = st.sampled_from([np.dtype(name) for name in ("<f4", ">f4", "f8", "i8", "u1", "?")])
@@ -144,6 +152,35 @@ def test_a_session_that_was_deleted_can_be_stored_again(opened: Opened) -> None:
         store.delete("a")
         store.save("a", snapshot(1, canvas=2.0))
         assert_same(store.load("a"), snapshot(1, canvas=2.0))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"[]", b"null", b"", b"\xff", b'{"meta": [], "pieces": []}', b'{"meta": {}, "pieces": {}}', b"[" * 100_000],
+)
+def test_a_sealed_document_that_is_none_is_reported_and_the_others_are_read(
+    opened: Opened, document: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened() as store:
+        store.save("good", snapshot(1))
+        store.flush()
+        store._writer.submit(store._backend.write, "bad", _seal(DOCUMENT, document), {}, set()).result()
+        assert store.load("bad") is None
+        assert store.take("bad") is None
+        assert "session bad cannot be resumed: document is damaged" in caplog.text
+        assert_same(store.load("good"), snapshot(1))
+
+
+def test_a_sealed_piece_that_is_no_array_is_reported(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
+    document = encode_document(snapshot(1, canvas=1.0))
+    with opened() as store:
+        for number, body in enumerate((b"", b"no array", huge.getvalue())):
+            pieces = {"canvas": _seal("piece/canvas", body)}
+            store._writer.submit(store._backend.write, f"s{number}", document, pieces, set()).result()
+            assert store.load(f"s{number}") is None
+            assert f"session s{number} cannot be resumed: piece canvas is damaged" in caplog.text
 
 
 def test_an_unknown_session_is_none(opened: Opened) -> None:

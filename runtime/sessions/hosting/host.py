@@ -288,7 +288,11 @@ class SessionHost:
         snapshot = load(session_id)
         if snapshot is None:
             raise _unknown(session_id)
-        return LiveSession.restore(snapshot, self.model, self._clock())
+        try:
+            return LiveSession.restore(snapshot, self.model, self._clock())
+        except StoreError as error:
+            logger.error("session %s cannot be resumed: %s", session_id, error.what)
+            raise _unknown(session_id) from None
 
     def _restore_all(self, store: SessionStore) -> None:
         """Open the stored sessions that belong to this server; one that cannot be restored stays in the store."""
@@ -301,7 +305,7 @@ class SessionHost:
             try:
                 self._restored(name)
             except UnknownSessionError:
-                continue  # The store has reported that it is damaged.
+                continue  # It is damaged, which was logged.
             except TickError as error:
                 logger.error("session %s is not restored: %s", name, error)
             except Exception:
