@@ -149,6 +149,8 @@ class RedisBackend:
                             self._lose(session_id)
             except StoreError as error:
                 logger.debug("sessions are not renewed: %s", error)
+            except Exception:  # The next time they are: without, all that are held would be deleted.
+                logger.exception("sessions are not renewed")
 
 
 def _content(fields: Mapping[bytes, bytes]) -> tuple[bytes, dict[str, bytes]] | None:

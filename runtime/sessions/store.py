@@ -102,6 +102,7 @@ class SessionStore:
         self._retry_s, self._rests_until_s = retry_s, 0.0
         self._failure: str | None = None
         self._pending: dict[str, SessionSnapshot | None] = {}
+        self._unstorable: set[str] = set()
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "session-store")
         try:
@@ -212,8 +213,15 @@ class SessionStore:
             self._backend.delete(session_id)
             return
         stored = self._backend.names(session_id)
-        new = {name: encode_piece(name, array) for name, array in snapshot.pieces.items() if name not in stored}
-        self._backend.write(session_id, encode_document(snapshot), new, stored - snapshot.pieces.keys())
+        try:
+            document = encode_document(snapshot)
+            new = {name: encode_piece(name, array) for name, array in snapshot.pieces.items() if name not in stored}
+        except (TypeError, ValueError):  # The storage works, and stores the others.
+            if session_id not in self._unstorable:
+                logger.exception("session %s cannot be stored", session_id)
+            self._unstorable.add(session_id)
+            return
+        self._backend.write(session_id, document, new, stored - snapshot.pieces.keys())
 
     def _note_outcome(self, write: Future[bool]) -> None:
         error, before = write.exception(), self._failure

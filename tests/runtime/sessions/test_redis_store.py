@@ -64,6 +64,26 @@ def test_a_server_learns_that_it_lost_a_session_also_where_it_saves_nothing(
         assert lost.get(timeout=TIMEOUT_S) == "a"
 
 
+def test_a_defect_while_sessions_are_renewed_ends_no_renewing(
+    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: SimpleQueue[str] = SimpleQueue()
+
+    def fail(session_id: str) -> None:
+        lost.put(session_id)
+        raise ZeroDivisionError
+
+    with open_redis_store(server.url, renew_s=SOON_S) as old, opened() as new:
+        old.on_lost(fail)
+        for name in ("a", "b"):
+            old.save(name, snapshot(1))
+        old.flush()
+        for name in ("a", "b"):
+            new.take(name)
+        assert {lost.get(timeout=TIMEOUT_S) for _ in range(2)} == {"a", "b"}
+    assert "sessions are not renewed" in caplog.text
+
+
 def test_a_process_that_fails_with_an_open_store_ends(server: RedisServer) -> None:
     script = f"from runtime.sessions.redis_store import open_redis_store\nopen_redis_store({server.url!r})\n1 / 0"
     ended = subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, capture_output=True, check=False)

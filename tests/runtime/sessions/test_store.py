@@ -124,6 +124,18 @@ def test_the_first_error_ends_persistence_with_one_log_line(
     assert_same(store.load("a"), snapshot(1))
 
 
+def test_a_session_that_cannot_be_stored_is_reported_once_and_the_others_are_stored(
+    store: SessionStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        store.save("bad", SessionSnapshot({"time_s": float("nan")}, {}))
+        store.save("good", snapshot(number))
+        store.flush()
+    assert store.failure is None
+    assert_same(store.load("good"), snapshot(2))
+    assert [record.getMessage() for record in caplog.records] == ["session bad cannot be stored"]
+
+
 def test_what_was_not_stored_while_the_storage_failed_is_stored_once_it_works_again(
     backend: MemoryBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
