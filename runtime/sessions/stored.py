@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import LiveModel
@@ -46,7 +44,7 @@ class Pieces:
     def load(self, name: str) -> Piece:
         """The piece of a name. Raises StoreError where there are no latents of it."""
         latents = self.arrays.get(name)
-        if latents is None or latents.dtype != np.float32 or latents.ndim != 2 or not latents.size:
+        if latents is None or latents.dtype.kind != "f" or latents.ndim != 2 or not latents.size:
             raise damaged(f"{name!r:.60} are no latents")
         return self._pieces.setdefault(name, Piece(name, latents))
 
