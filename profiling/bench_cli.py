@@ -154,6 +154,14 @@ def bench(
             rich_help_panel=LIVE,
         ),
     ] = False,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission",
+            help="With --live: the server's own limits on sessions hold, and refusals are counted.",
+            rich_help_panel=LIVE,
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -206,7 +214,9 @@ def bench(
         script = Script(mode, interval, 60.0 * minutes)
         if plan and not live:
             raise ConfigError("--plan compares live sessions", fix="--live 1 --mode extend --plan")
-        played = LiveLoad(parse_sessions(live), script, plan) if live else None
+        if admission and not live:
+            raise ConfigError("--admission is for live sessions", fix="--live 48 --admission")
+        played = LiveLoad(parse_sessions(live), script, plan, admission) if live else None
         clustered = ClusterLoad(sessions or SESSIONS, script) if cluster else None
         comes = churn_load(deployment, churn, load, frames) if churn else None
         runs = (budgets, repeats, ablations, adapters, planner, peers, sweep, comes, played, clustered)

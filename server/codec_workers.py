@@ -1,67 +1,18 @@
-"""Queues for codec workers and for sources; which streams wait for their first audio. Event loop's thread only."""
+"""A queue for sources; work in other threads; which streams wait for their first audio. Event loop's thread only."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from server.asgi.problems import unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class PriorityWorkers:
-    """Hands out `size` workers by priority (0 first), first come, first served within a priority.
-
-    Every stream acquires a worker per window, so streams of equal priority alternate. `limit` returns how many workers
-    may be in use now; it is called whenever one could be handed out.
-    """
-
-    def __init__(self, size: int = 1, limit: Callable[[], int] | None = None) -> None:
-        self._size = size
-        self._limit = limit or (lambda: size)
-        self._num_busy = 0
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
-
-    @asynccontextmanager
-    async def acquire(self, priority: int) -> AsyncIterator[None]:
-        """Wait for a worker and hold it until the block ends."""
-        await self._acquire(priority)
-        try:
-            yield
-        finally:
-            self._release()
-
-    async def _acquire(self, priority: int) -> None:
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
-        self._hand_out()
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                self._release()
-            raise
-
-    def _release(self) -> None:
-        self._num_busy -= 1
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._waiting and self._num_busy < min(self._size, max(1, self._limit())):
-            _, _, granted = heapq.heappop(self._waiting)
-            if not granted.done():
-                self._num_busy += 1
-                granted.set_result(None)
 
 
 class SourceWorker:
@@ -80,7 +31,7 @@ class SourceWorker:
         self._num_waiting += 1
         try:
             async with self._lock:
-                return await run_to_end(self._thread, work, *arguments, **options)
+                return await run_to_end(self._thread.submit(work, *arguments, **options))
         finally:
             self._num_waiting -= 1
 
@@ -89,15 +40,16 @@ class SourceWorker:
         self._thread.shutdown()
 
 
-async def run_to_end(threads: Executor, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run `work` in one of `threads`. On cancellation it waits for the end: until then `work` uses its arguments."""
-    done = asyncio.get_running_loop().run_in_executor(threads, partial(work, *arguments, **options))
+async def run_to_end(future: Future[T]) -> T:
+    """The result of work in another thread. On cancellation its end is waited for: it uses its arguments until then."""
+    done = asyncio.wrap_future(future)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
-        await asyncio.wait([done])
-        if not done.cancelled():
-            done.exception()
+        if not future.cancel():
+            await asyncio.wait([done])
+            if not done.cancelled():
+                done.exception()
         raise
 
 

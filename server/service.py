@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
 from starlette.concurrency import run_in_threadpool
@@ -23,7 +23,7 @@ from server.admission import Admission
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import BodyBudget
-from server.codec_workers import FirstAudioTracker, PriorityWorkers, SourceWorker
+from server.codec_workers import FirstAudioTracker, SourceWorker
 from server.config import ServerSettings
 from server.live.metrics import LiveMetrics
 from server.metrics import Metrics
@@ -58,8 +58,6 @@ class Service:
         self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
-        self.codec_workers = PriorityWorkers()
-        self.codec_threads = ThreadPoolExecutor(1, "codec")
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.sources: SourceStore
@@ -105,7 +103,6 @@ class Service:
             await run_in_threadpool(pipeline.close)
             self.sources.close()
         await run_in_threadpool(self.source_worker.close)
-        self.codec_threads.shutdown()
         if self.store is not None:
             await run_in_threadpool(self.store.close)
 
@@ -209,7 +206,8 @@ class Service:
         try:
             await run_in_threadpool(warm_up, pipeline)
             await run_in_threadpool(self._capture_common_ticks, pipeline)
-            self._open_codec_workers(pipeline)
+            if pipeline.codec is not None and self.settings.codec_workers:
+                pipeline.codec.queue.size = self.settings.codec_workers
             self.sources = await run_in_threadpool(self._open_sources, pipeline)
         except TickError:
             await run_in_threadpool(pipeline.close)
@@ -268,14 +266,6 @@ class Service:
         self.live_metrics.watch(self.host)
         if self.osc is not None:
             self.osc.start(self.host)
-
-    def _open_codec_workers(self, pipeline: Pipeline) -> None:
-        if pipeline.codec is None:
-            return
-        size = self.settings.codec_workers or pipeline.codec.workers.size
-        pipeline.codec.workers.size = size
-        self.codec_threads = ThreadPoolExecutor(size, "codec")
-        self.codec_workers = PriorityWorkers(size, lambda: size if pipeline.loop.is_empty else 1)
 
     def _record_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()

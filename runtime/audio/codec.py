@@ -7,13 +7,14 @@ equals that of the full conversion. A decoder with a position input gets the num
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
@@ -21,7 +22,7 @@ from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
 
-MAX_DEFAULT_SIZE, MAX_SIZE = 4, 16
+MAX_DEFAULT_SIZE = 4
 
 
 def default_workers(target: str) -> int:
@@ -29,54 +30,9 @@ def default_workers(target: str) -> int:
     return min(num_cores(), MAX_DEFAULT_SIZE) if target == "cpu" else 1
 
 
-class DecodeWorkers:
-    """`size` workers, of which one works while `is_alone()` is false: the ticks then need the cores.
-
-    `is_alone` is called whenever work could begin. Any thread may call everything.
-    """
-
-    def __init__(self, size: int = 1, is_alone: Callable[[], bool] = lambda: True) -> None:
-        self.size = size
-        self._is_alone = is_alone
-        self._num_busy = 0
-        self._freed = threading.Condition()
-        self._threads = ThreadPoolExecutor(MAX_SIZE, "codec-decode")
-
-    def start(self, work: Callable[[], Pcm]) -> Future[Pcm]:
-        """Wait for a free worker; it runs `work`."""
-        with self._freed:
-            self._freed.wait_for(self._has_free)
-            return self._started(work)
-
-    def start_if_free(self, work: Callable[[], Pcm]) -> Future[Pcm] | None:
-        """As start(), or None where it would wait."""
-        with self._freed:
-            return self._started(work) if self._has_free() else None
-
-    def close(self) -> None:
-        """Wait for the end of what has been started."""
-        self._threads.shutdown()
-
-    def _has_free(self) -> bool:
-        return self._num_busy < (self.size if self._num_busy and self._is_alone() else 1)
-
-    def _started(self, work: Callable[[], Pcm]) -> Future[Pcm]:
-        self._num_busy += 1
-        return self._threads.submit(self._run, work)
-
-    def _run(self, work: Callable[[], Pcm]) -> Pcm:
-        """The worker is free before the result is there, and may start what comes next."""
-        try:
-            return work()
-        finally:
-            with self._freed:
-                self._num_busy -= 1
-                self._freed.notify_all()
-
-
 class Codec:
-    """The bundle's codec. Any thread may call it. `workers` decode, as many windows at once as they are (default: one);
-    one call at a time encodes.
+    """The bundle's codec. Any thread may call it. The workers of `queue` (default: one) decode; one call at a time
+    encodes.
 
     Raises ConfigError where the bundle has no codec.
     """
@@ -86,7 +42,7 @@ class Codec:
         bundle: Bundle,
         decode: RunnableGraph,
         encode: RunnableGraph | None = None,
-        workers: DecodeWorkers | None = None,
+        queue: CodecQueue | None = None,
     ) -> None:
         if bundle.codec is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [codec]: it makes latents, not audio")
@@ -96,7 +52,7 @@ class Codec:
         self.hop_samples = bundle.codec.hop_samples
         self.margin_frames = bundle.codec.decode.margin_frames
         self.latent_channels = bundle.latents.channels
-        self.workers = workers or DecodeWorkers()
+        self.queue = queue or CodecQueue()
         self._decode_engine = decode
         self._encode_engine = encode
         self._encode_lock = threading.Lock()
@@ -113,7 +69,7 @@ class Codec:
         """
         limit = self.spec.decode.window_frames
         if len(latents) <= limit + 2 * self.margin_frames:
-            return self.workers.start(partial(self._decode, latents, start_frame)).result()
+            return self.queue.submit(partial(self._decode, latents, start_frame)).result()
         cutter = self.window_cutter(limit, total_frames=len(latents), start_frame=start_frame)
         return np.concatenate([self.decode_window(window) for window in cutter.cut(latents)])
 
@@ -143,15 +99,15 @@ class Codec:
         return self.trimmed(self.start(window).result(), window)
 
     def start(self, window: Window) -> Future[Pcm]:
-        """Begin to decode all frames of a window, margins too: `[T * hop_samples, channels]` float32.
+        """Decode all frames of a window, margins too: `[T * hop_samples, channels]` float32.
 
-        Waits for a free worker. The result raises ShapeError, EngineError.
+        The result raises ShapeError, EngineError.
         """
-        return self.workers.start(partial(self._decode, window.values, window.start_frame))
+        return self.queue.submit(partial(self._decode, window.values, window.start_frame))
 
     def start_if_free(self, window: Window) -> Future[Pcm] | None:
         """As start(), or None where it would wait."""
-        return self.workers.start_if_free(partial(self._decode, window.values, window.start_frame))
+        return self.queue.submit_if_free(partial(self._decode, window.values, window.start_frame))
 
     def trimmed(self, pcm: Pcm, window: Window) -> Pcm:
         """What start() gave, without the margins."""

@@ -225,7 +225,7 @@ class AudioDecoder:
         return pcm
 
     def _finish(self, window: Window, codec: Codec) -> Pcm:
-        coming = [each for each in self._coming if each.index > window.index][: codec.workers.size]
+        coming = [each for each in self._coming if each.index > window.index][: codec.queue.size]
         pcm = self._decode(window, codec, coming if window.index else ())
         if self._finisher is not None:
             pcm = self._finisher.finish(pcm, window.start_frame * self._hop_samples)
@@ -233,13 +233,15 @@ class AudioDecoder:
 
     def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
         """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
-        if window.index not in self._decoded:
+        if window.index not in self._decoded and not codec.queue.is_inside:
             self._decoded[window.index] = codec.start(window)
         for other in others:
-            if other.index not in self._decoded:
+            if other.index not in self._decoded and other.index != window.index:
                 if (started := codec.start_if_free(other)) is None:
                     break
                 self._decoded[other.index] = started
+        if window.index not in self._decoded:  # This thread is the worker that decodes it.
+            self._decoded[window.index] = codec.start(window)
         return self._decoded[window.index].result()
 
     def _generated_frames(self, window: Window) -> NDArray[np.int64]:

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.audio.codec import Codec, DecodeWorkers, default_workers
+from runtime.audio.codec import Codec, default_workers
+from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.decoding import audio_chunks, convert_audio, within
-from runtime.audio.formats import Pcm, is_latents_file
-from runtime.audio.latents_file import read_latents
+from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
@@ -75,7 +75,7 @@ class Pipeline:
         """Stop the loop and release every engine."""
         self.loop.close()
         if self.codec is not None:
-            self.codec.workers.close()
+            self.codec.queue.close()
         for engine in self.other_engines:
             engine.close()
         self.device.close()
@@ -312,13 +312,14 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         others = _open_other_engines(deployment, bundle, device, opened)
         loop = TickLoop(engines, bundle, deployment, device)
         structure = open_structure(bundle, others)
-        workers = DecodeWorkers(default_workers(deployment.target), lambda: loop.is_empty)
+        queue = CodecQueue(default_workers(deployment.target), lambda: loop.is_empty)
+        loop.before_tick = queue.hold
         pipeline = Pipeline(
             deployment=deployment,
             bundle=bundle,
             device=device,
             loop=loop,
-            codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), workers) if bundle.codec else None,
+            codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), queue) if bundle.codec else None,
             text_encoder=_text_encoder(bundle, others),
             structure=structure,
             planner=open_planner(bundle, loop, structure),

@@ -368,8 +368,7 @@ class LiveSession:
     def _ack(self, ack: messages.Ack, now_s: float) -> None:
         self._playhead.check_ack(ack, now_s)
         self._audio.skip_missing(self._playhead.ack(ack, now_s), now_s)
-        is_short = self._playhead.wanted_until(now_s) > self._audio.requested_until
-        self._due_s = now_s if is_short else self._next_due_s(now_s)
+        self._due_s = now_s if self._audio.is_short(now_s) else self._next_due_s(now_s)
 
     def _set_reference(
         self,

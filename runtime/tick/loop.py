@@ -37,12 +37,16 @@ Plan = list[tuple[Runner[Any], Any]]
 
 
 class TickLoop(LoopClient):
-    """Runs ticks: tick() is called from one thread only; the client's methods, stats, start and close from any."""
+    """Runs ticks: tick() is called from one thread only; the client's methods, stats, start and close from any.
+
+    before_tick: may let the next tick of run() wait for a short time, for the codec.
+    """
 
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
         super().__init__(engines, bundle, deployment)
         self.device, self.clock = device, clock_of(device)
         self.observers: list[Callable[[TickRecord], None]] = []
+        self.before_tick: Callable[[], None] = _do_nothing
         self._stream = device.main
         self._denoise = DenoiseRunner(device, self._stream, engines, bundle, deployment, self.clock)
         self._language = self._language_runner(engines.planner)
@@ -107,6 +111,7 @@ class TickLoop(LoopClient):
         """Tick until stopped. The one place that catches everything: an unknown error is fatal, and ends all."""
         try:
             while not self._stopped:
+                self.before_tick()
                 if self.tick() is None and not self._stopped:
                     self._wait_for_message()
             self._complete_all()
@@ -393,3 +398,7 @@ class TickLoop(LoopClient):
         self._ended.set()
         self._in_flight.clear()
         self._end_leftovers([*self._snapshots, *self._swaps])
+
+
+def _do_nothing() -> None:
+    """No tick waits."""

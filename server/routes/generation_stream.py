@@ -9,12 +9,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.codec import Codec
+from runtime.audio.codec_queue import Urgency
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import Latents, latents_bytes
 from runtime.audio.metadata import latents_tags
@@ -26,8 +28,6 @@ from server.admission import Permit
 from server.asgi.problems import ProblemError, retry_after
 from server.codec_workers import run_to_end
 from server.routes.generation_job import AHEAD_BYTES, GenerationJob
-
-FIRST, LATER = 0, 1
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
@@ -62,10 +62,11 @@ async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
 
 
 async def _encode(job: GenerationJob, encoder: _Encoder, window: Window) -> bytes:
-    """Decode and encode one window on a codec worker; first windows have priority."""
-    service = job.service
-    async with service.codec_workers.acquire(FIRST if window.index == 0 else LATER):
-        chunk = await run_to_end(service.codec_threads, encoder.encode, window)
+    """Decode and encode one window in a worker of the codec; first windows are more urgent."""
+    codec = job.pipeline.codec
+    assert codec is not None
+    urgency = Urgency.BACKGROUND if window.index else Urgency.CHANGING
+    chunk = await run_to_end(codec.queue.submit(partial(encoder.encode, window), urgency))
     job.sent_audio_s = encoder.seconds
     return chunk
 

@@ -6,6 +6,7 @@ hint); a decoded sample is the frame that it belongs to, so channels have the sa
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,15 +62,54 @@ class Flight:
 
 
 @dataclass
+class SlowCodec:
+    """One worker that sessions share, with the order of CodecQueue. A window takes `window_s`, and `frame_s` per frame.
+
+    decoded: what was, with how long before its first sample was due.
+    """
+
+    window_s: float
+    frame_s: float = 0.0
+    decoded: list[tuple[DecodeWindow, float]] = field(default_factory=list)
+    _waiting: list[tuple[bool, float, int, LiveSession, DecodeWindow]] = field(default_factory=list)
+    _current: tuple[float, LiveSession, DecodeWindow] | None = None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def put(self, session: LiveSession, window: DecodeWindow, now_s: float) -> None:
+        """A session asks for a window."""
+        deadline_s = now_s + (window.start_sample - session.playhead_sample(now_s)) / RATE
+        heapq.heappush(self._waiting, (window.is_replacing, deadline_s, next(self._numbers), session, window))
+
+    def take(self, session: LiveSession, now_s: float) -> DecodeWindow | None:
+        """The window of a session that is finished now, if one is."""
+        if self._current is None:
+            self._begin(now_s)
+        if self._current is None or self._current[1] is not session or self._current[0] > now_s + 1e-9:
+            return None
+        (end_s, _, window), self._current = self._current, None
+        self._begin(end_s)
+        return window
+
+    def _begin(self, now_s: float) -> None:
+        while self._waiting and self._current is None:
+            _, deadline_s, _, session, window = heapq.heappop(self._waiting)
+            if session.is_current(window):
+                self.decoded.append((window, deadline_s - now_s))
+                frames = window.num_samples / HOP
+                self._current = (now_s + self.window_s + frames * self.frame_s, session, window)
+
+
+@dataclass
 class Simulation:
     """One session, its engine and its client.
 
     generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
     nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are
-    lost. plan_s: how long a step of the plan takes.
+    lost. plan_s: how long a step of the plan takes. codec: shared with others, instead of `decode_s`.
     """
 
     session: LiveSession
+    codec: SlowCodec | None = None
     generation_s: float = 0.14
     decode_s: float = 0.003
     network_s: float = 0.002
@@ -104,8 +144,7 @@ class Simulation:
         """Let time pass."""
         self.advance()
         for _ in range(round(seconds / STEP_S)):
-            self.now_s += STEP_S
-            self._step()
+            self.step()
 
     def handle(self, message: messages.ClientMessage, latents: Any = None) -> None:
         """A message of the client arrives."""
@@ -155,6 +194,11 @@ class Simulation:
         """`[samples, CHANNELS]` from sample 0 to the client's playhead."""
         return self.ring[: self.playhead or 0]
 
+    def step(self) -> None:
+        """Let one step of time pass."""
+        self.now_s += STEP_S
+        self._step()
+
     def _step(self) -> None:
         events = self._finish_plans() + self._finish_flights() + self._finish_decodes() + self._receive() + self._play()
         due_s = self.session.due_s()
@@ -178,6 +222,8 @@ class Simulation:
             case actions.Cancel(job_id):
                 self.cancelled.append(job_id)
                 self.flights = [flight for flight in self.flights if flight.job.id != job_id]
+            case actions.Decode(window) if self.codec is not None:
+                self.codec.put(self.session, window, self.now_s)
             case actions.Decode(window):
                 self._decodes.append((self.now_s + self.decode_s, window))
             case actions.SendAudio(chunk):
@@ -248,9 +294,10 @@ class Simulation:
 
     def _finish_decodes(self) -> int:
         done = [item for item in self._decodes if item[0] <= self.now_s + 1e-9]
-        for item in done:
-            self._decodes.remove(item)
-            window = item[1]
+        self._decodes = [item for item in self._decodes if item not in done]
+        while self.codec is not None and (window := self.codec.take(self.session, self.now_s)) is not None:
+            done.append((self.now_s, window))
+        for _, window in done:
             pcm = np.repeat(window.values, HOP, axis=0)[window.trim_begin : window.trim_end]
             self.session.decoded(window, pcm, self.now_s)
         return len(done)

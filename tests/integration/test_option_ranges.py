@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import tickrt
 from runtime import cli
-from runtime.audio.formats import latents_bytes
-from runtime.audio.latents_file import read_latents
+from runtime.audio.formats import latents_bytes, read_latents
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.config.deployment import Deployment
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges

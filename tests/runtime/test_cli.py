@@ -24,7 +24,7 @@ from helpers.tones import tone
 from typer.testing import CliRunner
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.latents_file import read_latents
+from runtime.audio.formats import read_latents
 from runtime.audio.metadata import read_metadata
 from runtime.cli import app
 from runtime.config import deployment

@@ -60,7 +60,7 @@ def test_an_open_service_has_the_deployments_capacity(serve: Serve) -> None:
     assert service.first_audio_tracker.size == 2
     codec = service.ready_pipeline().codec
     assert codec is not None
-    assert codec.workers.size == 2
+    assert codec.queue.size == 2
 
 
 def test_a_reload_that_fails_keeps_the_engines(

@@ -56,6 +56,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     lead, controls = result["lead_s"], result["controls"]
     return [
         ("goals", verdict),
+        *([("admission", _refusals(result))] if "refused" in result else []),
         ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
         ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
         ("controls", f"{sum(controls.values())} changed, {result['unheard']} not heard, {result['problems']} problems"),
@@ -65,6 +66,14 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"server {result['server_mib']:.0f} MiB, {result['mib_per_session']:.1f} per session"),
         ("idle server", f"{result['idle_mib']:.0f} MiB, {result['idle_cpu_percent']:.1f} % of a core"),
     ]
+
+
+def _refusals(result: Mapping[str, Any]) -> str:
+    admitted = f"{result['sessions']} of {result['asked']} sessions admitted"
+    if not result["refused"]:
+        return admitted
+    when = f"{result['refused_with_retry_after']} of them know when to ask again"
+    return f"{admitted}, {result['refused']} refused, {when}: {result['refusal']}"
 
 
 def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
@@ -88,6 +97,8 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
         )
     console.print(table)
     for point in result["points"]:
+        if "refused" in point:
+            console.print(_refusals(point), highlight=False)
         if "planning_cpu" in point:
             cores, share = point["planning_cpu"], point["planning_cpu"] / max(point["server_cpu"], 1e-9)
             text = f"{point['sessions']}* with a plan: planning takes {cores:.2f} cores, {share:.0%} of the CPU"

@@ -37,10 +37,14 @@ MAX_CHUNK_BYTES = 2**24
 
 
 class SessionRefusedError(TickError):
-    """The server did not open a session."""
+    """The server did not open a session. retry_after_s: when it says to ask again; None where it does not."""
 
     code = "session_refused"
     status = 503
+
+    def __init__(self, what: str, *, fix: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.retry_after_s = retry_after_s
 
 
 class LiveClient:
@@ -160,7 +164,7 @@ async def _ready(socket: ClientConnection) -> Ready:
             if isinstance(message, Ready):
                 return message
             if isinstance(message, Problem):
-                raise SessionRefusedError(message.detail, fix=message.fix or "")
+                raise SessionRefusedError(message.detail, fix=message.fix or "", retry_after_s=message.retry_after_s)
     except ConnectionClosed as error:
         raise SessionRefusedError(f"the server closed the connection: {error}") from None
     raise SessionRefusedError("the server closed the connection")

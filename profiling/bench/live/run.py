@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from profiling.bench.live.client import SessionRefusedError
 from profiling.bench.live.result import live_result
 from profiling.bench.live.script import ClientRun, Script, run_client
 from profiling.provenance import provenance, this_commit
@@ -18,9 +19,11 @@ from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import ConfigError
 from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress
 
-# All clients have one address, and no session is refused because the others keep the machine busy.
-UNLIMITED = {"TICKRT_CLIENT_SESSIONS": "0", "TICKRT_MAX_REFRESH_S": "3600"}
-
+# All clients have one address.
+ONE_ADDRESS = {"TICKRT_CLIENT_SESSIONS": "0"}
+# No session is refused because the others keep the machine busy.
+UNLIMITED = {**ONE_ADDRESS, "TICKRT_MAX_REFRESH_S": "3600"}
+ARRIVAL_S = 0.2  # Between two clients, where the server decides from what it measures.
 
 IDLE_S = 1.0
 MIB = 1 << 20
@@ -31,12 +34,14 @@ MEMORY, CPU = "process_resident_memory_bytes", "process_cpu_seconds_total"
 class LiveLoad:
     """Numbers of sessions, one run each, and what every client does.
 
-    compares_plans: two runs each, without a plan and with one; ConfigError in another mode than extend.
+    compares_plans: two runs each, without a plan and with one; ConfigError in another mode than extend. admission: the
+    server's own limits hold, and those that it refuses are counted.
     """
 
     sessions: tuple[int, ...]
     script: Script
     compares_plans: bool = False
+    admission: bool = False
 
     def __post_init__(self) -> None:
         if self.compares_plans and self.script.mode != "extend":
@@ -58,6 +63,8 @@ class LiveLoad:
         """The properties that are known before it is measured."""
         script = self.script
         shape = {"mode": script.mode, "interval_s": script.interval_s, "minutes": round(script.change_s / 60.0, 3)}
+        if self.admission:
+            shape["admission"] = True
         if self.kind == "live":
             return {"sessions": self.sessions[0], **shape}
         return {"over": "sessions", "values": list(self.sessions), **shape}
@@ -78,11 +85,12 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     """One run per number of sessions, against one server. Raises TickError."""
     this_commit()
     # The sum, because sessions of the run before may still be ending.
-    settings = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(sessions for sessions, _ in load.runs))}
+    unlimited = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(sessions for sessions, _ in load.runs))}
+    settings = ONE_ADDRESS if load.admission else unlimited
     running = server_process(deployment.path, settings, options=("--target", deployment.target))
     with running as server, TaskProgress([1.0] * len(load.runs)) as progress:
         idle = _idle_usage(server)
-        points = [_measure(server, deployment.target, script, count, progress, idle) for count, script in load.runs]
+        points = [_measure(server, deployment.target, load, script, n, progress, idle) for n, script in load.runs]
     if load.compares_plans:
         note_planning(points)
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
@@ -109,6 +117,7 @@ def _idle_usage(server: ServerProcess) -> dict[str, float]:
 def _measure(
     server: ServerProcess,
     target: Target,
+    load: LiveLoad,
     script: Script,
     sessions: int,
     progress: TaskProgress,
@@ -116,21 +125,47 @@ def _measure(
 ) -> dict[str, Any]:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
     with progress.task(f"{sessions} live sessions"):
-        runs = asyncio.run(_run_clients(server.url, script, sessions, progress))
+        ended = asyncio.run(_run_clients(server.url, script, sessions, progress, load.admission))
     wall_s = time.monotonic() - begin_s
     after = server.metrics()
     used = {**server_usage(before, after, wall_s), **idle, "server_mib": after[MEMORY] / MIB}
     used["mib_per_session"] = (used["server_mib"] - idle["idle_mib"]) / sessions
     used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
-    return live_result(target, runs, used)
+    runs = [each for each in ended if isinstance(each, ClientRun)]
+    refused = [each for each in ended if isinstance(each, SessionRefusedError)]
+    return {**live_result(target, runs, used), **(refusals(sessions, refused) if load.admission else {})}
 
 
-async def _run_clients(url: str, script: Script, sessions: int, progress: TaskProgress) -> Sequence[ClientRun]:
+def refusals(asked: int, refused: Sequence[SessionRefusedError]) -> dict[str, Any]:
+    """How many clients asked for a session, and were refused; why the first one was; how many know for how long."""
+    waits_s = [error.retry_after_s for error in refused if error.retry_after_s is not None]
+    return {
+        "asked": asked,
+        "refused": len(refused),
+        "refused_with_retry_after": len(waits_s),
+        "refusal": refused[0].what if refused else "",
+    }
+
+
+async def _run_clients(
+    url: str, script: Script, sessions: int, progress: TaskProgress, admission: bool
+) -> Sequence[ClientRun | SessionRefusedError]:
     showing = asyncio.create_task(_show(progress, script.duration_s))
     try:
-        return await asyncio.gather(*(run_client(url, script, index) for index in range(sessions)))
+        return await asyncio.gather(*(_run_client(url, script, index, admission) for index in range(sessions)))
     finally:
         showing.cancel()
+
+
+async def _run_client(url: str, script: Script, index: int, admission: bool) -> ClientRun | SessionRefusedError:
+    """With `admission`, clients come one after the other, and a refusal is a result."""
+    if not admission:
+        return await run_client(url, script, index)
+    await asyncio.sleep(index * ARRIVAL_S)
+    try:
+        return await run_client(url, script, index)
+    except SessionRefusedError as error:
+        return error
 
 
 async def _show(progress: TaskProgress, duration_s: float) -> None:

@@ -2,8 +2,7 @@
 
 Only that thread touches sessions once they are open. Everything that reaches it, messages of clients, events of
 generations, decoded audio, is a call in one queue. After the calls that are there it advances the sessions that changed
-or are due, hands out free slots, and starts the most urgent decoding. It sleeps until the next call, or until a session
-is due.
+or are due, and hands out free slots. It sleeps until the next call, or until a session is due.
 
 What one session does is a unit of work, which `_attempt` carries out: an error that is none of TickRT's ends that
 session alone. Any other error ends the thread, and with it the server: `has_died`.
@@ -332,7 +331,6 @@ class SessionHost:
         for hosted in self._due_sessions():
             self._advance(hosted)
         self._grant_slots()
-        self._codec_work.start_next()
 
     def _take_calls(self, timeout_s: float | None) -> None:
         try:

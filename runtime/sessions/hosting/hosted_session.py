@@ -279,19 +279,16 @@ class HostedSession:
 
     def _decode(self, window: DecodeWindow) -> None:
         lead = window.start_sample - self.session.playhead_sample(self.clock())
-        deadline_s = self._services.clock() + lead / self._services.sample_rate_hz
+        lead_s = lead / self._services.sample_rate_hz
         self._services.codec_work.decode(
-            window,
-            deadline_s,
-            partial(self._attempted, self._is_wanted, window),
-            partial(self._attempted, self._decoded, window),
+            window, lead_s, partial(self._is_wanted, window), partial(self._attempted, self._decoded, window)
         )
 
     def _is_wanted(self, window: DecodeWindow) -> bool:
         return not self.is_ended and self.session.is_current(window)
 
-    def _decoded(self, window: DecodeWindow, decoded: Pcm | BaseException) -> None:
-        if self.is_ended:
+    def _decoded(self, window: DecodeWindow, decoded: Pcm | BaseException | None) -> None:
+        if self.is_ended or decoded is None:
             return
         pcm = expected(decoded)
         if isinstance(pcm, EngineDeadError):

@@ -12,7 +12,8 @@ from runtime.sessions.messages import Applied
 from runtime.sessions.playback.canvas import Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
-WINDOW_S = 0.2  # The shortest window, except where the placement ends.
+# The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
+WINDOW_S, LONG_WINDOW_S = 0.2, 0.4
 FADE_S = 0.025  # Clients crossfade over this long where audio is replaced.
 
 
@@ -86,11 +87,16 @@ class AudioSchedule:
             self._has_underrun = True
         if playhead_sample > self.requested_until:
             self._has_underrun = self._has_begun
+            self._drop_late(playhead_sample)
             self._continue_at(self._playhead.reach(now_s))
         self._counted_until = self._playhead.sent_until
 
     def windows(self, now_s: float) -> list[DecodeWindow]:
-        """The windows to decode now."""
+        """The windows to decode now.
+
+        While some wait for the codec, no further ones of their kind are cut: where it is slow there are no more of
+        them, but longer ones, and those that replace audio have the newest changes.
+        """
         self._forget(now_s)
         # A client that has no audio yet can take all of it.
         reach = self._playhead.reach(now_s) if self._has_begun else self._playhead.position(now_s)
@@ -98,8 +104,13 @@ class AudioSchedule:
         return [*self._changed_windows(reach), *self._next_windows(now_s), *self._changed_windows(reach)]
 
     def is_pending(self, window: DecodeWindow) -> bool:
-        """Whether a window is still to be decoded and sent; not after a new epoch."""
-        return window.index in self._pending
+        """Whether a window is still to be decoded: not after a new epoch, nor where it would be late. Any thread."""
+        pending = self._pending.get(window.index)
+        return pending is not None and not pending.is_done
+
+    def is_short(self, now_s: float) -> bool:
+        """Whether more audio is wanted than is being decoded."""
+        return not self._is_waiting(False) and self._playhead.wanted_until(now_s) > self.requested_until
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
         """Take the PCM of a window; None: it is lost."""
@@ -141,9 +152,23 @@ class AudioSchedule:
         position = self._playhead.position(now_s)
         self._ledger = [sent for sent in self._ledger if sent.end > position]
         self._timeline.forget(position - self._fade)
+        self._drop_late(position)
+
+    def _drop_late(self, position: int) -> None:
+        """What would be late is not decoded."""
+        for pending in self._pending.values():
+            pending.is_done |= pending.window.end_sample <= position
+
+    def _is_waiting(self, is_replacing: bool) -> bool:
+        """Whether windows of a kind wait for the codec."""
+        return any(each.window.is_replacing == is_replacing and not each.is_done for each in self._pending.values())
 
     def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
-        while self.requested_until < self._playhead.wanted_until(now_s):
+        wanted = self._playhead.wanted_until(now_s)
+        if self._is_waiting(False) or self.requested_until >= wanted:
+            return
+        until = self._until(wanted, now_s)
+        while self.requested_until < until:
             start = self.requested_until
             # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
             begun = start - (self._fade if self._has_begun and not self._has_underrun else 0)
@@ -153,8 +178,7 @@ class AudioSchedule:
                 placement = self._timeline.at(begun)
             if placement is None:
                 return
-            shortest = start + round(WINDOW_S * self._model.sample_rate_hz)
-            end = max(shortest, self._playhead.wanted_until(now_s))
+            end = max(until, start + round(WINDOW_S * self._model.sample_rate_hz))
             following = self._timeline.next_start(begun)
             end = end if following is None else min(end, following + self._fade)
             window = self._window(placement, start, end, is_replacing=False)
@@ -166,8 +190,21 @@ class AudioSchedule:
                 self._checked_version = -1
             yield window
 
+    def _until(self, wanted: int, now_s: float) -> int:
+        """Where the next windows end.
+
+        Most of the work of a short window is its margin: where the client needs a long lead, longer ones do. But none
+        takes the time that others have who have as little left as this client.
+        """
+        if not self._has_begun:
+            return wanted
+        rate_hz, seconds = self._model.sample_rate_hz, min(self._playhead.lead_s / 2, LONG_WINDOW_S)
+        if not self._has_underrun:
+            seconds = min(seconds, (self.requested_until - self._playhead.position(now_s)) / rate_hz)
+        return self.requested_until + round(max(WINDOW_S, seconds) * rate_hz)
+
     def _changed_windows(self, reach: int) -> Iterator[DecodeWindow]:
-        if self._checked_version == self._timeline.version:
+        if self._checked_version == self._timeline.version or self._is_waiting(True):
             return
         self._checked_version = self._timeline.version
         changed = list(self._changed_ranges(reach))
@@ -273,11 +310,11 @@ class AudioSchedule:
             yield Applied(seq=seq, tick=self.tick, first_sample=first_sample, full_sample=full_sample)
 
     def _chunk(self, pending: _Pending, now_s: float) -> Iterator[AudioChunk]:
-        """The chunk of a decoded window; of what it replaces, only the part after the playhead."""
+        """The chunk of a decoded window, only the part after the playhead."""
         window, pcm = pending.window, pending.pcm
-        late = max(0, self._playhead.position(now_s) + 1 - window.start_sample) if window.is_replacing else 0
+        late = max(0, self._playhead.position(now_s) + window.is_replacing - window.start_sample)
         self._playhead.send(window.end_sample, now_s)
-        self._playhead.underruns += pcm is None and not window.is_replacing
+        self._playhead.underruns += pcm is None and not window.is_replacing and late < window.num_samples
         if pcm is None or late >= window.num_samples:
             return
         yield AudioChunk(

@@ -1,7 +1,6 @@
 """Windowed decoding and encoding equal the full conversion; execute sizes are bounded; errors."""
 
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.audio.codec import Codec, DecodeWorkers, default_workers
+from runtime.audio.codec import Codec, default_workers
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError, ShapeError
@@ -57,26 +56,6 @@ def streamed(codec: Codec, parts: list[NDArray[np.float32]], window_frames: int,
     total = sum(len(part) for part in parts)
     cutter = codec.window_cutter(window_frames, total_frames=total, **options)
     return np.concatenate([codec.decode_window(window) for part in parts for window in cutter.cut(part)])
-
-
-@pytest.mark.parametrize(("size", "is_alone", "busy"), [(3, True, 3), (3, False, 1), (1, True, 1)])
-def test_several_workers_decode_while_they_are_alone(size: int, is_alone: bool, busy: int) -> None:
-    workers, go, pcm = DecodeWorkers(size, lambda: is_alone), threading.Event(), np.zeros((1, 1), np.float32)
-
-    def work() -> Pcm:
-        assert go.wait(30)
-        return pcm
-
-    started = [workers.start_if_free(work) for _ in range(4)]
-    assert [one is not None for one in started] == [True] * busy + [False] * (4 - busy)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(workers.start, work)
-        assert not waiting.done()
-        go.set()
-        assert waiting.result().result() is pcm
-    workers.close()
-    again = [one.result() is pcm for one in started if one is not None]
-    assert all(again)
 
 
 def test_workers_are_one_per_core_on_the_cpu_and_one_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

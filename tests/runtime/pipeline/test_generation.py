@@ -13,7 +13,7 @@ from conftest import Built
 from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
-from runtime.audio.codec import DecodeWorkers
+from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.encoding import to_s16
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
@@ -153,7 +153,7 @@ def test_windows_are_decoded_at_once_and_are_the_same(
 ) -> None:
     codec = pipeline.codec
     assert codec is not None
-    monkeypatch.setattr(codec, "workers", DecodeWorkers(1))
+    monkeypatch.setattr(codec, "queue", CodecQueue(1))
     expected = finished(pipeline, 7, **values)
     decode, lock, inside, are_two = codec._decode, threading.Lock(), [], threading.Event()
 
@@ -170,7 +170,7 @@ def test_windows_are_decoded_at_once_and_are_the_same(
         return pcm
 
     monkeypatch.setattr(codec, "_decode", watched)
-    monkeypatch.setattr(codec, "workers", DecodeWorkers(2))
+    monkeypatch.setattr(codec, "queue", CodecQueue(2))
     assert np.array_equal(finished(pipeline, 7, **values), expected)
     assert are_two.is_set()
 
@@ -181,14 +181,24 @@ def test_workers_are_alone_while_no_generation_is_in_flight(pipeline: Pipeline) 
 
     def note(event: Event) -> None:
         if isinstance(event, Finished) and pipeline.codec is not None:
-            seen.append(pipeline.codec.workers._is_alone())
+            seen.append(pipeline.codec.queue._is_alone())
 
     whole(pipeline, LongGeneration(pipeline, options(seconds=0.9)), note)
     assert seen == [True]
     with second_segment_in_flight(pipeline, LongGeneration(pipeline, options())) as (pieces, _):
         assert eventually(lambda: pipeline.loop.stats().slots_active == 1)
-        assert not pipeline.codec.workers._is_alone()
+        assert not pipeline.codec.queue._is_alone()
     pieces.close()
+
+
+def test_every_tick_lets_the_codec_go_first(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pipeline.codec is not None
+    assert pipeline.loop.before_tick == pipeline.codec.queue.hold
+    held: list[int] = []
+    monkeypatch.setattr(pipeline.loop, "before_tick", lambda: held.append(pipeline.loop.stats().ticks))
+    before = pipeline.loop.stats().ticks
+    whole(pipeline, LongGeneration(pipeline, options(seconds=0.9)))
+    assert set(range(before + 1, pipeline.loop.stats().ticks)) <= set(held)
 
 
 def finished(pipeline: Pipeline, window_frames: int, **values: object) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from profiling.bench.live.card import plot_live, print_live
+from profiling.bench.live.run import refusals
 
 KINDS = ("step_parameter", "generation_parameter")
 ABOUT = {"bundle": "demo", "target": "cpu", "mode": "loop"}
@@ -42,6 +43,18 @@ def test_a_run_has_latencies_goals_and_stages() -> None:
     assert ["memory", "server", "400", "MiB,", "12.5", "per", "session"] in lines
     assert ["idle", "server", "300", "MiB,", "0.6", "%", "of", "a", "core"] in lines
     assert ["ticks", "80", "per", "second", "of", "10.00", "ms:", "80%"] in lines
+
+
+def test_refusals_are_shown_with_what_the_clients_know() -> None:
+    admission = {"asked": 5, "refused": 4, "refused_with_retry_after": 4, "refusal": "with one more it is full"}
+    sweep = {**ABOUT, "over": "sessions", "points": [{**point(1, 1.0), **admission}]}
+    for result in ({**ABOUT, **point(1, 1.0), **admission}, sweep):
+        text = " ".join(word for line in text_of(result) for word in line)
+        assert (
+            "1 of 5 sessions admitted, 4 refused, 4 of them know when to ask again: with one more it is full" in words
+        )
+    everyone = {**ABOUT, **point(5, 1.0), **refusals(5, [])}
+    assert ["admission", "5", "of", "5", "sessions", "admitted"] in text_of(everyone)
 
 
 def test_a_sweep_has_a_line_per_number_of_sessions_and_a_plot() -> None:

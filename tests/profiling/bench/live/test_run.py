@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from profiling.bench.live.run import LiveLoad, note_planning, parse_sessions
+from profiling.bench.live.client import SessionRefusedError
+from profiling.bench.live.run import LiveLoad, note_planning, parse_sessions, refusals
 from profiling.bench.live.script import Script
 from runtime.errors import ConfigError
 
@@ -39,3 +40,11 @@ def test_every_number_of_sessions_plays_without_a_plan_and_with_one() -> None:
     assert points == [{"server_cpu": 0.5, "plan": False}, {"server_cpu": 0.8, "plan": True, "planning_cpu": 0.3}]
     with pytest.raises(ConfigError, match="--mode extend"):
         LiveLoad((2,), Script("loop", 2.0, 30.0), compares_plans=True)
+
+
+def test_refusals_are_counted_with_their_reason_and_those_that_say_when_to_ask_again() -> None:
+    refused = [SessionRefusedError("4.5 s", retry_after_s=5.0), SessionRefusedError("it closed the connection")]
+    assert refusals(8, refused) == {
+        "asked": 8, "refused": 2, "refused_with_retry_after": 1, "refusal": "4.5 s",
+    }  # fmt: skip
+    assert LiveLoad((8,), Script("loop", 2.0, 30.0), admission=True).shape()["admission"]

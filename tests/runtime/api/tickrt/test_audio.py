@@ -12,7 +12,7 @@ import safetensors
 import soundfile
 
 import tickrt
-from runtime.audio.latents_file import read_latents
+from runtime.audio.formats import read_latents
 from runtime.audio.metadata import GenerationMetadata, read_metadata
 from runtime.errors import FileError
 

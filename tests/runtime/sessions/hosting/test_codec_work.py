@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from copy import copy
 from queue import SimpleQueue
@@ -30,7 +31,7 @@ class Work:
     def decode(
         self,
         name: str,
-        deadline_s: float,
+        lead_s: float,
         *,
         is_wanted: bool = True,
         is_replacing: bool = False,
@@ -39,12 +40,11 @@ class Work:
     ) -> None:
         values = np.full((frames, self.codec.latent_channels), value, np.float32)
         window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0, is_replacing)
-        self.codec_work.decode(window, deadline_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
+        self.codec_work.decode(window, lead_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
 
     def finish(self, number: int) -> None:
         """Carry out `number` results."""
         for _ in range(number):
-            self.codec_work.start_next()
             self.calls.get(timeout=60)()
 
 
@@ -56,35 +56,28 @@ def work(pipeline: Pipeline) -> Iterator[Work]:
     made.codec_work.close()
 
 
-def test_the_earliest_deadline_is_decoded_first_and_equal_ones_in_order(work: Work) -> None:
-    for name, deadline_s in (("late", 3.0), ("soon", 1.0), ("also soon", 1.0), ("now", -1.0)):
-        work.decode(name, deadline_s)
-    work.finish(4)
-    assert [name for name, _ in work.done] == ["now", "soon", "also soon", "late"]
-
-
-def test_what_continues_the_audio_is_decoded_before_replacements(work: Work) -> None:
+def test_what_continues_the_audio_is_decoded_before_replacements_and_the_earliest_first(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work.codec.queue, "size", 1)
+    go = threading.Event()
+    work.codec.queue.submit(lambda: go.wait(60))
     work.decode("replacement", 0.0, is_replacing=True)
-    work.decode("next", 5.0)
-    work.finish(2)
-    assert [name for name, _ in work.done] == ["next", "replacement"]
+    for name, lead_s in (("late", 3.0), ("soon", 1.0), ("now", -1.0)):
+        work.decode(name, lead_s)
+    go.set()
+    work.finish(4)
+    assert [name for name, _ in work.done] == ["now", "soon", "late", "replacement"]
 
 
-def test_one_window_is_decoded_at_a_time(work: Work) -> None:
-    work.decode("first", 2.0)
-    work.codec_work.start_next()
-    work.decode("urgent", 0.0)
-    work.codec_work.start_next()
-    work.finish(2)
-    assert [name for name, _ in work.done] == ["first", "urgent"]
-
-
-def test_windows_that_are_not_wanted_are_not_decoded(work: Work) -> None:
+def test_windows_that_are_not_wanted_are_not_decoded(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, starts = work.codec._decode, []
+    monkeypatch.setattr(work.codec, "_decode", lambda *given: starts.append(given[1]) or decode(*given))
     work.decode("outdated", 0.0, is_wanted=False)
     work.decode("wanted", 1.0)
-    work.finish(1)
-    assert [name for name, _ in work.done] == ["wanted"]
-    assert work.calls.empty()
+    work.finish(2)
+    assert {name: pcm is None for name, pcm in work.done} == {"outdated": True, "wanted": False}
+    assert starts == [7]
 
 
 def test_a_window_is_decoded_at_its_frame_and_trimmed(work: Work) -> None:
@@ -102,7 +95,7 @@ def test_audio_has_the_gain_of_the_bundle_and_no_peak_above_the_ceiling(work: Wo
         louder.decode(name, 0.0, value=value)
     louder.finish(2)
     louder.codec_work.close()
-    (_, quiet), (_, loud) = louder.done
+    quiet, loud = (dict(louder.done)[name] for name in ("quiet", "loud"))
     plain = work.codec.decode(np.full((4, work.codec.latent_channels), 0.002, np.float32), 7)[10:300]
     np.testing.assert_allclose(quiet, plain * 10 ** (6 / 20), rtol=1e-5)
     assert np.abs(loud).max() <= 10 ** (-1 / 20)
@@ -112,8 +105,8 @@ def test_an_error_is_the_result(work: Work) -> None:
     work.decode("wrong", 0.0, frames=0)
     work.decode("right", 1.0)
     work.finish(2)
-    assert isinstance(work.done[0][1], ShapeError)
-    assert isinstance(work.done[1][1], np.ndarray)
+    assert isinstance(dict(work.done)["wrong"], ShapeError)
+    assert isinstance(dict(work.done)["right"], np.ndarray)
 
 
 def test_encoding_gives_latents_or_the_error_in_the_order_of_the_calls(work: Work) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -238,8 +239,12 @@ class TestTime:
         assert session.of("attach") == [(7.0,)]
 
     def test_a_message_is_handled_before_windows_that_wait_for_the_codec(self, drive: Drive) -> None:
-        driven = drive()
+        driven, go = drive(), threading.Event()
         session, _ = driven.open()
+        codec = driven.host._pipeline.codec
+        assert codec is not None
+        for _ in range(codec.queue.size):
+            codec.queue.submit(partial(go.wait, 60))
         values = np.zeros((8, 8), np.float32)
         session.next_actions = [Decode(DecodeWindow(i, 0, values, 0, 0, 100, i * 100, 0, 0)) for i in range(20)]
         driven.host.post(session.id, Ack(playhead_sample=0))
@@ -247,10 +252,11 @@ class TestTime:
         driven.host.post(session.id, SetControls(seq=1, values={}))
         driven.run()
         assert len(session.of("handle")) == 2
-        assert len(session.of("decoded")) < 2
+        assert session.of("decoded") == []
         session.outdated = set(range(10, 20))
+        go.set()
         driven.run(lambda: len(session.of("decoded")) == 10)
-        assert [index for index, _ in session.of("decoded")] == list(range(10))
+        assert sorted(index for index, _ in session.of("decoded")) == list(range(10))
 
 
 class TestStore:

@@ -188,3 +188,62 @@ def test_a_lost_window_is_an_underrun() -> None:
     schedule.audio.decoded(window, None)
     assert list(schedule.audio.sendable(0.0)) == []
     assert schedule.playhead.underruns == 1
+
+
+def test_while_windows_wait_for_the_codec_there_are_no_more_of_them() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
+    (waiting,) = schedule.audio.windows(0.001)
+    assert schedule.audio.windows(0.3) == []
+    assert not schedule.audio.is_short(0.3)
+    schedule.audio.decoded(waiting, pcm_of(waiting))
+    list(schedule.audio.sendable(0.3))
+    assert schedule.audio.is_short(0.3)
+    (following,) = schedule.audio.windows(0.3)
+    assert (following.start_sample, following.num_samples) == (waiting.end_sample, 200)
+
+
+def test_a_client_with_a_long_lead_gets_longer_windows_but_none_longer_than_what_it_has_left() -> None:
+    schedule = Schedule()
+    schedule.playhead.lead_s = 1.0
+    schedule.sent()
+    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
+    assert ranges(schedule.sent(0.01)) == [(1000, 1400, False)]
+    schedule.playhead.ack(Ack(playhead_sample=1100), 1.0)
+    assert ranges(schedule.sent(1.0)) == [(1400, 1700, False)]
+
+
+def test_a_waiting_replacement_is_followed_by_one_with_the_newest_changes_only() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    schedule.timeline.place_canvas(60, canvas(2, 5))
+    (first,) = schedule.audio.windows(0.0)
+    for seq in (6, 7, 8):
+        schedule.timeline.place_canvas(60, canvas(seq, seq))
+        assert schedule.audio.windows(0.0) == []
+    schedule.audio.decoded(first, pcm_of(first))
+    assert ranges(list(schedule.audio.sendable(0.0))) == [(60, 250, True)]
+    (newest,) = schedule.audio.windows(0.0)
+    assert (newest.full_seq, newest.values[0, 0]) == (8, 8.0)
+
+
+def test_what_would_be_late_is_not_decoded_and_its_changes_are_reported() -> None:
+    schedule = Schedule()
+    schedule.sent()
+    schedule.timeline.place_canvas(60, canvas(2, 5))
+    (replacement,) = schedule.audio.windows(0.0)
+    schedule.playhead.ack(Ack(playhead_sample=249), 0.3)
+    (due,) = schedule.audio.windows(0.3)
+    assert schedule.audio.is_pending(replacement)
+    assert schedule.audio.is_pending(due)
+    end = due.end_sample
+    schedule.audio.skip_missing(schedule.playhead.ack(Ack(playhead_sample=end + 10), 0.8), 0.8)
+    (next_,) = schedule.audio.windows(0.8)
+    assert not schedule.audio.is_pending(replacement)
+    assert not schedule.audio.is_pending(due)
+    assert next_.start_sample >= schedule.playhead.reach(0.8)
+    sent = list(schedule.audio.sendable(0.8))
+    assert ranges(sent) == []
+    assert [item.seq for item in sent if isinstance(item, Applied)] == [5]
+    assert schedule.playhead.underruns == 1

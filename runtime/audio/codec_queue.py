@@ -1,0 +1,157 @@
+"""The one queue of a codec: whatever is decoded, for HTTP, live sessions or a program, waits here for a worker."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+MAX_SIZE = 16
+# Ticks wait while audio that is played so soon waits, but no longer: generations go on, however many play.
+RISK_S, MAX_HOLD_S = 0.2, 0.25
+
+
+class Urgency(IntEnum):
+    """Why something is decoded, most urgent first.
+
+    PLAYING: it continues what a client of a live session plays. CHANGING: it replaces what such a client has not played
+    yet, or is the first audio of a request.
+    """
+
+    PLAYING = 0
+    CHANGING = 1
+    BACKGROUND = 2
+
+
+@dataclass(order=True)
+class _Item:
+    urgency: Urgency
+    deadline_s: float
+    number: int
+    work: Callable[[], Any] = field(compare=False)
+    future: Future[Any] = field(compare=False, default_factory=Future)
+
+
+class CodecQueue:
+    """Gives work to `size` workers: the most urgent first, of equal urgency the earliest deadline, then in order.
+
+    One works while ticks run (`is_alone()` is false): they need the cores. `is_alone` is called whenever work could
+    begin. clock: seconds, monotonic. Any thread may call everything.
+    """
+
+    def __init__(
+        self,
+        size: int = 1,
+        is_alone: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.size = size
+        self._is_alone, self._clock = is_alone, clock
+        self._is_held = False
+        self._num_busy = 0
+        self._waiting: list[_Item] = []
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(MAX_SIZE, "codec-decode")
+        self._current = threading.local()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is a worker."""
+        return getattr(self._current, "item", None) is not None
+
+    def submit(
+        self, work: Callable[[], T], urgency: Urgency = Urgency.BACKGROUND, lead_s: float = math.inf
+    ) -> Future[T]:
+        """Let a worker run `work`. lead_s: in how many seconds its result is late. What waits can be cancelled.
+
+        Called by a worker, it does what is more urgent than that one's own work, then `work`, before it returns.
+        """
+        if not self.is_inside:
+            with self._changed:
+                return self._push(work, urgency, lead_s)
+        self._run_more_urgent(self._current.item.urgency)
+        item = _Item(urgency, math.inf, 0, work)
+        self._run(item)()
+        return item.future
+
+    def submit_if_free(self, work: Callable[[], T]) -> Future[T] | None:
+        """Let another worker run `work`; None where it would wait."""
+        with self._changed:
+            self._start()
+            return self._push(work, Urgency.BACKGROUND, math.inf) if self._has_free() else None
+
+    def hold(self) -> None:
+        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick."""
+        with self._changed:
+            if not self._is_at_risk():
+                return
+            self._is_held = True
+            self._start()
+            self._changed.wait_for(lambda: not self._is_at_risk(), MAX_HOLD_S)
+            self._is_held = False
+
+    def close(self) -> None:
+        """Wait for the end of what has begun; what waits is cancelled."""
+        with self._changed:
+            for item in self._waiting:
+                item.future.cancel()
+            self._waiting.clear()
+        self._threads.shutdown()
+
+    def _push(self, work: Callable[[], T], urgency: Urgency, lead_s: float) -> Future[T]:
+        item = _Item(urgency, self._clock() + lead_s, next(self._numbers), work)
+        heapq.heappush(self._waiting, item)
+        self._start()
+        return item.future
+
+    def _is_at_risk(self) -> bool:
+        first = self._waiting[0] if self._waiting else None
+        return first is not None and not first.urgency and first.deadline_s < self._clock() + RISK_S
+
+    def _has_free(self) -> bool:
+        return self._num_busy < (self.size if self._num_busy and (self._is_held or self._is_alone()) else 1)
+
+    def _start(self) -> None:
+        while self._waiting and self._has_free():
+            self._num_busy += 1
+            self._threads.submit(self._work, heapq.heappop(self._waiting))
+
+    def _work(self, item: _Item) -> None:
+        """The worker is free before the result is there, and may run what comes next."""
+        finish = self._run(item)
+        with self._changed:
+            self._num_busy -= 1
+            self._start()
+            self._changed.notify_all()
+        finish()
+
+    def _run_more_urgent(self, urgency: Urgency) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting or self._waiting[0].urgency >= urgency:
+                    return
+                item = heapq.heappop(self._waiting)
+                self._changed.notify_all()
+            self._run(item)()
+
+    def _run(self, item: _Item) -> Callable[[], None]:
+        """Run an item in this thread; what is returned sets its result."""
+        if not item.future.set_running_or_notify_cancel():
+            return lambda: None
+        outer, self._current.item = getattr(self._current, "item", None), item
+        try:
+            return partial(item.future.set_result, item.work())
+        except Exception as error:
+            return partial(item.future.set_exception, error)
+        finally:
+            self._current.item = outer

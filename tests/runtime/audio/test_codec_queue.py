@@ -1,0 +1,156 @@
+"""The order of what waits for the codec, how many workers there are, and that ticks wait for what is played."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from runtime.audio.codec_queue import MAX_HOLD_S, RISK_S, CodecQueue, Urgency
+
+TIMEOUT_S = 60
+
+
+class Busy:
+    """A queue with a simulated clock whose workers are all busy until `go` is set; `order` is what ran after that."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.now_s, self.is_alone, self.go, self.order = 100.0, True, threading.Event(), list[str]()
+        self.queue = CodecQueue(size, lambda: self.is_alone, lambda: self.now_s)
+        self.begun = [self.queue.submit(self.wait) for _ in range(size)]
+
+    def wait(self) -> None:
+        assert self.go.wait(TIMEOUT_S)
+
+    def submit(self, name: str, urgency: Urgency, lead_s: float = 1.0) -> Future[None]:
+        return self.queue.submit(lambda: self.order.append(name), urgency, lead_s)
+
+    def finish(self) -> list[str]:
+        self.go.set()
+        self.queue.submit(lambda: None, Urgency.BACKGROUND).result(TIMEOUT_S)
+        return self.order
+
+
+@pytest.fixture
+def busy() -> Iterator[Callable[..., Busy]]:
+    made: list[Busy] = []
+
+    def make(size: int = 1) -> Busy:
+        made.append(Busy(size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.go.set()
+        each.queue.close()
+
+
+def test_playing_comes_before_changing_and_in_a_class_the_earliest_deadline(busy: Callable[..., Busy]) -> None:
+    one = busy()
+    one.submit("request", Urgency.BACKGROUND, -1.0)
+    one.submit("change", Urgency.CHANGING, 0.0)
+    one.submit("later", Urgency.PLAYING, 0.4)
+    one.submit("soon", Urgency.PLAYING, 0.3)
+    one.now_s += 0.2
+    one.submit("also later", Urgency.PLAYING, 0.2)
+    one.submit("sooner change", Urgency.CHANGING, -0.3)
+    assert one.finish() == ["soon", "later", "also later", "sooner change", "change", "request"]
+
+
+def test_what_waits_can_be_cancelled(busy: Callable[..., Busy]) -> None:
+    one = busy()
+    assert one.submit("cancelled", Urgency.PLAYING).cancel()
+    one.submit("next", Urgency.PLAYING)
+    assert one.finish() == ["next"]
+
+
+def test_an_error_is_the_result_and_gives_the_worker_back() -> None:
+    queue = CodecQueue()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            queue.submit(lambda: 1 / 0).result(TIMEOUT_S)
+    assert queue.submit(lambda: 5).result(TIMEOUT_S) == 5
+    queue.close()
+
+
+@pytest.mark.parametrize(("size", "is_alone", "free"), [(3, True, 2), (3, False, 0), (1, True, 0)])
+def test_one_worker_works_while_ticks_run(size: int, is_alone: bool, free: int) -> None:
+    queue, go = CodecQueue(size, lambda: is_alone), threading.Event()
+    queue.submit(lambda: go.wait(TIMEOUT_S))
+    started = [queue.submit_if_free(lambda: go.wait(TIMEOUT_S)) for _ in range(4)]
+    assert [one is not None for one in started] == [True] * free + [False] * (4 - free)
+    go.set()
+    queue.close()
+
+
+def test_what_waits_is_cancelled_by_close(busy: Callable[..., Busy]) -> None:
+    one = busy()
+    waiting = one.submit("waits", Urgency.PLAYING)
+    threading.Timer(0.01, one.go.set).start()
+    one.queue.close()
+    assert (waiting.cancelled(), one.order) == (True, [])
+
+
+def test_work_that_decodes_does_what_is_more_urgent_first_and_needs_no_second_worker(
+    busy: Callable[..., Busy],
+) -> None:
+    one = busy()
+    ahead: list[Future[None] | None] = []
+
+    def stream() -> None:
+        one.submit("its window", Urgency.BACKGROUND)
+        one.submit("played", Urgency.PLAYING)
+        one.order.append("encoded")
+
+    def long() -> None:
+        assert one.queue.is_inside
+        ahead.append(one.queue.submit_if_free(lambda: None))
+        waiting = threading.Thread(target=one.submit, args=("played", Urgency.PLAYING))
+        waiting.start()
+        waiting.join(TIMEOUT_S)
+        one.submit("other", Urgency.BACKGROUND)
+        stream()
+
+    one.queue.submit(long)
+    assert not one.queue.is_inside
+    assert one.finish() == ["played", "other", "its window", "played", "encoded"]
+    assert ahead == [None]
+
+
+def test_a_tick_waits_for_audio_that_is_due_soon_and_all_workers_work_then(busy: Callable[..., Busy]) -> None:
+    one = busy()
+    one.queue.size, one.is_alone = 2, False
+    inside, held = threading.Event(), threading.Event()
+
+    def due() -> None:
+        inside.set()
+        assert held.wait(TIMEOUT_S)
+
+    one.queue.submit(due, Urgency.PLAYING, RISK_S / 2)
+    assert not inside.is_set()
+    one.queue.hold()  # A second worker begins at once: nothing waits any more.
+    assert inside.wait(TIMEOUT_S)
+    held.set()
+    one.finish()
+
+
+@pytest.mark.parametrize(("urgency", "lead_s"), [(Urgency.PLAYING, 2 * RISK_S), (Urgency.CHANGING, 0.0)])
+def test_a_tick_does_not_wait_for_audio_that_has_time_or_for_changes(
+    busy: Callable[..., Busy], urgency: Urgency, lead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = busy()
+    one.submit("waits", urgency, lead_s)
+    monkeypatch.setattr(one.queue._changed, "wait_for", lambda *_: pytest.fail("the tick waits"))
+    one.queue.hold()
+
+
+def test_a_tick_waits_no_longer_than_its_limit(busy: Callable[..., Busy], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, waits = busy(), []
+    one.submit("played", Urgency.PLAYING, 0.0)
+    monkeypatch.setattr(one.queue._changed, "wait_for", lambda ready, limit_s: waits.append((ready(), limit_s)))
+    one.queue.hold()
+    assert waits == [(False, MAX_HOLD_S)]
+    one.go.set()
+    one.begun[0].result(TIMEOUT_S)
