@@ -48,11 +48,9 @@ def test_a_run_has_latencies_goals_and_stages() -> None:
 def test_refusals_are_shown_with_what_the_clients_know() -> None:
     admission = {"asked": 5, "refused": 4, "refused_with_retry_after": 4, "refusal": "with one more it is full"}
     sweep = {**ABOUT, "over": "sessions", "points": [{**point(1, 1.0), **admission}]}
+    shown = "1 of 5 sessions admitted, 4 refused, 4 of them know when to ask again: with one more it is full"
     for result in ({**ABOUT, **point(1, 1.0), **admission}, sweep):
-        text = " ".join(word for line in text_of(result) for word in line)
-        assert (
-            "1 of 5 sessions admitted, 4 refused, 4 of them know when to ask again: with one more it is full" in words
-        )
+        assert shown in " ".join(word for line in text_of(result) for word in line)
     everyone = {**ABOUT, **point(5, 1.0), **refusals(5, [])}
     assert ["admission", "5", "of", "5", "sessions", "admitted"] in text_of(everyone)
 
