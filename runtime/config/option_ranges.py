@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
@@ -9,6 +10,9 @@ from pydantic import Field, model_validator
 
 from runtime.config.explain import Section
 from runtime.errors import RequestError
+
+# Greater ones may be too great to be a float.
+MAX_JUDGED: Final = 1e9
 
 
 class NumberRange(Section):
@@ -41,16 +45,21 @@ class NumberRange(Section):
         return self.model_copy(update={"min": low, "max": high})
 
     def outside(self, value: Any) -> float | None:
-        """The first number that is not taken, of a curve's values, too; None for what is no number."""
+        """The first number that is not taken, of a curve's values, too.
+
+        None for what is no number, not finite or beyond all ranges: the option table says so.
+        """
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int | float) and not isinstance(number, bool) and self.nearest(number) != number:
-                return number
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if is_number and abs(number) <= MAX_JUDGED and self.nearest(number) != number:
+                return float(number)
         return None
 
     def nearest(self, value: float) -> float:
         """The number that is taken in place of another one."""
-        inside = min(max(value, self.min), self.max)
-        return round(inside) if self.type == "integer" else inside
+        if self.type == "integer":
+            return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
+        return min(max(value, self.min), self.max)
 
     def narrow(self, schema: dict[str, Any]) -> None:
         """Let the numbers of an option's JSON schema be these; `x-usual` is the range of knobs."""

@@ -221,8 +221,9 @@ class LyriaConnection:
         changed = dict[str, float]()
         for name in self._numbers:
             value, taken = getattr(config, name), getattr(self._host.model.ranges, name)
+            taken = taken.model_copy(update={"type": "integer"}) if name == "bpm" else taken  # as Lyria's
             if value is not None and (nearest := taken.nearest(value)) != value:
-                self._warn(f"{found_outside(name, taken, value)}; {nearest:g} is played")
+                self._warn(f"{name} {found_outside(name, taken, value)}; {nearest:g} is played")
                 changed[name] = nearest
         return config.model_copy(update=changed)
 

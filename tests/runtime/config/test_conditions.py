@@ -35,6 +35,7 @@ def test_texts_are_those_of_the_pipeline(acestep: TextEncoderSpec, case: dict[st
 
 def test_placeholders_are_replaced_at_once() -> None:
     assert filled("{prompt} {bpm} {x}", {"prompt": "{bpm}", "bpm": 3}) == "{bpm} 3 {x}"
+    assert filled("{bpm}, {bpm}", {"bpm": 120.0}) + filled("{bpm}", {"bpm": 93.57}) == "120, 12093.57"
     assert filled("{bpm}{key}", {"key": None}, "N/A") == "N/AN/A"
     assert placeholders("{prompt} {seconds} {other} {bpm}") == {"prompt", "seconds", "bpm"}
 

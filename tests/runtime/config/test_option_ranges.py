@@ -90,10 +90,17 @@ def test_a_number_inside_is_taken_as_it_is() -> None:
     assert parse_options({"prompt": "", "bpm": 93.0}, WHOLE).bpm == 93
 
 
-def test_what_is_no_number_is_left_to_the_option_table() -> None:
-    for value, words in (("fast", "a number"), (True, "a number"), ([90], "a number"), ({"bpm": 1}, "a number")):
-        with pytest.raises(RequestError, match=f"bpm: expected {words}"):
-            parse_options({"prompt": "", "bpm": value}, RANGES)
+def test_the_nearest_whole_number_is_inside_as_well() -> None:
+    taken = NumberRange(min=60.4, max=180.5, type="integer")
+    assert [taken.nearest(value) for value in (1, 60.4, 93.6, 200, 1e30)] == [61, 61, 94, 180, 180]
+    assert taken.outside([61, 180]) is None
+
+
+@pytest.mark.parametrize("ranges", [RANGES, WHOLE])
+@pytest.mark.parametrize("value", ["fast", True, [90], {"bpm": 1}, float("nan"), float("inf"), 10**400, -1e300])
+def test_what_no_model_takes_is_left_to_the_option_table(ranges: OptionRanges, value: Any) -> None:
+    with pytest.raises(RequestError, match=r"bpm: expected (a|a finite) number|bpm: expected at (most 300|least 30)"):
+        parse_options({"prompt": "", "bpm": value}, ranges)
 
 
 def test_the_option_table_is_bounded_by_the_ranges_of_any_model() -> None:

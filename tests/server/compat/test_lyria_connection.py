@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import tiny_deployment
 from helpers.http_harness import Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 
@@ -37,15 +39,19 @@ def server(built: Built) -> Iterator[Served]:
 @pytest.fixture
 def posted(server: Served, monkeypatch: pytest.MonkeyPatch) -> list[ClientMessage]:
     """What sessions get, without reports of the playhead."""
+    return noted(server, monkeypatch)
+
+
+def noted(server: Served, monkeypatch: pytest.MonkeyPatch) -> list[ClientMessage]:
     host, messages = server.service.live_host(), list[ClientMessage]()
     post = host.post
 
-    def noted(session: str, message: ClientMessage, *more: Any) -> None:
+    def note(session: str, message: ClientMessage, *more: Any) -> None:
         if not isinstance(message, Ack):
             messages.append(message)
         post(session, message, *more)
 
-    monkeypatch.setattr(host, "post", noted)
+    monkeypatch.setattr(host, "post", note)
     return messages
 
 
@@ -243,6 +249,33 @@ def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -
         client.send(**first)
         code, reason = client.closed()
     assert (code, "setup" in reason) == (1007 if "playbackControl" in first else 1008, True)
+
+
+def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
+    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lyria's clients may send 60 to 200 bpm and a guidance up to 6; a chunk's metadata have what it was made with."""
+    folder = tmp_path_factory.mktemp("narrow")
+    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
+    bundle = folder / "tiny" / "bundle.toml"
+    table = '[options]\nbpm = { min = 60, max = 180 }\nguidance = { max = 4 }\n[controls]\nbpm = { option = "bpm" }\n'
+    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
+        messages = noted(served, monkeypatch)
+        connected.send(musicGenerationConfig={"bpm": 200, "guidance": 5, "density": 0.5})
+        first, second = (connected.receive_until("warning") for _ in range(2))
+        assert first == "guidance is 5, this model takes 0 to 4 ([options.guidance] of its bundle); 4 is played"
+        assert (
+            second
+            == "bpm is 200, this model takes whole numbers from 60 to 180 ([options.bpm] of its bundle); 180 is played"
+        )
+        connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+        connected.send(playbackControl="PLAY")
+        chunk = connected.receive_until("serverContent")["audioChunks"][0]
+        made = chunk["sourceMetadata"]["musicGenerationConfig"]
+        assert made == {"bpm": 180, "guidance": 4, "density": 0.5}
+        (values,) = [message.values for message in messages if isinstance(message, SetControls)]
+        assert (values["bpm"], values["guidance"]) == (180, 4)
 
 
 def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:
