@@ -32,6 +32,7 @@ READ_BYTES = 16 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
 # Of a chunked body that is framing for the most part.
 MAX_FRAMING_BYTES = 64 * 1024
+FRAMING_PAUSE_S = 0.02
 # What is read of a request after its response, without being parsed.
 LINGER_S = 1.0
 LINGER_BYTES = 64 * 1024
@@ -232,11 +233,21 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self.flow.pause_reading()
 
     def _count_framing(self, received: int, payload: int) -> None:
-        """Refuse a body that is framing for the most part. `received`: bytes, of which `payload` are the body's."""
+        """Read a body slowly while it is framing for the most part, and refuse it above a limit.
+
+        `received`: bytes, of which `payload` are the body's.
+        """
         self._payload_bytes += payload
         self._framing_bytes += received - payload
         if self.cycle.more_body and self._framing_bytes > max(MAX_FRAMING_BYTES, self._payload_bytes):
             self.send_400_response("the chunks of the body are too small: their framing is larger than what is in them")
+        elif received == READ_BYTES and payload < received // 2:
+            self.transport.pause_reading()
+            self.loop.call_later(FRAMING_PAUSE_S, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def _should_upgrade(self) -> bool:
         """Whether the WebSocket protocol takes the request; a handshake that it could not read is answered as HTTP."""
