@@ -223,17 +223,21 @@ class PlanBeginning:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """A change of a plan from a frame of it on: other sections, other codes, or options that it is planned anew for."""
+    """A change of a plan from a frame of it on: other sections, other codes, or options that it is planned anew for.
+
+    seq: of the message that asks for other sections or codes.
+    """
 
     from_frame: int
     sections: tuple[SectionRequest, ...] | None = None
     codes: tuple[int, ...] | None = None
     options: GenerationOptions | None = None
+    seq: int | None = None
 
     def stored(self) -> dict[str, Any]:
         """JSON values that `loaded` takes."""
         options = self.options and self.options.model_dump(mode="json", exclude_unset=True)
-        return {"from_frame": self.from_frame, "sections": self.sections, "codes": self.codes, "options": options}
+        return {**vars(self), "options": options}
 
     @classmethod
     def loaded(cls, stored: Mapping[str, Any]) -> PlanChange:
@@ -246,6 +250,7 @@ class PlanChange:
             else tuple(SectionRequest(kind, tuple(layers), bars) for kind, layers, bars in sections),
             codes=None if codes is None else tuple(codes),
             options=None if options is None else parse_options(options),
+            seq=stored.get("seq"),
         )
 
 

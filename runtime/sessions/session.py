@@ -271,8 +271,10 @@ class LiveSession:
         if not isinstance(made, TickError):
             self._generations.plan_made(number, made, now_s)
             self._commits.is_changed = True
-        elif self.plan is not None and self.plan.failed(number, made, now_s):
-            self.step_refused(made)
+        elif self.plan is not None:
+            problem = self.plan.failed(number, made, now_s, is_attached=self._playhead.is_attached)
+            if problem is not None:
+                self._report(problem)
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
@@ -281,9 +283,7 @@ class LiveSession:
 
     def step_refused(self, error: TickError) -> None:
         """The loop did not take an UpdateSteps; the generations go on as they are."""
-        if error.what != self._problem:
-            self._problem = error.what
-            self._send(messages.problem_of(error))
+        self._report(messages.problem_of(error))
 
     def step_applied(self, seq: int, job_ids: Iterable[str], tick: int) -> None:
         """An UpdateSteps has reached these generations."""
@@ -403,6 +403,12 @@ class LiveSession:
         if words != self._words:
             self._words = words
             self._send(Applied(seq=seq, prompt_words=words))
+
+    def _report(self, problem: messages.Problem) -> None:
+        """Send a problem; one that answers no message only once where it comes again."""
+        if problem.seq is not None or problem.detail != self._problem:
+            self._problem = problem.detail
+            self._send(problem)
 
     def _send(self, message: ServerMessage) -> None:
         self._outbox.append(SendMessage(message))

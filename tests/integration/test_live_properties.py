@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
-from helpers.live_simulation import CHANNELS, FRAME, HINT, HOP, NUMBER, RATE, Simulation, new_session
-from helpers.simulated_form import SimulatedForm
+import pytest
+from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, RATE, Simulation, new_session
+from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedForm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.errors import RequestError
+from runtime.requests.options import GenerationOptions
 from runtime.sessions import messages
+from runtime.sessions.actions import PlanBeginning
+from runtime.sessions.generations.plan import basis_of
 from runtime.sessions.messages import LivePrompt
 from runtime.sessions.protocol.plan import NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0
 STATEFUL = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+# Of the slow variant; every run of it draws others, or those of --hypothesis-seed.
+NUM_EXAMPLES = int(os.environ.get("LIVE_EXAMPLES", "500"))
+LEAST_AND_UNIT = {"shift": (0.5, 1), "bpm": (90, 20)}  # of the values that are drawn
+BREAK = ("break", "bass")
+# Of an edit: its section, counted from the last; bars of new sections; codes.
+EDITS = (
+    st.tuples(st.integers(0, 5), st.sampled_from([None, [], [1], [4, 1], [3]]), st.lists(st.integers(0, 9), max_size=4))
+    .filter(lambda edit: edit[1] is not None or edit[2] != [])
+    .filter(lambda edit: edit[1] != [] or edit[2] == [])
+)
 TIMES_S = st.sampled_from([0.005, 0.02, 0.06, 0.15, 0.4, 1.0])
 
 
@@ -31,7 +45,7 @@ class LiveMachine(RuleBasedStateMachine):
         generation_s=st.sampled_from([0.03, 0.14, 0.7]),
         slots=st.integers(1, 3),
         variation=st.sampled_from([0.0, 0.0, 0.4]),
-        plan_s=st.sampled_from([None, None, 0.02, 0.3]),
+        plan_s=st.sampled_from([None, 0.02, 0.3]),
     )
     def open(
         self,
@@ -54,6 +68,9 @@ class LiveMachine(RuleBasedStateMachine):
         self.heard_frames: dict[int, float] = {}
         self.num_heard = 0
         self.moved = self.was_silent = False
+        # By their seq the edits that were taken: where they begin in the plan, bars of their sections, codes.
+        self.edits: dict[int, tuple[int, list[int] | None, list[int]]] = {}
+        self.basis: object = None
         self.simulation.run(0.1)
 
     def next_seq(self) -> int:
@@ -68,7 +85,15 @@ class LiveMachine(RuleBasedStateMachine):
         except RequestError:
             self.seq = seq - (getattr(message, "seq", None) is not None)
             return False
+        self.forget_edits()
         return True
+
+    def forget_edits(self) -> None:
+        """Another prompt or tempo plans anew, a source plays without a plan."""
+        session = self.simulation.session
+        basis = basis_of(session._controls.final_options())
+        if basis != self.basis or session.plan is None or session.plan.is_idle:
+            self.basis, self.edits = basis, {}
 
     @precondition(lambda self: self.simulation.now_s < LONGEST_S)
     @rule(seconds=TIMES_S)
@@ -76,14 +101,15 @@ class LiveMachine(RuleBasedStateMachine):
         self.simulation.run(seconds)
 
     @rule(
-        name=st.sampled_from(["guidance", "shift", "variation"]),
+        name=st.sampled_from(["guidance", "shift", "variation", "bpm"]),
         value=st.sampled_from([0.0, 0.5, 1.0, None]),
         ramp_ms=st.sampled_from([0.0, 0.0, 100.0, 1000.0]),
         ahead_s=st.sampled_from([None, None, 0.1, 1.0]),
     )
     def set(self, name: str, value: float | None, ramp_ms: float, ahead_s: float | None) -> None:
         at = None if ahead_s is None else (self.simulation.playhead or 0) / RATE + ahead_s
-        values = {name: value if name != "shift" or value is None else value + 0.5}
+        least, unit = LEAST_AND_UNIT.get(name, (0, 1))
+        values = {name: value if value is None else least + unit * value}
         self.handle(messages.SetControls(seq=self.next_seq(), values=values, ramp_ms=ramp_ms, at=at))
 
     @rule(texts=st.lists(st.sampled_from("abc"), max_size=3), ramp_ms=st.sampled_from([0.0, 300.0]))
@@ -115,25 +141,37 @@ class LiveMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.handle(messages.Reset(seq=self.next_seq()))
+        if self.handle(messages.Reset(seq=self.next_seq())):
+            self.edits.clear()
 
-    @rule(
-        place=st.integers(0, 5),
-        bars=st.sampled_from([[], [1], [4, 1], [3]]),
-        codes=st.lists(st.integers(0, 9), max_size=4),
-    )
-    def edit(self, place: int, bars: list[int], codes: list[int]) -> None:
-        """Edit the plan where a section begins; a refused edit changes nothing."""
-        told = [message for message in self.simulation.messages if isinstance(message, Plan)]
+    @precondition(lambda self: self.can_edit)
+    @rule(edits=st.lists(EDITS, min_size=1, max_size=3))
+    def edit(self, edits: list[tuple[int, list[int] | None, list[int]]]) -> None:
+        """Edit the plan where sections begin, counted from the last one; a refused edit changes nothing."""
+        told = [message for message in self.simulation.messages if isinstance(message, Plan)][-1].sections
+        kind, *layers = BREAK
+        for place, bars, codes in edits:
+            plan = self.simulation.session.plan
+            if plan is None or plan.origin is None or not told:
+                return
+            start_s = told[max(0, len(told) - 1 - place)].start_s
+            sections = None if bars is None else [NewSection(kind=kind, layers=layers, bars=count) for count in bars]
+            message = SetPlan(seq=self.next_seq(), start_s=start_s, sections=sections, codes=codes or None)
+            before = (plan.told, plan.end, plan.has_edits)
+            if self.handle(message):
+                self.edits[self.seq] = (round(start_s * FRAME_RATE) - plan.origin, bars, codes)
+            else:
+                assert (plan.told, plan.end, plan.has_edits) == before
+
+    @property
+    def can_edit(self) -> bool:
         plan = self.simulation.session.plan
-        if plan is None or not told:
-            return
-        sections = [NewSection(kind="break", layers=["bass"], bars=count) for count in bars]
-        start_s = told[-1].sections[min(place, len(told[-1].sections) - 1)].start_s
-        members: dict[str, Any] = {"codes": codes} if codes else {"sections": sections}
-        before = (plan.told, plan.end, plan.has_edits)
-        if not self.handle(SetPlan(seq=self.next_seq(), start_s=start_s, **members)):
-            assert (plan.told, plan.end, plan.has_edits) == before
+        return plan is not None and plan.is_known and not plan.is_idle
+
+    @rule(plan_s=st.sampled_from([0.02, 0.3, 1.5]))
+    def planner(self, plan_s: float) -> None:
+        """How long a step of the plan takes from here on."""
+        self.simulation.plan_s = plan_s
 
     @rule(is_paused=st.booleans())
     def pause(self, is_paused: bool) -> None:
@@ -161,6 +199,7 @@ class LiveMachine(RuleBasedStateMachine):
     @invariant()
     def check(self) -> None:
         if hasattr(self, "simulation"):
+            self.forget_edits()
             self.check_chunks()
             self.check_heard()
 
@@ -205,11 +244,37 @@ class LiveMachine(RuleBasedStateMachine):
         if not np.isnan(hint):
             assert hint == self.simulation.planned(int((state.canvas_position_s - 1 / RATE) * RATE / HOP + 1e-6))
 
+    def check_edits(self) -> None:
+        """Every edit that was taken is in the plan, where nothing later says otherwise, or a problem has its seq."""
+        refused = [m for m in self.simulation.messages if isinstance(m, messages.Problem) and m.status < 500]
+        for problem in refused:
+            assert problem.seq is not None
+            _, bars, codes = self.edits.pop(problem.seq, (0, [0], [0]))
+            assert bars, "codes may be too many for their sections"
+            assert codes
+        all_bars, all_codes = dict[int, int](), dict[int, int]()
+        for start, bars, codes in self.edits.values():
+            first = start // FRAMES_PER_CODE
+            if bars is not None:
+                places = [start + sum(bars[:index]) * FRAMES_PER_BAR for index in range(len(bars))]
+                all_bars = {place: count for place, count in all_bars.items() if place < start}
+                all_bars |= dict(zip(places, bars, strict=True))
+            all_codes = {place: code for place, code in all_codes.items() if place < first}
+            all_codes |= {first + index: code for index, code in enumerate(codes)}
+        if self.edits:
+            plan = self.simulation.session.plan
+            assert plan is not None
+            form = SimulatedForm(PlanBeginning(GenerationOptions(prompt=""), 1, plan._state))
+            made = {start: bars for _, kind, layers, bars, start in form._requests if (kind, *layers) == BREAK}
+            assert {start: made.get(start) for start in all_bars} == all_bars
+            assert {place: form._given.get(place) for place in all_codes} == all_codes
+
     def teardown(self) -> None:
         """With everything working again, the newest values are heard in full, and then no generations run."""
         if not hasattr(self, "simulation"):
             return
         self.network(True, False)
+        self.planner(0.02)
         self.handle(messages.Play())
         self.simulation.fails_next = SimulatedForm.fails_next = False
         self.simulation.run(1.5)  # Changes for later have begun.
@@ -219,7 +284,7 @@ class LiveMachine(RuleBasedStateMachine):
             self.handle(messages.SetBand(seq=self.next_seq(), start_s=None, end_s=None))
         self.simulation.run(8.0)
         self.check()
-        assert not [m for m in self.simulation.messages if isinstance(m, messages.Problem) and m.status < 500]
+        self.check_edits()
         if self.mode == "extend" and self.moved:
             return
         assert self.simulation.chunks[-1][0].full_seq == self.seq
@@ -232,6 +297,14 @@ class LiveMachine(RuleBasedStateMachine):
 
 TestLiveMachine = LiveMachine.TestCase
 TestLiveMachine.settings = STATEFUL
+
+
+class ManyLiveMachines(LiveMachine):
+    """The same, in more examples."""
+
+
+TestManyLiveMachines = pytest.mark.slow(ManyLiveMachines.TestCase)
+TestManyLiveMachines.settings = settings(STATEFUL, max_examples=NUM_EXAMPLES)
 
 
 @settings(max_examples=15, deadline=None)

@@ -195,6 +195,7 @@ class FormPlan:
             self._options, self._prompt = options, prompt
             if not self._sections:
                 self._grid = self._grid if song is None else replace(self._grid, first_frame=song.rhythm.first_frame)
+                self._set([])  # Those that are being planned are for the options before.
                 return
             section = next((each for each in self._sections if each.end_frame > from_frame), self._sections[-1])
             shorter = cut(section, from_frame)

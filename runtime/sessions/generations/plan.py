@@ -21,6 +21,7 @@ from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
 from runtime.sessions.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
+from runtime.sessions.messages import Problem, problem_of
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.protocol.plan import SetPlan
 
@@ -189,18 +190,20 @@ class SessionPlan:
         self._note_sections(part)
         return None if changed is None else changed + (self.origin or 0)
 
-    def failed(self, number: int, error: TickError, now_s: float) -> bool:
-        """Nothing came of it; False where that is of no interest. An edit that is refused is given up."""
+    def failed(self, number: int, error: TickError, now_s: float, *, is_attached: bool) -> Problem | None:
+        """Nothing came of it; what to report, None where that is of no interest. A change that is refused is given up.
+
+        is_attached: there is a client to report it to; without one a change that is refused is tried again.
+        """
         asked = self._take(number)
         if asked is None:
-            return False
-        if isinstance(error, RequestError) and asked.work.change is not None:
-            self._changes.popleft()
-        else:
-            self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
-            self._num_failed += 1
+            return None
         self._is_begun = False
-        return True
+        if isinstance(error, RequestError) and asked.work.change is not None and is_attached:
+            return problem_of(error, self._changes.popleft().seq)
+        self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
+        self._num_failed += 1
+        return problem_of(error)
 
     @property
     def _can_go_on(self) -> bool:
@@ -216,6 +219,12 @@ class SessionPlan:
         if len(self._changes) >= MAX_EDITS:
             raise RequestError(f"{MAX_EDITS} edits are not made yet", field="type", fix="wait for the message plan")
         frame = round(message.start_s * frame_rate_hz) - self.origin
+        if frame > self._kept_end:
+            raise RequestError(
+                f"what is at {message.start_s:g} s is planned anew, for another prompt, tempo or key",
+                field="start_s",
+                fix="wait for the message plan",
+            )
         starts = self._starts() if message.sections is not None else self._code_starts(len(message.codes or ()))
         allowed = [start for start in starts if self._code_frame(start) + self.origin >= earliest]
         if frame not in allowed:
@@ -230,11 +239,16 @@ class SessionPlan:
         codes = None if message.codes is None else self._checked(message.codes)
         if sections is not None and codes is not None and self._code_frame(frame) > self.end:
             raise RequestError("the codes before them are not made yet", field="codes", fix="wait for the message plan")
-        if self._waiting_edit() == frame:  # No section begins there before that one is made.
+        if self._waiting_edit() == frame and codes is None:  # With codes it may yet be refused.
             self._changes.pop()
-        self._changes.append(PlanChange(frame, sections, codes))
+        self._changes.append(PlanChange(frame, sections, codes, seq=message.seq))
         self._cut(self._code_frame(frame))
         self.sections = tuple(section for section in self.sections if section.start_frame < frame)
+
+    @property
+    def _kept_end(self) -> float:
+        """Sections that begin up to this frame stay; those behind it are not known before they are planned anew."""
+        return min((change.from_frame for change in self._changes if change.options is not None), default=math.inf)
 
     def _starts(self) -> list[int]:
         """The frames that sections begin at."""
@@ -243,7 +257,8 @@ class SessionPlan:
 
     def _code_starts(self, count: int) -> range:
         """The frames where `count` codes can begin: those before are made, and they end with a section."""
-        size, last = self.facts.frames_per_code, self._code_frame(self.sections[-1].end_frame)
+        size, end = self.facts.frames_per_code, min(self.sections[-1].end_frame, self._kept_end)
+        last = self._code_frame(int(end))
         first = self._code_frame(self.sections[0].start_frame, up=True)
         return range(first, min(self.end, last - count * size) + 1, size)
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, Canvas, ServerMessage
+from runtime.sessions.messages import Applied, Canvas, Problem, ServerMessage
 
 MAX_SEQS = 1024
 
@@ -44,6 +44,9 @@ class ClientSeqs:
         if isinstance(message, Applied):
             seq = self.client_seq(message.seq)
             return message.model_copy(update={"seq": seq}) if seq else None
+        if isinstance(message, Problem) and message.seq is not None:
+            is_other = message.seq in self.others
+            return message.model_copy(update={"seq": None if is_other else self.client_seq(message.seq)})
         return message
 
     def add(self, number: int) -> None:

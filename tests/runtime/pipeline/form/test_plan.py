@@ -200,6 +200,30 @@ def test_the_oldest_section_that_is_shown_is_replaced_in_its_place(pipeline: Pip
     assert starts(plan) == [plan.sections[0].start_frame, *[section.end_frame for section in plan.sections[:-1]]]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_sections_that_were_being_planned_before_another_tempo_are_not_taken(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """The tempo changes while the first, or a later, page of sections is written."""
+    plan, page_of, changed = plan_of(pipeline, seed=9), FormPlan._page, list[int]()
+    if not is_first:
+        plan.hints(0, 1)
+
+    def page(form: FormPlan, *args: Any) -> Any:
+        made = page_of(form, *args)
+        if not changed:
+            changed.append(plan.sections[-1].index if plan.sections else -1)
+            form.change(parse_options({"prompt": "calm", "bpm": 180}), 0)
+        return made
+
+    monkeypatch.setattr(FormPlan, "_page", page)
+    while not changed:
+        plan.hints(plan.sections[-1].start_frame + 1 if plan.sections else 0, 1)
+    plan.hints(0, 1)
+    assert plan.header["bpm"] == 180
+    assert (changed[0] == -1) == is_first
+
+
 def test_who_waits_takes_up_an_edit_and_an_end(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=9)
     plan.hints(0, 1)

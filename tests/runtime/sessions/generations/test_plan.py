@@ -14,9 +14,11 @@ from runtime.requests.options import GenerationOptions
 from runtime.sessions import messages
 from runtime.sessions.actions import PlanBeginning
 from runtime.sessions.generations.plan import MAX_EDITS, SessionPlan
+from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
+TOO_MANY = list(range(20))  # for a bar
 
 
 def planned_session(**changes: Any) -> Simulation:
@@ -32,6 +34,10 @@ def session_plan(simulation: Simulation) -> SessionPlan:
 def told(simulation: Simulation) -> Plan:
     """The newest plan that the client got."""
     return [message for message in simulation.messages if isinstance(message, Plan)][-1]
+
+
+def problems(simulation: Simulation) -> list[messages.Problem]:
+    return [message for message in simulation.messages if isinstance(message, messages.Problem)]
 
 
 def heard_hints(simulation: Simulation) -> dict[int, float]:
@@ -264,7 +270,7 @@ def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
     for _ in range(1100):
         work = plan.work(0, 0, now_s)
         assert work is not None
-        assert plan.failed(work.number, EngineError("failed"), now_s)
+        assert plan.failed(work.number, EngineError("failed"), now_s, is_attached=True)
         assert plan.work(0, 0, now_s) is None
         now_s += 30.0
 
@@ -380,3 +386,89 @@ def test_who_has_a_plan() -> None:
     choices = new_session(mode="extend", plan=True).attach("t", 0.0, keep_s=1.0).plan
     assert choices is not None
     assert (choices.kinds, choices.layers, choices.bars) == (["verse", "chorus", "break"], ["drums", "bass"], [1, 2, 4])
+
+
+def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    simulation.plan_s = 1.0
+    announced = [section.start_s for section in told(simulation).sections]
+    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    for members in ({"sections": [BREAK]}, {"codes": [1]}, {"sections": [BREAK], "codes": [1]}):
+        with pytest.raises(RequestError, match="planned anew") as caught:
+            simulation.handle(SetPlan(seq=2, start_s=announced[-1], **members))
+        assert (caught.value.field, caught.value.fix) == ("start_s", "wait for the message plan")
+    simulation.run(1.5)
+    simulation.plan_s = 0.05
+    simulation.run(8.0)
+    start_s = told(simulation).sections[-1].start_s
+    simulation.handle(SetPlan(seq=2, start_s=start_s, sections=[BREAK]))
+    simulation.run(1.0)
+    assert (start_s, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
+    assert not problems(simulation)
+
+
+def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_to_it() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    plan, form = session_plan(simulation), simulation._form
+    assert form is not None
+    start, later = plan.sections[-2].start_frame, plan.sections[-1].start_frame
+    plan.follow(GenerationOptions(prompt="calm"), start + 20)
+    for message in (
+        SetPlan(seq=1, start_s=later / FRAME_RATE, sections=[BREAK]),
+        SetPlan(seq=1, start_s=-(-start // 5) * 5 / FRAME_RATE, codes=[1, 2, 3, 4, 5]),
+    ):
+        with pytest.raises(RequestError):
+            plan.edit(message, 0, FRAME_RATE)
+    plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
+    for _ in range(2):
+        work = plan.work(0, 0, 0.0)
+        assert work is not None
+        plan.made(work.number, make_part(form, work), 0.0)
+    assert not plan.has_edits
+    assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
+
+
+def test_an_edit_that_is_refused_when_it_is_made_has_its_seq() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    start_s = told(simulation).sections[-1].start_s
+    for seq in (1, 2):  # The same once more: a problem for each.
+        simulation.handle(SetPlan(seq=seq, start_s=start_s, sections=[BREAK], codes=TOO_MANY))
+        simulation.run(1.5)
+    assert [(problem.seq, problem.field, problem.status) for problem in problems(simulation)] == [
+        (1, "codes", 422),
+        (2, "codes", 422),
+    ]
+    assert start_s in [section.start_s for section in told(simulation).sections]
+
+
+def test_an_edit_in_place_of_one_that_waits_does_not_take_it_along_when_it_is_refused() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    first, last = (section.start_s for section in told(simulation).sections[-2:])
+    simulation.plan_s = 1.0
+    simulation.handle(SetPlan(seq=1, start_s=last, sections=[BREAK]))
+    simulation.handle(SetPlan(seq=2, start_s=first, sections=[BREAK]))
+    simulation.handle(SetPlan(seq=3, start_s=first, sections=[BREAK], codes=TOO_MANY))
+    simulation.run(5.0)
+    assert [problem.seq for problem in problems(simulation)] == [3]
+    assert (first, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
+
+
+def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    start_s = told(simulation).sections[-1].start_s
+    simulation.handle(SetPlan(seq=1, start_s=start_s, sections=[BREAK], codes=TOO_MANY))
+    simulation.session.detach(simulation.now_s)
+    simulation.run(1.0)
+    simulation.messages.clear()  # of a connection that is gone
+    simulation.connect()
+    simulation.run(3.0)
+    assert [problem.seq for problem in problems(simulation)] == [1]
+    simulation.session.detach(simulation.now_s)
+    simulation.restart()
+    simulation.run(1.0)
+    assert not session_plan(simulation).has_edits

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.errors import RequestError
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.client_seqs import MAX_SEQS, ClientSeqs
-from runtime.sessions.messages import Applied, Canvas, Closed
+from runtime.sessions.messages import Applied, Canvas, Closed, problem_of
 
 
 @settings(max_examples=50)
@@ -50,5 +51,7 @@ def test_messages_and_audio_have_the_clients_numbers() -> None:
     assert (seqs.of_chunk(chunk).first_seq, seqs.of_chunk(chunk).full_seq) == (2, 1)
     assert seqs.of_message(Applied(seq=4)) == Applied(seq=2)
     assert seqs.of_message(Applied(seq=1)) is None
+    problems = [seqs.of_message(problem_of(RequestError("no"), seq)) for seq in (None, 3, 4)]
+    assert problems == [problem_of(RequestError("no"), seq) for seq in (None, None, 2)]
     closed = Closed(reason="closed", resumable=False)
     assert seqs.of_message(closed) is closed
