@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_ma
 from runtime.errors import BuildError, EngineError
 
 PARTIAL_SUFFIX = ".partial"
+PROBE_BYTES = 2**20
 LOCK_SUFFIX = ".lock"
 
 
@@ -37,9 +39,25 @@ def partial_folder(folder: Path, name: str) -> Iterator[Path]:
     try:
         yield partial
     except OSError as error:
-        raise BuildError(f"engine {name!r} cannot be written to {folder}: {error.strerror}") from error
+        fix = "free disk space there" if error.errno == errno.ENOSPC else ""
+        raise BuildError(f"engine {name!r} cannot be written to {folder}: {error.strerror}", fix=fix) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def room_for(engine: Path) -> Iterator[None]:
+    """Raises OSError in place of a BuildError on a full disk, of which ONNX Runtime says that the graph is wrong.
+
+    Where the block fails, the engine's incomplete files are made longer by PROBE_BYTES; they are removed then anyway.
+    """
+    try:
+        yield
+    except BuildError:
+        for file in {engine, *engine.parent.iterdir()}:
+            with file.open("ab") as opened:
+                opened.write(bytes(PROBE_BYTES))
+        raise
 
 
 def lock_of(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_build.build.engine_folder import PARTIAL_SUFFIX
+from engine_build.build.engine_folder import PARTIAL_SUFFIX, room_for
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.build.rebuild_check import RebuildDecision, preparation_shapes
@@ -92,21 +92,27 @@ def _recipe_error(task: BuildTask) -> dict[str, float]:
 
 
 def _compile_cpu(task: BuildTask) -> Facts:
-    compile_onnxruntime(task.graph, task.engine, task.options)
+    with room_for(task.engine):
+        compile_onnxruntime(task.graph, task.engine, task.options)
     return {}
 
 
 def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    return _measure_session(task, open_onnxruntime(task.engine, task.options))
+    with room_for(task.engine):
+        engine = open_onnxruntime(task.engine, task.options)
+    return _measure_session(task, engine)
 
 
 def _compile_cuda(task: BuildTask) -> Facts:
-    compile_cuda(task.graph, task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
+    with room_for(task.engine):
+        compile_cuda(task.graph, task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
     return {}
 
 
 def _measure_cuda(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    return _measure_session(task, open_cuda(task.engine, task.options, tf32=task.decision.wanted.build["tf32"]))
+    with room_for(task.engine):
+        engine = open_cuda(task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
+    return _measure_session(task, engine)
 
 
 def _measure_session(task: BuildTask, engine: Any) -> tuple[dict[str, float], Facts]:

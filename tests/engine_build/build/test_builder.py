@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -298,6 +299,25 @@ def test_a_graph_that_cannot_be_built_leaves_nothing(path: Path, damage: Any, sa
     with pytest.raises(BuildError, match=says) as caught:
         run(path)
     assert caught.value.fix
+    assert list(load_deployment(path).engine_folder().iterdir()) == []
+
+
+def test_a_full_disk_is_told_from_a_wrong_graph(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that may not grow are what a full disk is to ONNX Runtime, which says that the graph is wrong."""
+    limit = (load_deployment(path).bundle / "decoder.onnx").stat().st_size // 2
+    compile_cpu, limits = compilers.COMPILERS["cpu"].compile, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_full_disk(task: BuildTask) -> dict[str, Any]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        return compile_cpu(task)
+
+    table: Any = compilers.COMPILERS
+    monkeypatch.setitem(table, "cpu", compilers.Compiler(".onnx", on_full_disk, table["cpu"].measure))
+    try:
+        with pytest.raises(BuildError, match=r"engine 'decoder' cannot be written to .*: File too large"):
+            run(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(load_deployment(path).engine_folder().iterdir()) == []
 
 
