@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from runtime.errors import StoreError, StoreUnavailableError
@@ -258,7 +258,8 @@ def decode_snapshot(document: bytes, pieces: Mapping[str, bytes]) -> SessionSnap
     try:
         content = _Document.model_validate(from_json(body, allow_inf_nan=False))
     except ValueError as error:
-        raise StoreError(f"{DOCUMENT} is damaged: {one_line(str(error), MAX_REASON_CHARACTERS)}") from None
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise StoreError(f"{DOCUMENT} is damaged: {one_line(what, MAX_REASON_CHARACTERS)}") from None
     if missing := set(content.pieces) - pieces.keys():
         raise StoreError(f"pieces are missing: {', '.join(sorted(missing))}")
     return SessionSnapshot(content.meta, {name: _decode_piece(name, pieces[name]) for name in content.pieces})

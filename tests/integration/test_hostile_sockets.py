@@ -12,11 +12,16 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
+from websockets.sync.client import connect
 
 from profiling.server_process import ServerProcess, server_process
+from runtime.sessions.sqlite_store import open_sqlite_store
+from runtime.sessions.store import DOCUMENT, _seal
+from server.process import PING_S
 
 MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
 # Twice as many connections as requests are held.
@@ -121,6 +126,61 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     url = urlsplit(server.url)
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+def test_a_session_plays_on_a_server_whose_store_has_a_malformed_row(demo_config: Path, tmp_path: Path) -> None:
+    settings = SETTINGS | {"TICKRT_STATE": str(tmp_path), "TICKRT_SESSION_KEEP_S": "60"}
+    with server_process(demo_config, settings) as server, connect(websocket_url(server)) as websocket:
+        websocket.send(json.dumps({"type": "open"}))
+        stored = json.loads(websocket.recv(60))["session"]
+    with open_sqlite_store(tmp_path) as store:
+        store._writer.submit(store._backend.write, "0", _seal(DOCUMENT, b"[]"), {}, set()).result()
+    with server_process(demo_config, settings) as server:
+        with LiveNeighbour(server.url) as neighbour:
+            time.sleep(ATTACK_S)
+        assert_plays(neighbour)
+        found = httpx.get(f"{server.url}/v1/sessions").json()["data"]
+    assert stored in [session["id"] for session in found]
+
+
+@pytest.mark.slow
+def test_a_session_plays_while_clients_answer_no_ping_and_leave_no_traceback(
+    demo_config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They do not read either: what was written keeps their connections open after the close, while more is sent."""
+    settings = SETTINGS | {"TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_SEND_TIMEOUT_S": "60"}
+    with server_process(demo_config, settings) as server, LiveNeighbour(server.url) as neighbour:
+        url = urlsplit(server.url)
+        with ExitStack() as stack:
+            clients = [stack.enter_context(silent_client((str(url.hostname), url.port or 0))) for _ in range(4)]
+            for second in range(round(2.5 * PING_S)):
+                time.sleep(1.0)
+                for connection in clients:
+                    with suppress(OSError):
+                        ack = {"type": "ack", "playhead_sample": 100 * second}
+                        connection.sendall(frame(TEXT, json.dumps(ack).encode()))
+    assert_plays(neighbour)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def silent_client(address: Address) -> socket.socket:
+    """A client that has opened a session and reads nothing."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(address)
+    connection.sendall(upgrade())
+    assert connection.recv(12) == b"HTTP/1.1 101"
+    connection.sendall(frame(TEXT, json.dumps({"type": "open"}).encode()))
+    return connection
+
+
+def websocket_url(server: ServerProcess) -> str:
+    return f"{server.url.replace('http', 'ws', 1)}/v1/live"
+
+
+def assert_plays(neighbour: LiveNeighbour) -> None:
     assert neighbour.num_refused == 0
     assert neighbour.underruns == 0
     assert neighbour.max_gap_s < MAX_GAP_S
