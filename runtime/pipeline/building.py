@@ -49,9 +49,9 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
                 _interrupt(process)
                 raise
         errors.seek(0)
-        message = errors.read().rpartition("error: ")[2].strip()
+        what, _, fix = errors.read().rpartition("error: ")[2].strip().partition("\n  fix: ")
     if process.returncode:
-        raise BuildError(message or f"tickrt-build ended with status {process.returncode}")
+        raise BuildError(what or f"tickrt-build ended with status {process.returncode}", fix=fix)
 
 
 def _interrupt(process: subprocess.Popen[str]) -> None:
