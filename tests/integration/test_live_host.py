@@ -11,7 +11,6 @@ from conftest import Built
 
 from runtime.audio.formats import Pcm
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.audio_ring import AudioRing
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
@@ -27,6 +26,7 @@ from runtime.sessions.messages import (
     ServerMessage,
     SetControls,
 )
+from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.tick.events import Event, Failed, Finished
 
 WAIT_S = 60.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from runtime.sessions.audio_ring import AudioRing
+from runtime.sessions.playback.audio_ring import AudioRing
 
 VECTORS = json.loads((ROOT / "tests/data/audio_ring.json").read_text())
 
