@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from runtime.config.option_ranges import NumberRange
 from runtime.requests.option_types import WeightedPrompt
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Segment
@@ -166,3 +167,9 @@ def test_influence_is_guidance_around_the_models_own() -> None:
     assert [guidance(influence) for influence in (None, 0.0, 0.3, 1.0)] == [None, 1.0, 4.0, 11.0]
     assert SoundBody(text="rain").options(10.0, 4.0)["seconds"] == 10.0
     assert SoundBody(text="rain", duration_seconds=0.5).options(10.0, 4.0)["seconds"] == 0.5
+
+
+def test_more_influence_than_the_model_takes_is_all_that_it_takes() -> None:
+    body = SoundBody.model_validate({"text": "rain", "prompt_influence": 1.0})
+    assert body.options(2.0, guidance=3.0)["guidance"] == pytest.approx(1 + 2 / 0.3)
+    assert body.options(2.0, 3.0, NumberRange(min=1, max=5))["guidance"] == 5
