@@ -155,7 +155,8 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
         load_request(deployment.path, threads=threads), target, force=force, environment=environment
     )
     print_decisions(console, decisions, shown_path(deployment.engine_folder(target)))
-    check_graphs(decisions)
+    for doubt in check_graphs(decisions):
+        print_line(doubt, console)
     if not is_cpu:
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 

@@ -62,7 +62,9 @@ def build(
     folder = request.deployment.engine_folder(target)
     with locked(folder):
         decisions = check_rebuilds(request, target, force=force, environment=environment)
-        check_graphs(decisions)
+        for doubt in check_graphs(decisions):
+            if report is not None:
+                report.note(doubt)
         with Worker() as worker:
             manifests = [
                 _build_or_reuse(decision, request, folder, environment, worker, report) for decision in decisions

@@ -15,7 +15,7 @@ from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTI
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
 from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
-from engine_build.graphs.tensorrt_rules import problems, too_large
+from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import Target
@@ -81,14 +81,17 @@ def check_rebuilds(
     ]
 
 
-def check_graphs(decisions: Iterable[RebuildDecision]) -> None:
-    """Refuse graphs that TensorRT would refuse, before the first plan is built. Raises BuildError."""
-    for decision in decisions:
-        if decision.action == "build" and decision.wanted.target == "tensorrt":
-            _check_graph(decision.spec)
+def check_graphs(decisions: Iterable[RebuildDecision]) -> list[str]:
+    """Refuse graphs that TensorRT would refuse, before the first plan is built. Raises BuildError.
+
+    Returns what it may refuse.
+    """
+    checked = (item for item in decisions if item.action == "build" and item.wanted.target == "tensorrt")
+    return [doubt for decision in checked for doubt in _check_graph(decision.spec)]
 
 
-def _check_graph(spec: EngineSpec) -> None:
+def _check_graph(spec: EngineSpec) -> list[str]:
+    doubtful = dict[str, None]()
     model = prepare(model_of(spec.graph), preparation_shapes(spec))
     for sizes in _outermost([sizes_at(spec, ranges, 2) for ranges in spec.ranges]):
         values = value_shapes(model, input_shapes(spec, sizes))
@@ -105,6 +108,8 @@ def _check_graph(spec: EngineSpec) -> None:
                 f"{spec.name} is too large for TensorRT at {where}: {found[0]}",
                 fix="lower max of that range in [[shapes]]",
             )
+        doubtful |= dict.fromkeys(f"TensorRT may refuse {spec.graph.label}: {doubt}" for doubt in doubts(model, values))
+    return list(doubtful)
 
 
 def _outermost(largest: Sequence[Mapping[str, int]]) -> Iterator[Mapping[str, int]]:

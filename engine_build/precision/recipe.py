@@ -40,10 +40,10 @@ RECIPES: Mapping[str, Recipe] = {
 # Operators whose inputs would be of a type that numpy lacks, by recipe.
 WITHOUT_DTYPE: Mapping[str, frozenset[str]] = {"bf16": frozenset({CACHE_UPDATE})}
 # Operators without a bf16 kernel, by target. For ONNX Runtime: docs/OperatorKernels.md of its source, at opset
-# onnxruntime_compiler.CUDA_OPSET. For TensorRT: what TensorRT-RTX 1.7 refuses ("Could not infer output types").
+# onnxruntime_compiler.CUDA_OPSET. For TensorRT: what TensorRT-RTX 1.7 refuses.
 WITHOUT_KERNEL: Mapping[tuple[str, str], frozenset[str]] = {
-    ("tensorrt", "bf16"): frozenset({"ConvTranspose"}),
-    ("tensorrt-rtx", "bf16"): frozenset({"ConvTranspose"}),
+    ("tensorrt", "bf16"): frozenset({"ConvTranspose", "HardSwish", "Mish"}),
+    ("tensorrt-rtx", "bf16"): frozenset({"ConvTranspose", "HardSwish", "Mish"}),
     ("cuda", "bf16"): frozenset({
         "Clip", "Conv", "ConvTranspose", "Einsum", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu",
         "Reciprocal", "Softplus", "Swish",

@@ -81,9 +81,18 @@ def stored_rounds(times_ms: Sequence[float], sizes: Sequence[int]) -> list[list[
 
 
 def layer_info(profile: Profile) -> dict[str, Any]:
-    """The records of trtexec's --exportLayerInfo: TensorRT's own, or for ONNX Runtime the same fields."""
+    """The records of trtexec's --exportLayerInfo: TensorRT's own, or for ONNX Runtime the fields of TensorRT 10.
+
+    Of the engine's tensors it has the inputs, under the name that the inspector of the same version gives them.
+    """
     shapes: Mapping[str, Any] = profile.about.get("shapes", {})
-    return {"Layers": [_layer_record(layer) for layer in profile.layers], "Bindings": list(shapes)}
+    layers = [_layer_record(layer) for layer in profile.layers]
+    if any(
+        "Datatype" in tensor for layer in layers for tensor in (*layer.get("Inputs", ()), *layer.get("Outputs", ()))
+    ):
+        tensors = [{"Name": name, "IOMode": "Input", "Dimensions": list(shape)} for name, shape in shapes.items()]
+        return {"Layers": layers, "I/O Tensors": tensors}
+    return {"Layers": layers, "Bindings": list(shapes)}
 
 
 def _layer_record(layer: LayerTiming) -> dict[str, Any]:

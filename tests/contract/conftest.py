@@ -17,8 +17,14 @@ from contract.type_check import TypeCheck
 
 HERE = Path(__file__).parent
 INSTALLED = Path(sys.prefix) / "contract"
-VERSIONS = ("10.16", "11.4")
-LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
+VERSIONS = ("10.16", "11.4", "rtx-1.7")
+# Libraries that the bindings load; of TensorRT each in both versions, of TensorRT-RTX in version 1.
+LIBRARIES = ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")
+SONAMES = (
+    *(f"{name}.so.{version}" for name in LIBRARIES for version in (10, 11)),
+    "libtensorrt_rtx.so.1",
+    "libtensorrt_onnxparser_rtx.so.1",
+)
 CUDA_PACKAGES = ("cuda.bindings.runtime", "cuda.bindings.utils")
 
 
@@ -44,12 +50,12 @@ def installed(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the libraries that the bindings of both versions load, each with nine symbols only."""
+    """A folder with the libraries that the bindings of all versions load, each with nine symbols only."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler (cc, gcc, clang) for the stub of TensorRT's library")
     folder = tmp_path_factory.mktemp("stub")
-    for soname in (f"lib{name}.so.{version.partition('.')[0]}" for name in LIBRARIES for version in VERSIONS):
+    for soname in SONAMES:
         options = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(folder / soname)]
         subprocess.run([compiler, *options, str(HERE / "nine_symbols.c")], check=True, timeout=60)
     return folder
@@ -57,13 +63,14 @@ def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tensorrt_surface(stub_library: Path) -> Callable[[str], Surface]:
-    """`tensorrt_surface("11.4")`: the surface of that version of TensorRT."""
+    """`tensorrt_surface("11.4")`: the surface of that version of TensorRT, "rtx-1.7": of TensorRT-RTX."""
     read: dict[str, Surface] = {}
 
     def get(version: str) -> Surface:
-        folder = installed(f"trt-{version}")
+        is_rtx = version.startswith("rtx")
+        folder, package = installed(version if is_rtx else f"trt-{version}"), "tensorrt_rtx" if is_rtx else "tensorrt"
         if version not in read:
-            read[version] = read_surface("tensorrt=tensorrt_bindings", path=folder, libraries=stub_library)
+            read[version] = read_surface(f"tensorrt={package}_bindings", path=folder, libraries=stub_library)
         return read[version]
 
     return get

@@ -16,6 +16,7 @@ NO_WHEEL = "NO_WHEEL.txt"
 RELEASES = {
     "trt-10.16": (["tensorrt-cu13-bindings==10.16.1.11"], (3, 13)),
     "trt-11.4": (["tensorrt-cu13-bindings==11.4.0.106"], (3, 14)),
+    "rtx-1.7": (["tensorrt-rtx-cu13-bindings==1.7.1.116"], (3, 14)),
     "nvtx": (["nvtx==0.2.17"], (3, 14)),
     "cuda": (["cuda-core==1.2.2", "cuda-bindings==13.5.0", "cuda-pathfinder==1.9.0"], (3, 14)),
 }

@@ -148,7 +148,7 @@ def test_a_removed_enum_member_is_found(type_check: TypeCheck) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_installed_versions(version: str, tensorrt_surface: Surfaces) -> None:
-    assert tensorrt_surface(version)["versions"]["tensorrt"].startswith(f"{version}.")
+    assert tensorrt_surface(version)["versions"]["tensorrt"].startswith(f"{version.removeprefix('rtx-')}.")
 
 
 def test_no_wheel_for_this_python_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

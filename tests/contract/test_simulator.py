@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from contract.conftest import CUDA_PACKAGES, VERSIONS, Surface, read_surface
+from contract.conftest import CUDA_PACKAGES, Surface, read_surface
 from helpers.paths import TESTS
 
 SITE = TESTS / "simulator" / "site"
@@ -75,7 +75,7 @@ def _equal(ours: list[str], theirs: list[str]) -> bool:
     return len(ours) == len(theirs) and all(skip or a == b for a, b, skip in zip(ours, theirs, unnamed, strict=True))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", RELEASES)
 def test_simulated_tensorrt_matches_the_real_one(version: str, tensorrt_surface: Callable[[str], Surface]) -> None:
     real = tensorrt_surface(version)
     simulated = read_surface("tensorrt=tensorrt", path=SITE, SIMULATED_TENSORRT=RELEASES[version])

@@ -369,6 +369,24 @@ def test_caches_that_the_builder_refuses(machine: Machine, changes: dict[str, An
     assert says is None or says in build.log_text
 
 
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_what_tensorrt_rtx_refuses_is_refused(machine: Machine, reduction: str) -> None:
+    graph = GraphWriter("scatter")
+    x, places = graph.input("x", (2, 8)), graph.input("places", (2, 8), np.int64)
+    graph.output("y", graph.op("ScatterElements", x, places, graph.input("new", (2, 8)), reduction=reduction), (2, 8))
+    build = Build(graph.model())
+    assert (build.run() is None) == (reduction == "add")
+    assert ("not supported in this form" in build.log_text) == (reduction == "add")
+
+
+@pytest.mark.parametrize("count", [3840, 3841])
+def test_more_than_topk_finds(machine: Machine, count: int) -> None:
+    graph = GraphWriter("best")
+    largest, _ = graph.ops("TopK", 2, graph.input("x", (2, 8000)), graph.constant([count], np.int64))
+    graph.output("y", largest, (2, count))
+    assert (Build(graph.model()).run() is None) == (count > 3840)
+
+
 def test_a_kernel_that_is_computed_is_refused(machine: Machine) -> None:
     graph = GraphWriter("conv")
     kernel = graph.op("Neg", graph.constant(np.ones((4, 2, 3))))

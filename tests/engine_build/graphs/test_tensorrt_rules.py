@@ -21,7 +21,7 @@ from engine_build.config import load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_preparation import prepare
-from engine_build.graphs.tensorrt_rules import problems, too_large
+from engine_build.graphs.tensorrt_rules import RULES, doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from runtime.engines.value_shapes import Values, value_shapes
@@ -52,6 +52,22 @@ def one_node(op: str, kind: int = TensorProto.FLOAT, **inputs: list[int]) -> onn
 def values_of(model: onnx.ModelProto) -> Values:
     shapes = {item.name: tuple(dim.dim_value for dim in item.type.tensor_type.shape.dim) for item in model.graph.input}
     return value_shapes(model, shapes)
+
+
+def best(count: int) -> onnx.ModelProto:
+    """The `count` largest values."""
+    graph = GraphWriter("best")
+    largest, _ = graph.ops("TopK", 2, graph.input("x", (2, 8000)), graph.constant([count], "int64"))
+    graph.output("y", largest, (2, count))
+    return graph.model()
+
+
+def integer_cache() -> onnx.ModelProto:
+    graph = GraphWriter("cache", 24)
+    past, new = graph.input("past", (2, 2, 8, 4), "int32"), graph.input("new", (2, 2, 1, 4), "int32")
+    present = graph.op("TensorScatter", past, new, graph.input("write", (2,), "int64"), axis=-2)
+    graph.output("present", present, (2, 2, 8, 4), "int32")
+    return graph.model()
 
 
 @pytest.mark.parametrize("bundle", ["demo", "tiny"])
@@ -98,6 +114,78 @@ def test_attention_over_caches_of_its_own_is_found() -> None:
     found = list(problems(model, value_shapes(model, {item.name: (2, 2, 4, 8) for item in model.graph.input})))
     assert len(found) == 1
     assert "expected a mask alone" in found[0]
+
+
+def attention(lengths: bool = False, **attributes: Any) -> onnx.ModelProto:
+    graph = GraphWriter("attention", 24)
+    heads = [graph.input(name, (2, 2, 4, 8)) for name in ("q", "k", "v")]
+    more = ["", "", "", graph.input("lengths", (2,), "int64")] if lengths else []
+    graph.output("y", graph.op("Attention", *heads, *more, **attributes), (2, 2, 4, 8))
+    return graph.model()
+
+
+def scattered(op: str, **attributes: Any) -> onnx.ModelProto:
+    graph = GraphWriter("scattered", 24)
+    x, places = graph.input("x", (2, 8), "int32"), graph.input("places", (2, 8), "int64")
+    graph.output("y", graph.op(op, x, places, graph.input("new", (2, 8), "int32"), **attributes), (2, 8), "int32")
+    return graph.model()
+
+
+@pytest.mark.parametrize(
+    ("model", "says", "targets"),
+    [
+        (attention(), "", ()),
+        (attention(softcap=5.0), "softcap is not supported", ("tensorrt",)),
+        (attention(softmax_precision=1), "softmax_precision is not supported", ("tensorrt",)),
+        (attention(lengths=True), "is ignored", ("tensorrt", "tensorrt-rtx")),
+        (best(3840), "", ()),
+        (best(3841), "the 3841 largest, at most 3840", ("tensorrt",)),
+        (one_node("CumSum", x=[2, 3], AXIS=[]), "", ()),
+        (one_node("CumSum", x=[2, 3], axis=[]), "the axis 'axis' is computed", ("tensorrt",)),
+    ],
+)
+def test_who_refuses_what(model: onnx.ModelProto, says: str, targets: tuple[str, ...]) -> None:
+    for target in ("tensorrt", "tensorrt-rtx"):
+        found = list(problems(model, values_of(model), target))
+        assert len(found) == (target in targets)
+        assert all(says in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (scattered("ScatterElements"), ""),
+        (scattered("ScatterElements", reduction="add"), "reduces what it scatters"),
+        (one_node("ConvTranspose", TensorProto.BFLOAT16, x=[1, 2, 8], W=[2, 3, 3]), "in BF16"),
+        (one_node("ConvTranspose", TensorProto.FLOAT16, x=[1, 2, 8], W=[2, 3, 3]), ""),
+        (integer_cache(), "a cache of integers"),
+    ],
+)
+def test_what_only_tensorrt_rtx_refuses_is_a_doubt(model: onnx.ModelProto, says: str) -> None:
+    values = values_of(model)
+    found = list(doubts(model, values))
+    assert len(found) == bool(says)
+    assert all(says in text for text in found)
+    assert list(problems(model, values)) == list(doubts(model, values, "tensorrt-rtx")) == []
+
+
+def test_every_rule_has_its_evidence_and_a_target() -> None:
+    assert all(rule.evidence and (rule.refused_by or rule.doubted_for) for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_known"),
+    [(TensorProto.INT8, True), (TensorProto.FLOAT8E4M3FN, True), (TensorProto.INT4, True),
+     (TensorProto.FLOAT4E2M1, True), (TensorProto.UINT8, False)],
+)  # fmt: skip
+def test_quantized_types_are_in_the_table(kind: int, is_known: bool) -> None:
+    node = helper.make_node("DequantizeLinear", ["x", "scale"], ["y"], "n")
+    inputs = [helper.make_tensor_value_info("x", kind, [2, 16]), helper.make_tensor_value_info("scale", 1, [])]
+    outputs = [helper.make_tensor_value_info("y", 1, [2, 16])]
+    opsets = [helper.make_opsetid("", 23)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets)
+    found = list(problems(model, {"x": ((2, 16), kind), "scale": ((), 1)}))
+    assert len(found) == (not is_known)
 
 
 def test_the_demo_codec_needs_to_be_prepared() -> None:

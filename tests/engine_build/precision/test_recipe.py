@@ -205,7 +205,7 @@ def test_an_output_from_the_trunk_is_widened() -> None:
 def test_operators_without_a_kernel_stay_exact() -> None:
     assert "Conv" in without_kernel("cuda", "bf16")
     assert without_kernel("cuda", "fp16") == without_kernel("tensorrt", "fp16") == frozenset()
-    assert without_kernel("tensorrt", "bf16") == without_kernel("tensorrt-rtx", "bf16") == {"ConvTranspose"}
+    assert "ConvTranspose" in without_kernel("tensorrt", "bf16") == without_kernel("tensorrt-rtx", "bf16")
     plain = {node.name: node for node in explain(decoder("parity"), "fp16")}
     kept = {node.name: node for node in explain(decoder("parity"), "fp16", without={"Conv"})}
     changed = {name for name in plain if plain[name].precision != kept[name].precision}

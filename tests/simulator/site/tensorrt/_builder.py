@@ -25,6 +25,7 @@ from ._rules import Answer, machine, need_driver
 PHASE, INNER_PHASE = "Building an engine from the network", "Tactic selection"
 CHUNK_BYTES = 1 << 16
 STEPS = 20
+LARGEST_K = 3840
 # The widest head for which there are fused kernels of attention; there are none in float32.
 WIDEST_FUSED_HEAD = 256
 
@@ -146,6 +147,9 @@ class _Build:
         static = {tensor.name: tuple(tensor.shape) for tensor in self._network._side(True)}
         for index, profile in enumerate(self._config._profiles or [IOptimizationProfile()]):
             shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile._ranges.items()}})
+            for node in model.graph.node:
+                if problem := _refused_by_rtx(node, shapes, constants):
+                    return f"{node.name}: {problem}"
             for layer in self._network._layers:
                 if layer._node.op_type == "Attention" and not layer._attention.decomposable:
                     query, kind = shapes[layer._node.input[0]]
@@ -245,6 +249,29 @@ class _Build:
             hardware_compatibility=config.hardware_compatibility_level.name,
             graph=graph,
         )
+
+
+def _refused_by_rtx(node: onnx.NodeProto, shapes: Any, constants: set[str]) -> str | None:
+    """What the real parser and builder of TensorRT-RTX 1.7 were seen to refuse."""
+    about = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    kind = shapes[node.input[0]][1] if node.input and node.input[0] in shapes else 0
+    match node.op_type:
+        case "Attention":
+            is_refused = about.get("softcap", 0.0) != 0.0 or any(node.output[1:])
+        case "CumSum":
+            is_refused = node.input[1] not in constants
+        case "ConvTranspose":
+            is_refused = kind == onnx.TensorProto.BFLOAT16
+        case "ScatterElements":
+            is_refused = about.get("reduction", b"none") != b"none"
+        case "TensorScatter":
+            is_refused = kind in (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+        case "TopK":
+            found = shapes.get(node.output[0])
+            is_refused = found is not None and found[0][about.get("axis", -1)] > LARGEST_K
+        case _:
+            is_refused = False
+    return f"{node.op_type} is not supported in this form" if is_refused else None
 
 
 def _profile_problem(profile: IOptimizationProfile, tensor: Any, index: int) -> str | None:
